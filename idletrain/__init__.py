@@ -1,0 +1,1 @@
+"""idletrain trains one neural network by independent subnets on machines that come and go."""

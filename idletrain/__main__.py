@@ -1,0 +1,5 @@
+"""`python -m idletrain` is `idletrain`."""
+
+from idletrain.cli import main
+
+main()

@@ -1,0 +1,222 @@
+"""The command line: reads arguments, builds what a command needs, prints, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idletrain.errors import IdletrainError, JobError
+from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+
+BUG_EXIT = 3
+INTERRUPTED_EXIT = 130
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
+RunName = Annotated[str, typer.Argument(help="The run's directory, or its name below runs/.", show_default=False)]
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(parse_seconds(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _bytes(text: str) -> int:
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def launch(
+    job: JobFile,
+    scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    churn: Annotated[float | None, typer.Option(parser=_seconds, help="Take a local worker this often (15s).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with this job's run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round, and a last one.")] = False,
+) -> None:
+    """Train a job's network."""
+    from rich.console import Console
+
+    from idletrain.launch import Options, check_run
+    from idletrain.observe import display
+
+    settings = _job(job, nodes)
+    options = Options(scheduler=scheduler, resume=resume, churn_seconds=churn)
+    check_run(settings, options)
+    _report_progress(as_json, "reading the model and the data")
+    prepared = _prepare(settings)
+    console = Console()
+    shown = display.choose(as_json, console)
+    with shown:
+        ending = asyncio.run(_launch(settings, prepared, options, shown))
+    if not as_json:
+        for line in display.final_lines(shown.summary, _ending_text(ending.status, job)):
+            typer.echo(line)
+    if ending.status == "stopped":
+        raise typer.Exit(INTERRUPTED_EXIT)
+    if ending.status == "diverged":
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    job: JobFile,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    memory: Annotated[int | None, typer.Option(parser=_bytes, help="RAM of each worker (2GiB).")] = None,
+) -> None:
+    """Show how a job's network would be split, before anything runs."""
+    from rich.console import Console
+
+    from idletrain.observe.preview import preview
+
+    settings = _job(job, nodes)
+    Console().print(preview(settings, _prepare(settings), memory))
+
+
+@app.command()
+def status(
+    run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
+) -> None:
+    """Show how a run stands, while it goes on or after."""
+    import json
+
+    from idletrain.observe import display
+    from idletrain.observe.records import summarise
+    from idletrain.rounds.recovery import read_history
+
+    run_dir = _run_dir(run)
+    read_history(run_dir)
+    summary = summarise(run_dir / "events.jsonl")
+    if as_json:
+        typer.echo(json.dumps(summary.as_record()))
+        return
+    for line in display.final_lines(summary, f"{summary.run}: {summary.status}"):
+        typer.echo(line)
+
+
+@app.command()
+def evaluate(
+    run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
+) -> None:
+    """Evaluate a run's network after its last committed round."""
+    import json
+
+    from idletrain.export import load_run
+    from idletrain.observe.display import score_text
+
+    loaded = load_run(_run_dir(run))
+    accuracy, loss = loaded.score()
+    if as_json:
+        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss}))
+    else:
+        typer.echo(f"round {loaded.rounds}: {score_text(accuracy, loss)}")
+
+
+@app.command()
+def export(
+    run: RunName,
+    to: Annotated[Path, typer.Option(help="A .safetensors or .pt file.", show_default=False)],
+) -> None:
+    """Write a run's network as a state_dict that torch or safetensors loads."""
+    from idletrain.export import load_run, save
+
+    if to.suffix not in (".safetensors", ".pt"):
+        raise JobError(f"--to: {to} should end in .safetensors or .pt")
+    loaded = load_run(_run_dir(run))
+    save(loaded.module(), to)
+    typer.echo(f"{to}: the network after round {loaded.rounds}")
+
+
+@app.command()
+def worker(
+    scheduler: Annotated[str, typer.Argument(help="The scheduler's address.", show_default=False)],
+    memory: Annotated[int | None, typer.Option(parser=_bytes, help="RAM to use (2GiB); all that is free otherwise.")] = None,
+    name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
+    tls_ca_file: Annotated[Path | None, typer.Option(help="The cluster's CA.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This worker's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+) -> None:
+    """Lend this machine to a run until it ends or a SIGTERM says that the machine is needed."""
+    from idletrain.fleet import worker as process
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    security = process.security_from(tls_ca_file, tls_cert, tls_key)
+    asyncio.run(process.serve(scheduler, memory, name, security))
+
+
+def main() -> None:
+    """Run the command line; the one place where errors become exit codes."""
+    try:
+        app(standalone_mode=False)
+    except IdletrainError as error:
+        faults = error.faults if isinstance(error, JobError) else (str(error),)
+        for fault in faults:
+            typer.echo(f"idletrain: {fault}", err=True)
+        sys.exit(error.exit_code)
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED_EXIT)
+    except Exception as error:  # noqa: BLE001 (the one place for bugs)
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
+            typer.echo(f"idletrain: {error.format_message()}; see idletrain --help", err=True)
+            sys.exit(error.exit_code)
+        typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
+        sys.exit(BUG_EXIT)
+
+
+def _job(path: Path, nodes: int | None) -> Job:
+    job = load_job(path)
+    return job if nodes is None else job.model_copy(update={"nodes": job.nodes.model_copy(update={"count": nodes})})
+
+
+def _prepare(job: Job) -> Any:
+    from idletrain.nn.prepare import from_settings
+
+    sys.path.insert(0, "")  # a job's own factories lie where it is run from
+    return from_settings(job.model, job.data, job.training)
+
+
+async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
+    from dataclasses import replace
+
+    from idletrain.launch import launch as run
+
+    return await run(job, prepared, replace(options, sinks=(sink,)))
+
+
+def _report_progress(quiet: bool, text: str) -> None:
+    if not quiet:
+        typer.echo(f"idletrain: {text}", err=True)
+
+
+def _ending_text(status: str, job: Path) -> str:
+    return {
+        "completed": "done: all rounds",
+        "reached": "done: the target accuracy is reached",
+        "stopped": f"stopped; go on with: idletrain launch {job} --resume",
+        "diverged": "stopped: the training diverges (NaN in three attempts); lower training.optimizer.lr",
+    }[status]
+
+
+def _run_dir(run: str) -> Path:
+    return Path(run) if "/" in run or Path(run, "ledger").exists() else Path("runs") / run
+
+
+def _bug_report() -> Path:
+    with tempfile.NamedTemporaryFile("w", prefix="idletrain-bug-", suffix=".txt", delete=False) as file:
+        file.write(f"{platform.platform()} Python {sys.version}\n{sys.argv}\n\n{traceback.format_exc()}")
+    return Path(file.name)

@@ -1,0 +1,1 @@
+"""How updates travel: the parameter store's server, its client, and the words between them."""

@@ -1,0 +1,71 @@
+"""A worker's side of the exchange. Another transport (bounded loss, UDP) is another class with these four methods."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import torch
+from distributed.core import rpc
+from distributed.protocol import to_serialize
+from torch import Tensor
+
+from idletrain.errors import RefusedError
+from idletrain.exchange.store import as_message
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+
+RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
+RESEND_PAUSE_SECONDS = 0.5
+
+
+class StoreClient:
+    """Talks to one store over connections that are kept open.
+
+    Args:
+        address: The store's `tcp://` or `tls://` address.
+        connection_args: The cluster's TLS arguments, from `Security.get_connection_args("worker")`.
+    """
+
+    def __init__(self, address: str, connection_args: dict[str, Any]) -> None:
+        self._rpc = rpc(address, connection_args=connection_args)
+
+    async def program(self) -> bytes:
+        """The pickled program of the run."""
+        content: bytes = (await self._rpc.program())["program"]
+        return content
+
+    async def pull(self, lease: LeaseId) -> tuple[int, Tensor]:
+        """The step to go on from, and the flat buffer, writable.
+
+        Raises:
+            RefusedError: the lease is not ours any more.
+        """
+        answer = await self._rpc.pull(lease=as_message(lease))
+        if answer["reply"] != Reply.ACCEPTED:
+            raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
+        return answer["step"], torch.from_numpy(answer["flat"])
+
+    async def push(self, header: PushHeader, flat: Tensor) -> Reply:
+        """Send an update or a mark; sent again, with the same header, when the connection breaks.
+
+        Raises:
+            OSError: the store cannot be reached.
+        """
+        for last in (False,) * (RESENDS - 1) + (True,):
+            try:
+                answer = await self._rpc.push(header=as_message(header), flat=to_serialize(flat.numpy()))
+            except OSError:
+                if last:
+                    raise
+                await asyncio.sleep(RESEND_PAUSE_SECONDS)
+            else:
+                break
+        return Reply(answer["reply"])
+
+    async def beat(self, lease: LeaseId, steps: int) -> Reply:
+        """Say that the lease's subnet is alive and how far it is."""
+        return Reply((await self._rpc.beat(lease=as_message(lease), steps=steps))["reply"])
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._rpc.close_rpc()

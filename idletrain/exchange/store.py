@@ -1,0 +1,85 @@
+"""The parameter store's server: Dask's comm layer, so that it shares the cluster's certificates and runs at its speed.
+
+Payloads are numpy frames that are never unpickled; what may be written is the round manager's decision, not the store's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from distributed.core import Server
+from distributed.protocol import Serialized, to_serialize
+from distributed.security import Security
+from torch import Tensor
+
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+
+
+class Head(Protocol):
+    """What the store asks of whoever owns the network."""
+
+    def program(self) -> bytes:
+        """The pickled program, for workers."""
+
+    async def pull(self, lease: LeaseId) -> tuple[int, Tensor] | Reply:
+        """The step to go on from and the flat buffer; or why not."""
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+        """Take an update or a mark; returns once it is durable (a mark: once it is held)."""
+
+    def beat(self, lease: LeaseId, steps: int) -> Reply:
+        """Prolong a lease."""
+
+
+class Store:
+    """Serves a head's network on one address.
+
+    Attributes:
+        bytes_down: Payload bytes sent to workers.
+        bytes_up: Payload bytes received.
+    """
+
+    def __init__(self, head: Head, security: Security) -> None:
+        self._head, self._security = head, security
+        self.bytes_down = self.bytes_up = 0
+        handlers = {"program": self._program, "pull": self._pull, "push": self._push, "beat": self._beat}
+        # deserialize=False: payloads stay frames; nothing that a peer sends is ever unpickled here.
+        self._server = Server(handlers, deserialize=False)
+
+    async def listen(self, host: str) -> str:
+        """Start to serve on a free port of `host`; returns the address."""
+        scheme = "tls" if self._security.require_encryption or self._security.tls_scheduler_cert else "tcp"
+        await self._server.listen(f"{scheme}://{host}:0", **self._security.get_listen_args("scheduler"))
+        address: str = self._server.address
+        return address
+
+    async def close(self) -> None:
+        """Stop to serve."""
+        await self._server.close()
+
+    def _program(self) -> Any:
+        return {"program": self._head.program()}
+
+    async def _pull(self, lease: dict[str, Any]) -> Any:
+        answer = await self._head.pull(LeaseId(**lease))
+        if isinstance(answer, Reply):
+            return {"reply": answer.value}
+        step, flat = answer
+        self.bytes_down += flat.nbytes
+        return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(flat.numpy())}
+
+    async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
+        frames = [memoryview(frame).cast("B") for frame in flat.frames]
+        self.bytes_up += sum(len(frame) for frame in frames)
+        lease = LeaseId(**header.pop("lease"))
+        return {"reply": (await self._head.push(PushHeader(lease, **header), frames)).value}
+
+    def _beat(self, lease: dict[str, Any], steps: int) -> Any:
+        return {"reply": self._head.beat(LeaseId(**lease), steps).value}
+
+
+def as_message(record: Any) -> dict[str, Any]:
+    """A dataclass of this package as plain values for the wire."""
+    return asdict(record)

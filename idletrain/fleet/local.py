@@ -1,0 +1,101 @@
+"""Nodes on this machine: worker processes that can be started, warned, killed and replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+REPLACE_SECONDS = 3.0  # the pause before a lost node's successor: a spot request is filled no sooner
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL when the fleet is taken down
+
+
+class LocalFleet:
+    """Worker processes of one scheduler.
+
+    Args:
+        scheduler: Its address.
+        memory_bytes: RAM that each may use.
+        logs: Directory for their output, one file a worker.
+    """
+
+    def __init__(self, scheduler: str, memory_bytes: int, logs: Path) -> None:
+        self._scheduler, self._memory_bytes, self._logs = scheduler, memory_bytes, logs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._numbers = itertools.count()
+        logs.mkdir(exist_ok=True)
+
+    def start(self, count: int) -> Sequence[str]:
+        """Start workers; returns their ids at once, they join a second or two later."""
+        return [self._start_one() for _ in range(count)]
+
+    def stop(self, ids: Collection[str]) -> None:
+        """Kill workers at once; unknown or dead ones are no error."""
+        self._signal(ids, signal.SIGKILL)
+
+    def notice(self, ids: Collection[str]) -> None:
+        """Tell workers that they will be taken."""
+        self._signal(ids, signal.SIGTERM)
+
+    def alive(self) -> frozenset[str]:
+        """Ids of the workers whose processes run."""
+        return frozenset(name for name, process in self._processes.items() if process.poll() is None)
+
+    def pid(self, worker: str) -> int:
+        """The process id of a worker."""
+        return self._processes[worker].pid
+
+    async def close(self) -> None:
+        """End all workers: politely, then not."""
+        self.notice(self.alive())
+        for _ in range(round(GRACE_SECONDS / POLL_SECONDS)):
+            if not self.alive():
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        self.stop(self.alive())
+        for process in self._processes.values():
+            process.wait()
+
+    def _start_one(self) -> str:
+        name = f"local-{os.getpid()}-{next(self._numbers)}"
+        command = [sys.executable, "-m", "idletrain", "worker", self._scheduler]
+        command += ["--name", name, "--memory", str(self._memory_bytes)]
+        # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with (self._logs / f"{name}.log").open("wb") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        return name
+
+    def _signal(self, ids: Collection[str], number: signal.Signals) -> None:
+        for name in self.alive() & frozenset(ids):
+            self._processes[name].send_signal(number)
+
+
+async def keep(fleet: LocalFleet, count: int) -> None:
+    """Start `count` workers and replace every one that is lost, a few seconds later, until cancelled."""
+    fleet.start(count)
+    while True:
+        await asyncio.sleep(POLL_SECONDS)
+        if missing := count - len(fleet.alive()):
+            await asyncio.sleep(REPLACE_SECONDS)
+            fleet.start(missing)
+
+
+async def churn(fleet: LocalFleet, every_seconds: float) -> None:
+    """Take a worker every so often, in turn with a notice and without, the oldest first, until cancelled."""
+    for take in _in_turn(fleet):
+        await asyncio.sleep(every_seconds)
+        if alive := sorted(fleet.alive(), key=fleet.pid):
+            take(alive[:1])
+
+
+def _in_turn(fleet: LocalFleet) -> Iterator[object]:
+    return itertools.cycle((fleet.notice, fleet.stop))

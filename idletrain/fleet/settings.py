@@ -1,0 +1,27 @@
+"""Dask as idletrain runs it; to be set before a scheduler, worker or client is made."""
+
+from __future__ import annotations
+
+import dask
+
+SETTINGS = {
+    "distributed.scheduler.allowed-failures": 0,  # a death is a message to the round manager, not a reason to retry
+    "distributed.scheduler.work-stealing": False,  # one lease is one worker
+    "distributed.scheduler.worker-ttl": "60s",  # a backstop; leases notice a hang in seconds
+    "distributed.scheduler.no-workers-timeout": "30s",  # nothing stays pending for ever
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.comm.compression": False,  # weights do not compress
+    "distributed.comm.timeouts.connect": "10s",
+    "distributed.comm.timeouts.tcp": "12s",
+    "distributed.comm.retry.count": 2,
+    "distributed.worker.memory.target": False,  # memory is planned beforehand, not spilled
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.admin.large-graph-warning-threshold": "1MB",
+}
+
+
+def apply() -> None:
+    """Make these the process' settings."""
+    dask.config.set(SETTINGS)

@@ -1,0 +1,224 @@
+"""What the user asks for: one frozen tree of settings, and every fault in it as a sentence.
+
+Knows nothing of torch, Dask or the cloud, so that reading a job costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from idletrain.errors import JobError
+
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
+
+
+def parse_seconds(value: Any) -> Any:
+    """Turn `"15s"`, `"10m"` or a number into seconds.
+
+    Raises:
+        ValueError: the text is not a number with one of the units ms, s, m, h, d.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*(ms|[smhd]?)\s*", str(value))
+    if isinstance(value, bool) or match is None:
+        raise ValueError("should be a duration such as 15s, 10m or 4h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_bytes(value: Any) -> Any:
+    """Turn `"2GiB"`, `"500MB"` or a number into bytes.
+
+    Raises:
+        ValueError: the text is not a number with a unit of bytes.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?I?B?)\s*", str(value).upper())
+    if isinstance(value, bool) or match is None or match[2] not in _BYTES:
+        raise ValueError("should be a size such as 512MiB or 2GB")
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def _lower_bound(value: Any) -> Any:
+    """Read `2GiB..` (at least that much) as its lower bound."""
+    return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
+
+
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(_Settings):
+    """The module to train: a factory `package.module:function` and its keyword arguments."""
+
+    factory: str
+    args: dict[str, Any] = {}
+    exclude: tuple[str, ...] = ()
+    """Neuron groups that stay whole, by name (`idletrain plan` lists them)."""
+    groups: dict[str, tuple[str | None, ...]] | None = None
+    """Groups by hand: parameter name -> one entry per dimension, a group's name (`heads*3` when the
+    dimension holds the group three times over) or null."""
+
+
+class DataSettings(_Settings):
+    """The data: a data set's name, files, or a factory that returns `(train, test)`."""
+
+    name: Literal["fashion-mnist", "digits"] | None = None
+    path: str | None = None
+    train: str | tuple[str, str] | None = None
+    test: str | tuple[str, str] | None = None
+    factory: str | None = None
+    args: dict[str, Any] = {}
+
+
+class OptimizerSettings(_Settings):
+    """The local optimizer, and whether its state travels with the neurons or is reset every round."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = Field(gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    state: Literal["travel", "reset"] = "travel"
+
+
+class TrainingSettings(_Settings):
+    """How to train: the method, the rounds and the steps within one."""
+
+    method: Literal["ist", "local-sgd"] = "ist"
+    subnets: int = Field(default=4, ge=1)
+    local_steps: int = Field(default=50, ge=1)
+    rounds: int = Field(default=120, ge=1)
+    batch_size: int = Field(default=128, ge=1)
+    loss: str = "cross_entropy"
+    optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
+    seed: int = 0
+    evaluate_every: int = Field(default=10, ge=1)
+    """Rounds between two evaluations; rounds and not seconds, so that a stop is reproducible."""
+
+
+class StopSettings(_Settings):
+    """When to end before the last round."""
+
+    accuracy: float | None = Field(default=None, gt=0, le=1)
+
+
+class NodeSettings(_Settings):
+    """How many nodes, and of what size."""
+
+    count: int = Field(default=4, ge=1)
+    memory: MinimumBytes | None = None
+    """RAM that each local worker may use; the machine's free RAM shared out when null."""
+
+
+class PreemptionSettings(_Settings):
+    """What happens to a subnet whose node is taken."""
+
+    policy: Literal["reissue", "salvage"] = "reissue"
+    mark_every: Seconds = 5.0
+    lease: Seconds = 10.0
+    """Silence after which a subnet is given to another node: ten heartbeats, as workers of a busy
+    machine can be starved for seconds; a process that dies is noticed at once by other means."""
+
+
+class CheckpointSettings(_Settings):
+    """Where the durable state goes, how often the whole network is written, how many copies stay."""
+
+    to: str = "runs/"
+    every: Seconds = 60.0
+    keep: int = Field(default=2, ge=1)
+
+
+class Job(_Settings):
+    """One job file. Field names are the file's."""
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    model: ModelSettings
+    data: DataSettings
+    training: TrainingSettings = TrainingSettings()
+    stop: StopSettings = StopSettings()
+    nodes: NodeSettings = NodeSettings()
+    preemption: PreemptionSettings = PreemptionSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory that holds all that is durable of this job's run."""
+        return Path(self.checkpoint.to) / self.name
+
+
+def load_job(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
+    except yaml.YAMLError as error:
+        raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
+    return parse_job(tree)
+
+
+def parse_job(tree: dict[str, Any]) -> Job:
+    """Check a job given as plain Python values.
+
+    Raises:
+        JobError: with every fault in it.
+    """
+    try:
+        return Job.model_validate(tree)
+    except ValidationError as error:
+        raise JobError([_sentence(fault) for fault in error.errors()]) from None
+
+
+def _sentence(fault: Any) -> str:
+    """One fault as `field: value ... what would be right`."""
+    field = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = _fields_at(fault["loc"][:-1])
+        close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{field}: is not a field of a job; {hint}"
+    if fault["type"] == "missing":
+        return f"{field}: is missing; {_purpose(fault['loc'])}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{field}: {fault['input']!r} should be lower-case letters, digits and hyphens, at most 63"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{field}: {fault['input']!r} {message[:1].lower()}{message[1:]}"
+
+
+def _settings_at(location: tuple[Any, ...]) -> type[BaseModel]:
+    settings: type[BaseModel] = Job
+    for part in location:
+        settings = settings.model_fields[part].annotation  # type: ignore[assignment]
+    return settings
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    return list(_settings_at(location).model_fields)
+
+
+def _purpose(location: tuple[Any, ...]) -> str:
+    examples = {
+        "name": "name the run, for example name: fashion-mnist",
+        "model": 'for example model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 128, 10]}}',
+        "data": "for example data: {name: digits}",
+        "lr": "for example lr: 0.1",
+        "factory": 'for example factory: "package.module:function"',
+    }
+    return examples.get(str(location[-1]), "add it")

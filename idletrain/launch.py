@@ -1,0 +1,203 @@
+"""Puts a run together: the run directory, a cluster with its workers, the round manager; and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from distributed import Client
+from distributed.security import Security
+
+from idletrain.errors import JobError, RunError
+from idletrain.fleet import local, settings
+from idletrain.job import Job
+from idletrain.nn.prepare import Prepared
+from idletrain.observe.records import Recorder, Sink
+from idletrain.rounds.recovery import read_history
+from idletrain.rounds.runner import Ending, Runner
+from idletrain.storage import Reached, only_head
+
+HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's RAM is shared out
+CONNECT_SECONDS = 10
+LOOPBACK = ("127.", "localhost", "[::1]")
+# What must not change between the sittings of one run: it decides the run's bits.
+FIXED = ("model", "data", "training.method", "training.subnets", "training.local_steps", "training.batch_size")
+FIXED += ("training.loss", "training.optimizer", "training.seed", "preemption.policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a job, beside the job itself.
+
+    Attributes:
+        scheduler: Address of a Dask cluster to use; None starts workers on this machine.
+        resume: Go on with the run of that name.
+        churn_seconds: Take a local worker this often, or never.
+        sinks: Called with every event.
+        reached: Called at named points around durable writes.
+    """
+
+    scheduler: str | None = None
+    resume: bool = False
+    churn_seconds: float | None = None
+    sinks: Iterable[Sink] = ()
+    reached: Reached = field(default=lambda _name: None)
+
+
+def check_run(job: Job, options: Options) -> None:
+    """Refuse what cannot start, before anything is made.
+
+    Raises:
+        JobError: the run exists (or does not, with `resume`), or is another job's.
+    """
+    faults = []
+    exists = (job.run_dir / "ledger").exists()
+    if exists and not options.resume:
+        faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
+    if options.resume and not exists:
+        faults.append(f"name: there is no run {job.name} in {job.checkpoint.to} to resume; leave out --resume")
+    if exists and options.resume:
+        faults += _changes(Job.model_validate_json((job.run_dir / "job.json").read_text()), job)
+    if options.scheduler:
+        faults += _scheduler_faults(options.scheduler)
+    if options.scheduler and options.churn_seconds:
+        faults.append("--churn: takes workers on this machine; leave it out with --scheduler")
+    if faults:
+        raise JobError(faults)
+
+
+async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
+    """Run a job to its end.
+
+    Raises:
+        JobError: it cannot start as asked.
+        RunError: it cannot go on.
+    """
+    check_run(job, options)
+    history = read_history(job.run_dir) if options.resume else None
+    if history and history.status in ("completed", "reached") and history.rounds >= job.training.rounds:
+        raise RunError(f"run {job.name} is complete after {history.rounds} rounds; raise training.rounds to go on")
+    settings.apply()
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    with only_head(job.run_dir), _recorder(job, options) as record:
+        (job.run_dir / "job.json").write_text(job.model_dump_json(indent=1))
+        async with _cluster(job, options) as (address, security):
+            async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
+                runner = Runner(job, prepared, job.run_dir, record, options.reached)
+                with _stopping(runner.stop):
+                    return await runner.run(client, job.nodes.count)
+
+
+@contextlib.contextmanager
+def _recorder(job: Job, options: Options):  # type: ignore[no-untyped-def]
+    recorder = Recorder(job.run_dir / "events.jsonl", options.sinks)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+@contextlib.asynccontextmanager
+async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Security]]:
+    """The user's cluster, or one of our own on loopback with local workers."""
+    if options.scheduler:
+        yield options.scheduler, Security()
+        return
+    async with local_scheduler(job.run_dir) as address:
+        memory = job.nodes.memory or (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count
+        fleet = local.LocalFleet(address, max(memory, 1), job.run_dir / "logs")
+        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count))]
+        if options.churn_seconds:
+            tasks.append(asyncio.ensure_future(local.churn(fleet, options.churn_seconds)))
+        try:
+            yield address, Security()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await fleet.close()
+
+
+@contextlib.asynccontextmanager
+async def local_scheduler(run_dir: Path) -> AsyncIterator[str]:
+    """A Dask scheduler in a process of its own that ends with us; yields its address."""
+    with (run_dir / "scheduler.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "idletrain.fleet.scheduler",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        address = (await process.stdout.readline()).decode().strip()
+        dashboard = (await process.stdout.readline()).decode().strip()
+        if not dashboard:
+            raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
+        (run_dir / "cluster.json").write_text(
+            json.dumps({"scheduler": address, "dashboard": dashboard, "pid": process.pid})
+        )
+        yield address
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+@contextlib.contextmanager
+def _stopping(stop: Callable[[], None]):  # type: ignore[no-untyped-def]
+    """Let Ctrl-C and SIGTERM end the run in order; a second one is Python's own."""
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGINT, signal.SIGTERM)
+
+    def once() -> None:
+        for number in caught:
+            loop.remove_signal_handler(number)
+        stop()
+
+    try:
+        for number in caught:
+            loop.add_signal_handler(number, once)
+    except (ValueError, RuntimeError):  # not the main thread: a notebook's signals are the notebook's
+        pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError, RuntimeError):
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+
+def _changes(then: Job, now: Job) -> list[str]:
+    """What differs between a run's job and the one that would go on with it."""
+    faults = []
+    for path in FIXED:
+        old, new = then, now
+        for part in path.split("."):
+            old, new = getattr(old, part), getattr(new, part)
+        if old != new:
+            faults.append(f"{path}: {_short(new)} is not what the run began with, {_short(old)}; take that or another name")
+    return faults
+
+
+def _short(value: object) -> str:
+    return str(value)[:120]
+
+
+def _scheduler_faults(address: str) -> list[str]:
+    scheme, _, host = address.partition("://")
+    if scheme not in ("tcp", "tls") or not host:
+        return [f"--scheduler: {address!r} should be tcp://HOST:PORT on this machine or tls://HOST:PORT"]
+    if scheme == "tcp" and not host.startswith(LOOPBACK):
+        return [f"--scheduler: {address} is on another machine without TLS; use a tls:// address and Dask's certificates"]
+    return []

@@ -1,0 +1,1 @@
+"""What one worker computes: neuron groups, partitions, subnets, local steps, models, data."""

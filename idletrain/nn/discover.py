@@ -1,0 +1,136 @@
+"""Neuron groups, found in any `nn.Module`.
+
+`torch_pruning.DependencyGraph` (Fang et al., DepGraph, CVPR 2023) follows the couplings; each group is then
+tried on torch's meta device: the module must run without some of its neurons and still give outputs of the same
+shape, which keeps inputs, outputs and widths that the code fixes whole.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from idletrain.errors import JobError
+from idletrain.nn.groups import Group, Labels, Layout, layout_of, without_statistics
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch_pruning's import warns about optional extras
+    import torch_pruning
+
+
+def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layout:
+    """Find every neuron group of a module.
+
+    Args:
+        module: A module on the meta device.
+        sample: An input of at least two samples, on the meta device.
+        exclude: Names of groups to keep whole.
+
+    Raises:
+        JobError: nothing can be cut, with the reason for every candidate; or an excluded group does not exist.
+    """
+    module = without_statistics(module)
+    found, refused = [], {}
+    for name, labels in _candidates(module, sample):
+        cut = _finest_cut(module, sample, labels)
+        if isinstance(cut, str):
+            refused[name] = cut
+        else:
+            size, labels = cut
+            found.append((Group(name, size), labels))
+    unknown = set(exclude) - {group.name for group, _ in found}
+    if unknown:
+        known = ", ".join(group.name for group, _ in found)
+        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {known}")
+    kept = [(group, labels) for group, labels in found if group.name not in exclude]
+    if not kept:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
+        raise JobError(f"model: has nothing to split ({reasons}); use training.method: local-sgd or another model")
+    return layout_of(module, kept)
+
+
+def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels]]:
+    """Every set of coupled dimensions, named after the first layer whose outputs they are."""
+    graph: Any = torch_pruning.DependencyGraph()
+    names = {id(m): name for name, m in module.named_modules()}
+    parameters = {id(p): name for name, p in module.named_parameters(remove_duplicate=False)}
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # it warns of every parameter that no layer owns
+        graph.build_dependency(module, example_inputs=sample)
+    seen: set[tuple[str, int]] = set()
+    for layer in module.modules():
+        if layer not in graph.module2node or not isinstance(layer, _LAYERS):
+            continue
+        prune = graph.get_pruner_of_module(layer).prune_out_channels
+        group = graph.get_pruning_group(layer, prune, list(range(graph.get_out_channels(layer))))
+        labels: Labels = {}
+        for item in group:
+            for tensor, dimension in _dimensions(item.dep, parameters, graph):
+                label = labels.setdefault((tensor, dimension), _unlabelled(module, tensor, dimension))
+                label[np.asarray(item.idxs)] = np.asarray(item.root_idxs)
+        if labels and not seen & labels.keys():
+            seen |= labels.keys()
+            yield names[id(layer)], labels
+
+
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+
+
+def _unlabelled(module: nn.Module, tensor: str, dimension: int) -> NDArray[np.int64]:
+    return np.full(module.get_parameter(tensor).shape[dimension], -1, dtype=np.int64)
+
+
+def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> Iterator[tuple[str, int]]:
+    """The (parameter, dimension) pairs that one entry of a pruning group stands for."""
+    target = dependency.target.module
+    out = "out" in dependency.handler.__name__
+    if isinstance(target, nn.Parameter):
+        dimension = next((u.pruning_dim for u in graph.unwrapped_parameters if u.parameters is target), target.ndim - 1)
+        yield parameters[id(target)], dimension
+        return
+    transposed = isinstance(target, nn.modules.conv._ConvTransposeNd) or isinstance(target, nn.Embedding)
+    for short, parameter in target.named_parameters(recurse=False):
+        name = parameters[id(parameter)]
+        if parameter.ndim == 1:
+            if out:
+                yield name, 0
+        elif short == "weight":
+            yield name, int(out == transposed)
+
+
+def _finest_cut(module: nn.Module, sample: Tensor, labels: Labels) -> tuple[int, Labels] | str:
+    """The smallest neuron with which the module still runs: one channel or, for attention, a head's worth.
+
+    Returns:
+        The number of neurons and their labels, or why the module does not run without any of them.
+    """
+    size = 1 + max(int(label.max()) for label in labels.values())
+    reason = "it is a single neuron"
+    for width in (width for width in range(1, size // 2 + 1) if size % width == 0):
+        coarse = {at: np.where(label < 0, -1, label // width) for at, label in labels.items()}
+        reason = _runs_without_first(module, sample, coarse)
+        if not reason:
+            return size // width, coarse
+    return reason
+
+
+def _runs_without_first(module: nn.Module, sample: Tensor, labels: Labels) -> str:
+    """Empty if the module runs without neuron 0 and keeps the shape of its outputs, else the reason."""
+    smaller = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    for (name, dimension), label in labels.items():
+        keep = torch.from_numpy(np.flatnonzero(label != 0))
+        smaller[name] = smaller[name].index_select(dimension, keep.to("meta"))
+    try:
+        with torch.no_grad():
+            shape = functional_call(module, smaller, (sample,)).shape
+            expected = module(sample).shape
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
+        return str(error).split("\n")[0][:120]
+    return "" if shape == expected else "its neurons are the network's outputs"

@@ -1,0 +1,152 @@
+"""Which dimensions of which tensors are indexed by the same neurons: the layout of a network's cuts."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from idletrain.errors import JobError
+
+Neurons = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neurons that move together; a neuron may be a channel or, where only whole blocks run, an attention head."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How one parameter is cut.
+
+    Attributes:
+        neurons: Per dimension None (never cut) or `[dimension]`, the neuron (numbered across all groups) at
+            every position, -1 for positions that every subnet has.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    neurons: tuple[Neurons | None, ...]
+    trainable: bool
+
+    @property
+    def shared(self) -> bool:
+        """Whether every subnet trains a copy of the whole tensor."""
+        return all(dimension is None for dimension in self.neurons)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All groups of a network and how they cut its parameters, in the module's own order."""
+
+    groups: tuple[Group, ...]
+    tensors: tuple[TensorLayout, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(group.size for group in self.groups)
+
+
+Labels = dict[tuple[str, int], NDArray[np.int64]]  # (parameter, dimension) -> neuron of the group, or -1
+
+
+def to_meta(module: nn.Module) -> nn.Module:
+    """A copy of the module whose parameters have shapes and no memory; other buffers keep their values."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in module.parameters()
+    }
+    return copy.deepcopy(module, memo)
+
+
+def whole(module: nn.Module) -> Layout:
+    """The layout in which nothing is cut: every subnet is the network (local SGD)."""
+    return layout_of(module, [])
+
+
+def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Layout:
+    """The layout that the user wrote: parameter name -> a group's name or None for every dimension.
+
+    `heads*3` says that the dimension holds the group three times over (a fused query, key and value).
+
+    Raises:
+        JobError: a parameter does not exist, or the dimensions of a group have no common number of neurons.
+    """
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    faults = [f"model.groups: {name} is not a parameter; known are {', '.join(shapes)}" for name in table.keys() - shapes]
+    faults += [
+        f"model.groups.{name}: {len(table[name])} entries, but the parameter has {len(shapes[name])} dimensions"
+        for name in table.keys() & shapes
+        if len(table[name]) != len(shapes[name])
+    ]
+    if faults:
+        raise JobError(faults)
+    uses = [
+        (name, dimension, *_parse_entry(entry))
+        for name, entries in table.items()
+        for dimension, entry in enumerate(entries)
+        if entry is not None
+    ]
+    found = []
+    for group in dict.fromkeys(use[2] for use in uses):
+        mine = [(name, d, shapes[name][d], tiles) for name, d, g, tiles in uses if g == group]
+        size = min(length // tiles for _, _, length, tiles in mine)
+        for name, d, length, tiles in mine:
+            if size == 0 or length % (size * tiles):
+                raise JobError(f"model.groups.{name}: dimension {d} of {length} does not hold {size} neurons of {group}")
+        labels = {
+            (name, d): np.tile(np.arange(size).repeat(length // size // tiles), tiles) for name, d, length, tiles in mine
+        }
+        found.append((Group(group, size), labels))
+    return layout_of(module, found)
+
+
+def _parse_entry(entry: str) -> tuple[str, int]:
+    group, _, tiles = entry.partition("*")
+    if not re.fullmatch(r"[1-9][0-9]*|", tiles):
+        raise JobError(f"model.groups: {entry!r} should be a group's name, or name*3 where it stands three times")
+    return group, int(tiles or 1)
+
+
+def without_statistics(module: nn.Module) -> nn.Module:
+    """The module with BatchNorm on batch statistics alone: running ones are re-estimated on the whole network."""
+    module = copy.deepcopy(module)
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return module
+
+
+def layout_of(module: nn.Module, found: Sequence[tuple[Group, Labels]]) -> Layout:
+    """The layout of a module whose parameters are labelled by groups."""
+    dimensions: dict[tuple[str, int], NDArray[np.int64]] = {}
+    offset = 0
+    for group, labels in found:
+        for at, label in labels.items():
+            merged = dimensions.setdefault(at, np.full_like(label, -1))
+            merged[label >= 0] = label[label >= 0] + offset
+        offset += group.size
+    return Layout(
+        groups=tuple(group for group, _ in found),
+        tensors=tuple(
+            TensorLayout(
+                name=name,
+                shape=tuple(parameter.shape),
+                neurons=tuple(dimensions.get((name, d)) for d in range(parameter.ndim)),
+                trainable=parameter.requires_grad,
+            )
+            for name, parameter in module.named_parameters()
+        ),
+    )

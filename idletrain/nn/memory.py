@@ -1,0 +1,61 @@
+"""How much memory training a subnet takes, known before it is sent anywhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idletrain.nn.local_steps import assemble
+from idletrain.nn.partition import draw
+from idletrain.nn.program import Program
+from idletrain.nn.subnets import Subnet, cut
+
+# What a step needs beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers):
+# 20 MB seen for the MLP of workflows/fashion-mnist.yaml, half as much again for safety.
+SCRATCH_BYTES = 32 << 20
+
+
+def subnet_of_share(program: Program, share: float) -> Subnet:
+    """A subnet with this share of every group, for measuring."""
+    return cut(program.layout, draw(program.training.seed, 0, program.layout.sizes, [share])[0])
+
+
+def need_of(program: Program) -> Callable[[float], int]:
+    """A function from a subnet's share of every group to the bytes that training it takes.
+
+    Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
+    (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size.
+    """
+    samples = program.source.open()
+    index = np.arange(min(program.training.batch_size, len(samples)))
+    batch = samples.batch(index)[0].to("meta")
+
+    @functools.cache
+    def need_bytes(share: float) -> int:
+        subnet = subnet_of_share(program, share)
+        copies = 2 * len(program.slots) + 2
+        return copies * 4 * subnet.parameters + 2 * _output_bytes(program, subnet, batch) + SCRATCH_BYTES
+
+    return need_bytes
+
+
+def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:
+    """Bytes of all layers' outputs for one batch, from a run on the meta device."""
+    total = 0
+
+    def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        nonlocal total
+        total += output.nbytes if isinstance(output, Tensor) else 0
+
+    module = assemble(program.module, subnet, torch.empty(subnet.parameters, device="meta"))
+    for layer in module.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
+        module(batch)
+    return total

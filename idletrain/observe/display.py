@@ -1,0 +1,193 @@
+"""The run as a person sees it while it goes on: a live screen on a terminal, plain lines elsewhere, JSON on demand."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from idletrain.observe.records import Event, Summary
+
+BARS = "▁▂▃▄▅▆▇█"
+FRAMES_PER_SECOND = 4
+LINE_SECONDS = 10.0  # between plain lines when nothing else happens
+STATES = {True: "[yellow]draining", False: "[green]training"}
+
+
+class Lines:
+    """Plain log lines: evaluations, workers coming and going, and a sign of life."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.summary = Summary()
+        self._out, self._last = out, time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        self.summary.add(event)
+        line = describe(event)
+        if line is None and time.monotonic() - self._last > LINE_SECONDS and event["kind"] == "round_committed":
+            line = _progress(self.summary)
+        if line:
+            self._last = time.monotonic()
+            self._out.write(f"{event['s']:7.1f}s  {line}\n")
+            self._out.flush()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+class Json:
+    """One JSON object a round, and the summary as the last."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.summary = Summary()
+        self._out = out
+
+    def __call__(self, event: Event) -> None:
+        self.summary.add(event)
+        if event["kind"] == "round_committed":
+            record = self.summary.as_record()
+            keys = ("rounds", "local_steps", "accuracy", "loss", "seconds", "goodput", "preemptions")
+            self._print({"round": event["round"], "round_seconds": event["seconds"], **{k: record[k] for k in keys}})
+        elif event["kind"] == "run_ended":
+            self._print(self.summary.as_record())
+
+    def _print(self, record: dict[str, Any]) -> None:
+        self._out.write(json.dumps(record) + "\n")
+        self._out.flush()
+
+    def __enter__(self) -> Json:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
+class Screen:
+    """A live screen, redrawn a few times a second while the head has time for it."""
+
+    def __init__(self, console: Console) -> None:
+        self.summary = Summary()
+        self._recent: list[str] = []
+        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
+
+    def __call__(self, event: Event) -> None:
+        self.summary.add(event)
+        if line := describe(event):
+            self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
+
+    def __enter__(self) -> Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        summary = self.summary
+        title = f"idletrain [bold]{summary.run}[/bold]"
+        body: list[RenderableType] = [
+            Text.from_markup(_progress(summary)),
+            ProgressBar(total=max(1, summary.total_rounds), completed=summary.rounds),
+            Text(_spark([a for _, _, a, _ in summary.curve if a is not None])),
+            _workers(summary),
+            Text("\n".join(self._recent), style="dim"),
+        ]
+        if summary.note:
+            body.append(Text(summary.note, style="yellow"))
+        return Panel(Group(*body), title=title, border_style="cyan")
+
+
+def describe(event: Event) -> str | None:
+    """An event in one line, or None where it is not news."""
+    match event["kind"]:
+        case "run_started":
+            resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
+            return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}"
+        case "evaluated":
+            return f"round {event['round']}: {score_text(event['accuracy'], event['loss'])}"
+        case "worker_joined":
+            return f"{event['worker']} joined ({event['device']}, {event['memory_bytes'] / 2**30:.1f} GiB)"
+        case "worker_left" if event["cause"] != "end":
+            return f"{event['worker']} {'left after a notice' if event['cause'] == 'notice' else 'was killed'}"
+        case "worker_refused" | "paused" | "resumed" | "waiting":
+            return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
+        case "lost" if event["cause"] == "lease":
+            return f"subnet {event['subnet']} of round {event['round']}: no sign of {event['worker']}, leased again"
+        case "refused":
+            return f"subnet {event['subnet']} of round {event['round']}: a push was refused ({event['reply']})"
+        case _:
+            return None
+
+
+def final_lines(summary: Summary, status_text: str) -> list[str]:
+    """What is printed at the end."""
+    goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
+    return [
+        status_text,
+        f"  {score_text(summary.accuracy, summary.loss)} after {summary.rounds} rounds, "
+        f"{summary.local_steps} local steps, {summary.seconds:.0f} s",
+        f"  preemptions: {summary.notices} with notice, {summary.kills} without; "
+        f"{summary.reissues} subnets went on elsewhere",
+        f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
+        f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
+        f"  params_sha256 {summary.params_sha256}",
+        f"  {summary.run_dir}",
+    ]
+
+
+def score_text(accuracy: float | None, loss: float | None) -> str:
+    """Accuracy and loss, as far as there are any."""
+    parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
+    parts += [f"loss {loss:.4f}"] if loss is not None else []
+    return ", ".join(parts) or "not evaluated"
+
+
+def choose(as_json: bool, console: Console) -> Lines | Json | Screen:
+    """The display that fits where output goes."""
+    if as_json:
+        return Json(sys.stdout)
+    return Screen(console) if console.is_terminal else Lines(sys.stdout)
+
+
+def _progress(summary: Summary) -> str:
+    goodput = "" if summary.goodput is None else f"  goodput {summary.goodput:.0%}"
+    speed = ""
+    if summary.round_seconds:
+        left = (summary.total_rounds - summary.rounds) * summary.round_seconds
+        rate = (summary.bytes_down + summary.bytes_up) / max(summary.seconds, 1e-9) / 1e6
+        speed = f"  {summary.steps_per_second:.0f} steps/s  {rate:.1f} MB/s  ETA {left:.0f} s"
+    alive = sum(worker.left is None for worker in summary.workers.values())
+    score = f"  {score_text(summary.accuracy, summary.loss)}" if summary.curve else ""
+    return f"round {summary.rounds}/{summary.total_rounds}{score}  {alive} workers{speed}{goodput}"
+
+
+def _spark(values: Sequence[float]) -> str:
+    """Accuracy over evaluations as a row of bars, its range beside it."""
+    if not values:
+        return "accuracy: -"
+    low, high = min(values), max(values)
+    span = max(high - low, 1e-9)
+    shown = values[-60:]
+    bars = "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
+    return f"accuracy {low:.3f} {bars} {high:.3f}"
+
+
+def _workers(summary: Summary) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, worker in summary.workers.items():
+        if worker.left is None:
+            age = f"{summary.seconds - worker.joined:.0f} s"
+            table.add_row(name, worker.device, age, STATES[worker.noticed], worker.subnet or "idle")
+    return table

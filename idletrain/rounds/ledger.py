@@ -1,0 +1,103 @@
+"""The append-only account of a run: one line a record, its CRC-32 in front, so that damage is found and named.
+
+    8c736521 {"kind":"commit","n":7,"round":3}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from idletrain.errors import DamageError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A ledger's records and where its sound part ends."""
+
+    records: tuple[Record, ...]
+    sound_bytes: int
+
+
+def read(path: Path) -> Reading:
+    """Read and verify a ledger; a torn last line, as a crash leaves it, is not part of it.
+
+    Raises:
+        DamageError: a line before the last does not hold what was written; the offset is named.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    records: list[Record] = []
+    offset = 0
+    while offset < len(content):
+        end = content.find(b"\n", offset) + 1 or len(content)
+        record = _parse(content[offset:end])
+        if record is None or record["n"] != len(records):
+            if end < len(content):
+                raise DamageError(
+                    f"{path}: damaged at byte {offset} (record {len(records)}); "
+                    "restore the file from a copy, or start the job again under another name"
+                )
+            break
+        records.append(record)
+        offset = end
+    return Reading(tuple(records), offset)
+
+
+class Ledger:
+    """An open ledger.
+
+    Args:
+        path: The file; what follows its sound part is cut off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        reading = read(path)
+        self.records = list(reading.records)
+        self._end = reading.sound_bytes
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._file, self._end)
+
+    def append(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
+        """Add a record; `durable` waits until it would survive a power cut (a killed process never loses one).
+
+        Raises:
+            OSError: there is no room; the ledger is as it was before.
+        """
+        record = {"kind": kind, "n": len(self.records), **fields}
+        line = _format(record)
+        try:
+            if os.pwrite(self._file, line, self._end) != len(line):
+                os.pwrite(self._file, line, self._end)  # raises what stopped the first at half
+                raise OSError(28, "No space left on device")
+            if durable:
+                os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+        self._end += len(line)
+        self.records.append(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _format(record: Record) -> bytes:
+    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _parse(line: bytes) -> Record | None:
+    if len(line) < 10 or not line.endswith(b"\n"):
+        return None
+    body = line[9:-1]
+    if line[:9] != b"%08x " % zlib.crc32(body):
+        return None
+    record: Record = json.loads(body)
+    return record

@@ -1,0 +1,92 @@
+"""How wide each subnet is: what fits its node, then what lets the nodes finish together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from idletrain.errors import RunError
+
+STEPS = 64  # bisection steps of a share: to the last bit of a float, and the arithmetic costs nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a worker brings: memory for subnets, and speed in steps per second of a reference step."""
+
+    memory_bytes: int
+    steps_per_second: float
+
+
+def shares(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], neurons: int) -> tuple[float, ...]:
+    """Each subnet's share of every neuron group.
+
+    Subnets are dealt to the workers in turn, the most capable first. A worker half as fast gets subnets half as
+    wide (in powers of two, so that noise in the measurement does not change a run's bits); none gets more than its
+    memory holds, and what it cannot hold goes to those who can. If nobody can, the shares add up to less than 1 and
+    the rounds take turns over the network.
+
+    Args:
+        workers: At least one.
+        subnets: How many subnets a round has.
+        need_bytes: Bytes that training a subnet of a given share takes.
+        neurons: Neurons of the smallest group (1 for a network that is not cut).
+
+    Raises:
+        RunError: the narrowest subnet does not fit a worker that would have to train one.
+    """
+    if neurons == 1:
+        return _whole(workers, subnets, need_bytes)
+    ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
+    fastest = max(worker.steps_per_second for worker in workers)
+    mine = [ranked[k % len(ranked)] for k in range(subnets)]
+    turns = [-(-(subnets - k % len(ranked)) // len(ranked)) for k in range(subnets)]
+    speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in mine]
+    weights = [speed / turn for speed, turn in zip(speeds, turns, strict=True)]
+    caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in mine]
+    return tuple(_fill(weights, caps))
+
+
+def _whole(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int]) -> tuple[float, ...]:
+    """Local SGD: every worker trains the whole network."""
+    largest = max(worker.memory_bytes for worker in workers)
+    if need_bytes(1.0) > largest:
+        raise RunError(
+            f"the whole network needs {need_bytes(1.0) >> 20} MiB on a worker and the largest has {largest >> 20} MiB; "
+            "use training.method: ist or workers with more memory"
+        )
+    return (1 / subnets,) * subnets
+
+
+def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
+    """The largest share that fits, by bisection."""
+    if need_bytes(1.0) <= memory_bytes:
+        return 1.0
+    if need_bytes(narrowest) > memory_bytes:
+        raise RunError(
+            f"even the narrowest subnet needs {need_bytes(narrowest) >> 20} MiB and a worker has {memory_bytes >> 20} MiB "
+            "free; use workers with more memory or a smaller training.batch_size"
+        )
+    low, high = narrowest, 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if need_bytes(middle) <= memory_bytes else (low, middle)
+    return low
+
+
+def _fill(weights: Sequence[float], caps: Sequence[float]) -> list[float]:
+    """Shares in proportion to weights, none above its cap, adding up to 1 as far as the caps allow."""
+    result = [0.0] * len(weights)
+    free = set(range(len(weights)))
+    left = 1.0
+    while free:
+        unit = left / sum(weights[k] for k in free)
+        full = {k for k in free if weights[k] * unit >= caps[k]}
+        for k in full or free:
+            result[k] = caps[k] if full else weights[k] * unit
+        if not full:
+            break
+        left = max(0.0, 1.0 - sum(result))
+        free -= full
+    return result

@@ -1,0 +1,76 @@
+"""Snapshots of the whole network: the data first, the manifest last, so that a snapshot is whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from idletrain.errors import DamageError
+from idletrain.nn.network import Network
+from idletrain.storage import Reached, sync_directory, write_whole
+
+CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
+
+
+def write(run_dir: Path, round_: int, network: Network, reached: Reached) -> None:
+    """Write the network as it is after `round_` rounds.
+
+    Raises:
+        OSError: there is no room; no half snapshot stays.
+    """
+    folder = run_dir / "snapshots" / f"{round_:08d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    content = memoryview(network.flat.numpy()).cast("B")
+    digest = hashlib.sha256()
+    try:
+        with (folder / "network").open("wb") as file:
+            for start in range(0, len(content), CHUNK_BYTES):
+                file.write(content[start : start + CHUNK_BYTES])
+                digest.update(content[start : start + CHUNK_BYTES])
+            file.flush()
+            os.fsync(file.fileno())
+        reached("snapshot-data-written")
+        manifest = {"round": round_, "bytes": len(content), "sha256": digest.hexdigest()}
+        write_whole(folder / "manifest.json", json.dumps(manifest).encode())
+        sync_directory(folder.parent)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    reached("snapshot-written")
+
+
+def rounds(run_dir: Path) -> list[int]:
+    """The rounds that have a whole snapshot, oldest first."""
+    return sorted(int(manifest.parent.name) for manifest in (run_dir / "snapshots").glob("*/manifest.json"))
+
+
+def load(run_dir: Path, round_: int, network: Network) -> None:
+    """Fill the network from a snapshot.
+
+    Raises:
+        DamageError: it does not hold what was written.
+    """
+    folder = run_dir / "snapshots" / f"{round_:08d}"
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        content = np.fromfile(folder / "network", np.float32)
+    except (OSError, ValueError):
+        raise DamageError(f"{folder}: cannot be read") from None
+    if hashlib.sha256(content).hexdigest() != manifest["sha256"] or content.size != network.flat.numel():
+        raise DamageError(f"{folder}: does not hold what was written to it")
+    network.flat.copy_(torch.from_numpy(content))
+
+
+def prune(run_dir: Path, keep: int) -> None:
+    """Remove all but the newest `keep` snapshots, and what a crash left of unfinished ones."""
+    kept = rounds(run_dir)[-keep:]
+    for folder in (run_dir / "snapshots").iterdir():
+        if int(folder.name) not in kept and int(folder.name) <= kept[-1]:
+            shutil.rmtree(folder)

@@ -1,0 +1,590 @@
+"""What happens next in a round: a pure function of what was and what happened.
+
+Rules for whoever edits this file. It knows no Dask, no clock, no files and no tensors: time comes with the events.
+Whatever the order of events, a run ends, and a subnet of a round is accepted once.
+
+    subnet:  WAITING ──Lease──► LEASED ──push of all steps──► STORING ──Stored──► STAGED
+                ▲                 │  lease over, worker gone, attempt ended, push refused
+                └─────────────────┘  (goes on from the last mark)
+    round:   TRAINING ──all staged, nobody looking──► COMMITTING ──Committed──► TRAINING of the next
+             `salvage` closes it early: marks are stored as they are, the rest is ABSENT
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from idletrain.exchange.wire import LeaseId, Reply
+
+# A round is worth waiting for half as long again as its subnets took last time: a straggler of ordinary noise makes
+# it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
+PATIENCE = 1.5
+DIVERGED_AFTER = 3  # attempts at one subnet that end in NaN: the same steps would end so for ever
+QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
+
+
+class Phase(enum.Enum):
+    """A subnet's state within a round."""
+
+    WAITING = "waiting"
+    LEASED = "leased"
+    STORING = "storing"
+    STAGED = "staged"
+    ABSENT = "absent"
+
+
+class Stage(enum.Enum):
+    """The run's state."""
+
+    TRAINING = "training"
+    COMMITTING = "committing"
+    LAST_LOOK = "last-look"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What does not change during a run.
+
+    Attributes:
+        salvage: Close a round without lost subnets, with what they have; else every subnet gets all its steps.
+        evaluate_every: Rounds between evaluations.
+        target: Accuracy at which the run ends, or None.
+    """
+
+    salvage: bool
+    local_steps: int
+    rounds: int
+    lease_seconds: float
+    evaluate_every: int
+    target: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subnet:
+    """One subnet of the open round.
+
+    Attributes:
+        need_bytes: Memory that training it takes.
+        steps: Steps that are safe at home, in a mark or in the final update.
+        base_steps: Those that the current lease started from.
+        seen_steps: Steps that the last beat told of, at `seen_at`.
+        lost: Whether a lease on it was lost in this round.
+    """
+
+    need_bytes: int
+    phase: Phase = Phase.WAITING
+    attempt: int = 0
+    worker: str = ""
+    leased_at: float = 0.0
+    expires: float = 0.0
+    steps: int = 0
+    base_steps: int = 0
+    seen_steps: int = 0
+    seen_at: float = 0.0
+    lost: bool = False
+    diverged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker that may be leased subnets; `attempt` is the one it is busy with."""
+
+    memory_bytes: int
+    draining: bool = False
+    attempt: int | None = None
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A run between two events.
+
+    Attributes:
+        attempts: Leases given so far; the next one's label.
+        typical_seconds: How long a whole subnet took in the last round, or None.
+        looking: Whether the committed network is being evaluated or written; it must not change meanwhile.
+    """
+
+    rules: Rules
+    run: str
+    epoch: int
+    round: int
+    subnets: tuple[Subnet, ...]
+    workers: Mapping[str, Worker] = field(default_factory=dict)
+    stage: Stage = Stage.TRAINING
+    attempts: int = 0
+    opened_at: float = 0.0
+    typical_seconds: float | None = None
+    looking: bool = False
+
+
+# --- events -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at `now`, in seconds of the head's monotonic clock."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined(Event):
+    """A worker is ready."""
+
+    worker: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLeft(Event):
+    """A worker is gone."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeGiven(Event):
+    """A worker will be gone soon."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat(Event):
+    """A lease's holder is alive and has done `steps`."""
+
+    lease: LeaseId
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed(Event):
+    """A payload arrived; `fault` says what is wrong with it."""
+
+    lease: LeaseId
+    steps: int
+    fault: Reply | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(Event):
+    """A subnet's update is durable."""
+
+    subnet: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(Event):
+    """An attempt's task is over, well or not."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """Time passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Event):
+    """The round is in the network; the next one's subnets need `needs` bytes each; a snapshot is or is not due."""
+
+    needs: tuple[int, ...]
+    snapshot_due: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked(Event):
+    """The committed network was evaluated (accuracy, or None) and written as asked."""
+
+    accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked(Event):
+    """The user wants the run to stop; it can be resumed."""
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Have `worker` train from step `step`."""
+
+    lease: LeaseId
+    worker: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply to the push or beat that was the event."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Hold the pushed payload as the subnet's mark."""
+
+    subnet: int
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored."""
+
+    subnet: int
+    attempt: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lease is over without its update; for the record.
+
+    Attributes:
+        cause: `notice`, `kill`, `lease`, `error`, `refused` or `closed` (the round ended without it).
+        kept_steps: Steps of this attempt that are safe at home.
+        lost_steps: Steps that are not, as far as its beats tell.
+    """
+
+    subnet: int
+    attempt: int
+    worker: str
+    cause: str
+    kept_steps: int
+    lost_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the staged updates into the network, `(subnet, steps)` each, then say Committed."""
+
+    round: int
+    staged: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Evaluate the committed network and/or write a snapshot of it, then say Looked."""
+
+    evaluate: bool
+    snapshot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over: `completed`, `reached`, `stopped` or `diverged`."""
+
+    status: str
+
+
+Command = Lease | Answer | Keep | Store | Lost | Commit | Look | Finish
+Step = tuple[State, tuple[Command, ...]]
+
+
+class IllegalEventError(Exception):
+    """An event that cannot happen in this state; the state is unchanged."""
+
+
+def open_run(
+    rules: Rules, run: str, epoch: int, round_: int, needs: tuple[int, ...], staged: Mapping[int, int], now: float
+) -> State:
+    """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps."""
+    subnets = tuple(
+        Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
+        for k, need in enumerate(needs)
+    )
+    return State(rules=rules, run=run, epoch=epoch, round=round_, subnets=subnets, opened_at=now)
+
+
+def advance(state: State, event: Event) -> Step:
+    """What follows from an event.
+
+    Raises:
+        IllegalEventError: the event cannot happen now.
+    """
+    if state.stage is Stage.DONE:
+        answer = isinstance(event, Beat | Pushed)
+        return state, (Answer(Reply.STALE_ROUND),) if answer else ()
+    state, commands = _HANDLERS[type(event)](state, event)
+    state, more = _settle(state, event.now)
+    return state, commands + more
+
+
+def _joined(state: State, event: WorkerJoined) -> Step:
+    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes)), ()
+
+
+def _left(state: State, event: WorkerLeft) -> Step:
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        return state, ()
+    others = {name: w for name, w in state.workers.items() if name != event.worker}
+    cause = "notice" if worker.draining else "kill"
+    return _lose_of(replace(state, workers=others), event.now, cause, worker=event.worker)
+
+
+def _noticed(state: State, event: NoticeGiven) -> Step:
+    worker = state.workers.get(event.worker)
+    return (_with_worker(state, event.worker, replace(worker, draining=True)) if worker else state), ()
+
+
+def _beat(state: State, event: Beat) -> Step:
+    reply = standing(state, event.lease)
+    if reply is not Reply.ACCEPTED:
+        return state, (Answer(reply),)
+    subnet = replace(
+        state.subnets[event.lease.subnet],
+        expires=event.now + state.rules.lease_seconds,
+        seen_steps=event.steps,
+        seen_at=event.now,
+    )
+    return _with_subnet(state, event.lease.subnet, subnet), (Answer(reply),)
+
+
+def _pushed(state: State, event: Pushed) -> Step:
+    k = event.lease.subnet
+    reply = standing(state, event.lease)
+    if reply is not Reply.ACCEPTED:
+        return state, (Answer(reply),)
+    subnet = state.subnets[k]
+    if event.fault is not None:
+        return _refused(state, event, event.fault)
+    if 0 < event.steps <= subnet.steps:  # marks may overtake each other on the way
+        return state, (Answer(Reply.DUPLICATE),)
+    subnet = replace(subnet, steps=event.steps, seen_steps=event.steps, seen_at=event.now)
+    if event.steps < state.rules.local_steps:
+        subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
+        return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
+    state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING))
+    if not subnet.lost:
+        state = replace(state, typical_seconds=event.now - subnet.leased_at)
+    return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
+
+
+def _refused(state: State, event: Pushed, fault: Reply) -> Step:
+    """A payload that cannot be taken: the subnet is leased again from its last mark."""
+    k = event.lease.subnet
+    subnet = state.subnets[k]
+    if fault is Reply.NOT_FINITE:
+        subnet = replace(subnet, diverged=subnet.diverged + 1)
+        if subnet.diverged >= DIVERGED_AFTER:
+            return replace(state, stage=Stage.DONE), (Answer(fault), Finish("diverged"))
+    elif subnet.worker in state.workers:
+        worker = state.workers[subnet.worker]
+        state = _with_worker(state, subnet.worker, replace(worker, faults=worker.faults + 1))
+    state, commands = _lose_of(_with_subnet(state, k, subnet), event.now, "refused", attempt=subnet.attempt)
+    return state, (Answer(fault), *commands)
+
+
+def _stored(state: State, event: Stored) -> Step:
+    subnet = state.subnets[event.subnet]
+    if subnet.phase is not Phase.STORING:
+        raise IllegalEventError(f"subnet {event.subnet} was stored while {subnet.phase.value}")
+    return _with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
+
+
+def _ended(state: State, event: AttemptEnded) -> Step:
+    cause = "error"
+    for name, worker in state.workers.items():
+        if worker.attempt == event.lease.attempt:
+            state = _with_worker(state, name, replace(worker, attempt=None))
+            cause = "notice" if worker.draining else cause
+            break
+    return _lose_of(state, event.now, cause, attempt=event.lease.attempt)
+
+
+def _ticked(state: State, event: Tick) -> Step:
+    commands: tuple[Command, ...] = ()
+    for subnet in state.subnets:
+        if subnet.phase is Phase.LEASED and event.now > subnet.expires:
+            state, more = _lose_of(state, event.now, "lease", attempt=subnet.attempt)
+            commands += more
+    return state, commands
+
+
+def _committed(state: State, event: Committed) -> Step:
+    if state.stage is not Stage.COMMITTING:
+        raise IllegalEventError(f"round {state.round} was committed while {state.stage.value}")
+    done = state.round + 1
+    last = done == state.rules.rounds
+    evaluate = last or done % state.rules.evaluate_every == 0
+    looks = (Look(evaluate, event.snapshot_due or last),) if evaluate or event.snapshot_due else ()
+    if last:
+        return replace(state, round=done, stage=Stage.LAST_LOOK, looking=True), looks
+    opened = replace(
+        state,
+        round=done,
+        stage=Stage.TRAINING,
+        subnets=tuple(Subnet(need_bytes=need) for need in event.needs),
+        opened_at=event.now,
+        looking=bool(looks),
+    )
+    return opened, looks
+
+
+def _looked(state: State, event: Looked) -> Step:
+    if not state.looking:
+        raise IllegalEventError(f"nobody was looking at the network of round {state.round}")
+    state = replace(state, looking=False)
+    if state.rules.target is not None and event.accuracy is not None and event.accuracy >= state.rules.target:
+        return replace(state, stage=Stage.DONE), (Finish("reached"),)
+    if state.stage is Stage.LAST_LOOK:
+        return replace(state, stage=Stage.DONE), (Finish("completed"),)
+    return state, ()
+
+
+def _stop_asked(state: State, _event: StopAsked) -> Step:
+    return replace(state, stage=Stage.DONE), (Finish("stopped"),)
+
+
+_HANDLERS: Mapping[type[Event], Callable[[State, Any], Step]] = {
+    WorkerJoined: _joined,
+    WorkerLeft: _left,
+    NoticeGiven: _noticed,
+    Beat: _beat,
+    Pushed: _pushed,
+    Stored: _stored,
+    AttemptEnded: _ended,
+    Tick: _ticked,
+    Committed: _committed,
+    Looked: _looked,
+    StopAsked: _stop_asked,
+}
+
+
+def _settle(state: State, now: float) -> Step:
+    """Give out waiting subnets, close the round if it is time, and commit it once all is staged."""
+    if state.stage is not Stage.TRAINING:
+        return state, ()
+    state, leases = _give_out(state, now)
+    state, closing = _close(state, now) if _should_close(state, now) else (state, ())
+    staged = tuple((k, s.steps) for k, s in enumerate(state.subnets) if s.phase is Phase.STAGED)
+    whole = all(s.phase in (Phase.STAGED, Phase.ABSENT) for s in state.subnets)
+    if whole and staged and not state.looking:
+        return replace(state, stage=Stage.COMMITTING), (*leases, *closing, Commit(state.round, staged))
+    return state, (*leases, *closing)
+
+
+def _give_out(state: State, now: float) -> Step:
+    """Lease waiting subnets, the largest first, each to the smallest idle worker that can hold it."""
+    commands: list[Command] = []
+    waiting = [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
+    for k in sorted(waiting, key=lambda k: (-state.subnets[k].need_bytes, k)):
+        subnet = state.subnets[k]
+        idle = [
+            (worker.memory_bytes, name)
+            for name, worker in state.workers.items()
+            if worker.attempt is None
+            and not worker.draining
+            and worker.faults < QUARANTINE_AFTER
+            and worker.memory_bytes >= subnet.need_bytes
+        ]
+        if not idle:
+            continue
+        name = min(idle)[1]
+        attempt = state.attempts + 1
+        leased = replace(
+            subnet,
+            phase=Phase.LEASED,
+            attempt=attempt,
+            worker=name,
+            leased_at=now,
+            expires=now + state.rules.lease_seconds,
+            base_steps=subnet.steps,
+            seen_steps=subnet.steps,
+            seen_at=now,
+        )
+        state = _with_subnet(replace(state, attempts=attempt), k, leased)
+        state = _with_worker(state, name, replace(state.workers[name], attempt=attempt))
+        commands.append(Lease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps))
+    return state, tuple(commands)
+
+
+def _worth_leasing(state: State, subnet: Subnet) -> bool:
+    """Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone."""
+    return not (state.rules.salvage and subnet.lost) or any(s.phase is Phase.LEASED for s in state.subnets)
+
+
+def _should_close(state: State, now: float) -> bool:
+    """Whether a round under `salvage` ends with what it has: something, and no more worth waiting for."""
+    if not state.rules.salvage or not any(s.steps for s in state.subnets):
+        return False
+    if any(s.phase is Phase.STORING for s in state.subnets):
+        return False
+    open_ = [s for s in state.subnets if s.phase in (Phase.WAITING, Phase.LEASED)]
+    if not open_:
+        return False
+    if all(s.phase is Phase.WAITING and s.lost for s in open_):
+        return True
+    if state.typical_seconds is None:
+        return False
+    active = sum(not worker.draining for worker in state.workers.values())
+    turns = -(-len(state.subnets) // max(1, active))
+    return now > state.opened_at + PATIENCE * state.typical_seconds * turns
+
+
+def _close(state: State, now: float) -> Step:
+    commands: list[Command] = []
+    for k, subnet in enumerate(state.subnets):
+        if subnet.phase is Phase.LEASED:
+            commands.append(_lost(k, subnet, now, "closed"))
+        if subnet.phase in (Phase.WAITING, Phase.LEASED):
+            kept = subnet.steps > 0
+            state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING if kept else Phase.ABSENT))
+            if kept:
+                commands.append(Store(k, subnet.attempt, subnet.steps))
+    return state, tuple(commands)
+
+
+def standing(state: State, lease: LeaseId) -> Reply:
+    """Whether a lease still holds."""
+    if lease.run != state.run or lease.epoch != state.epoch:
+        return Reply.STALE_EPOCH
+    if lease.round != state.round or state.stage is not Stage.TRAINING or lease.subnet >= len(state.subnets):
+        return Reply.STALE_ROUND
+    subnet = state.subnets[lease.subnet]
+    if subnet.phase in (Phase.STORING, Phase.STAGED):
+        return Reply.DUPLICATE
+    if subnet.phase is not Phase.LEASED or subnet.attempt != lease.attempt:
+        return Reply.NOT_LEASED
+    return Reply.ACCEPTED
+
+
+def _lose_of(state: State, now: float, cause: str, *, worker: str = "", attempt: int = 0) -> Step:
+    """Take back the lease that a worker holds, or that has this attempt, if there is one."""
+    for k, subnet in enumerate(state.subnets):
+        if subnet.phase is Phase.LEASED and (subnet.worker == worker or subnet.attempt == attempt):
+            waiting = replace(subnet, phase=Phase.WAITING, lost=True)
+            return _with_subnet(state, k, waiting), (_lost(k, subnet, now, cause),)
+    return state, ()
+
+
+def _lost(k: int, subnet: Subnet, now: float, cause: str) -> Lost:
+    """The account of a lost lease; steps since the last beat are guessed at the pace before it."""
+    pace = (subnet.seen_steps - subnet.base_steps) / max(subnet.seen_at - subnet.leased_at, 1e-9)
+    since_beat = 0 if cause == "notice" else round(pace * (now - subnet.seen_at))
+    return Lost(
+        subnet=k,
+        attempt=subnet.attempt,
+        worker=subnet.worker,
+        cause=cause,
+        kept_steps=subnet.steps - subnet.base_steps,
+        lost_steps=subnet.seen_steps - subnet.steps + (since_beat if cause != "lease" else 0),
+    )
+
+
+def _with_worker(state: State, name: str, worker: Worker) -> State:
+    return replace(state, workers={**state.workers, name: worker})
+
+
+def _with_subnet(state: State, k: int, subnet: Subnet) -> State:
+    return replace(state, subnets=(*state.subnets[:k], subnet, *state.subnets[k + 1 :]))
