@@ -87,9 +87,7 @@ def plan(
 
 
 @app.command()
-def status(
-    run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
-) -> None:
+def status(run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
     """Show how a run stands, while it goes on or after."""
     import json
 
@@ -143,7 +141,9 @@ def export(
 @app.command()
 def worker(
     scheduler: Annotated[str, typer.Argument(help="The scheduler's address.", show_default=False)],
-    memory: Annotated[int | None, typer.Option(parser=_bytes, help="RAM to use (2GiB); all that is free otherwise.")] = None,
+    memory: Annotated[
+        int | None, typer.Option(parser=_bytes, help="RAM to use (2GiB); all that is free otherwise.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="A name for people.")] = None,
     tls_ca_file: Annotated[Path | None, typer.Option(help="The cluster's CA.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This worker's certificate.")] = None,

@@ -1,10 +1,10 @@
 """What can go wrong, as a tree; every message ends in what to do next.
 
-    IdletrainError          exit code 1
-    ├── JobError            exit code 2: the input is wrong; holds every fault found, one sentence each
-    ├── RunError            the run cannot go on as asked
-    ├── DamageError         durable state was changed by something other than idletrain
-    └── RefusedError        a peer was turned away, or turned us away
+IdletrainError          exit code 1
+├── JobError            exit code 2: the input is wrong; holds every fault found, one sentence each
+├── RunError            the run cannot go on as asked
+├── DamageError         durable state was changed by something other than idletrain
+└── RefusedError        a peer was turned away, or turned us away
 """
 
 from __future__ import annotations

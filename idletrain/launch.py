@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from idletrain.fleet import local, settings
 from idletrain.job import Job
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder, Sink
+from idletrain.rounds.journal import Journal
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
 from idletrain.storage import Reached, only_head
@@ -29,8 +30,18 @@ HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's R
 CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
 # What must not change between the sittings of one run: it decides the run's bits.
-FIXED = ("model", "data", "training.method", "training.subnets", "training.local_steps", "training.batch_size")
-FIXED += ("training.loss", "training.optimizer", "training.seed", "preemption.policy")
+FIXED = (
+    "model",
+    "data",
+    "training.method",
+    "training.subnets",
+    "training.local_steps",
+    "training.batch_size",
+    "training.loss",
+    "training.optimizer",
+    "training.seed",
+    "preemption.policy",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +100,32 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     job.run_dir.mkdir(parents=True, exist_ok=True)
     with only_head(job.run_dir), _recorder(job, options) as record:
         (job.run_dir / "job.json").write_text(job.model_dump_json(indent=1))
-        async with _cluster(job, options) as (address, security):
-            async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
-                runner = Runner(job, prepared, job.run_dir, record, options.reached)
+        journal = Journal(job.run_dir, prepared, record, options.reached, job.checkpoint.keep)
+        with contextlib.closing(journal):
+            async with _cluster(job, options) as (address, security), _client(address, security) as client:
+                runner = Runner(job, prepared, journal, client, record)
                 with _stopping(runner.stop):
-                    return await runner.run(client, job.nodes.count)
+                    return await runner.run(job.nodes.count)
+
+
+@contextlib.asynccontextmanager
+async def _client(address: str, security: Security) -> AsyncIterator[Client]:
+    try:
+        client = await Client(
+            address, asynchronous=True, security=security, set_as_default=False, timeout=CONNECT_SECONDS
+        )
+    except (OSError, ValueError) as error:
+        raise JobError(
+            f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
+        ) from None
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 @contextlib.contextmanager
-def _recorder(job: Job, options: Options):  # type: ignore[no-untyped-def]
+def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
     recorder = Recorder(job.run_dir / "events.jsonl", options.sinks)
     try:
         yield recorder
@@ -139,7 +167,8 @@ async def local_scheduler(run_dir: Path) -> AsyncIterator[str]:
             stderr=log,
             start_new_session=True,
         )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         address = (await process.stdout.readline()).decode().strip()
         dashboard = (await process.stdout.readline()).decode().strip()
@@ -155,7 +184,7 @@ async def local_scheduler(run_dir: Path) -> AsyncIterator[str]:
 
 
 @contextlib.contextmanager
-def _stopping(stop: Callable[[], None]):  # type: ignore[no-untyped-def]
+def _stopping(stop: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end the run in order; a second one is Python's own."""
     loop = asyncio.get_running_loop()
     caught = (signal.SIGINT, signal.SIGTERM)
@@ -186,7 +215,9 @@ def _changes(then: Job, now: Job) -> list[str]:
         for part in path.split("."):
             old, new = getattr(old, part), getattr(new, part)
         if old != new:
-            faults.append(f"{path}: {_short(new)} is not what the run began with, {_short(old)}; take that or another name")
+            faults.append(
+                f"{path}: {_short(new)} is not what the run began with, {_short(old)}; take that or another name"
+            )
     return faults
 
 
@@ -199,5 +230,7 @@ def _scheduler_faults(address: str) -> list[str]:
     if scheme not in ("tcp", "tls") or not host:
         return [f"--scheduler: {address!r} should be tcp://HOST:PORT on this machine or tls://HOST:PORT"]
     if scheme == "tcp" and not host.startswith(LOOPBACK):
-        return [f"--scheduler: {address} is on another machine without TLS; use a tls:// address and Dask's certificates"]
+        return [
+            f"--scheduler: {address} is on another machine without TLS; use a tls:// address and Dask's certificates"
+        ]
     return []

@@ -11,8 +11,7 @@ from distributed.protocol import to_serialize
 from torch import Tensor
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.store import as_message
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply, as_message
 
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5

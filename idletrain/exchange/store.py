@@ -1,12 +1,11 @@
-"""The parameter store's server: Dask's comm layer, so that it shares the cluster's certificates and runs at its speed.
+"""The parameter store's server: Dask's comm layer, with the cluster's own certificates.
 
-Payloads are numpy frames that are never unpickled; what may be written is the round manager's decision, not the store's.
+Payloads are numpy frames that are never unpickled; what may be written, the round manager decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from distributed.core import Server
@@ -78,8 +77,3 @@ class Store:
 
     def _beat(self, lease: dict[str, Any], steps: int) -> Any:
         return {"reply": self._head.beat(LeaseId(**lease), steps).value}
-
-
-def as_message(record: Any) -> dict[str, Any]:
-    """A dataclass of this package as plain values for the wire."""
-    return asdict(record)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -52,6 +53,11 @@ class PushHeader:
     steps: int
     train_seconds: float
     checksum: int
+
+
+def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:
+    """Plain values for the wire."""
+    return asdict(record)
 
 
 def checksum(frames: Sequence[memoryview | bytes]) -> int:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 REPLACE_SECONDS = 3.0  # the pause before a lost node's successor: a spot request is filled no sooner
@@ -97,5 +97,5 @@ async def churn(fleet: LocalFleet, every_seconds: float) -> None:
             take(alive[:1])
 
 
-def _in_turn(fleet: LocalFleet) -> Iterator[object]:
+def _in_turn(fleet: LocalFleet) -> Iterator[Callable[[Collection[str]], None]]:
     return itertools.cycle((fleet.notice, fleet.stop))

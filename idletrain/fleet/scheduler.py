@@ -1,6 +1,6 @@
 """The stock Dask scheduler in a process of its own, with its dashboard, bound to loopback.
 
-    python -m idletrain.fleet.scheduler
+python -m idletrain.fleet.scheduler
 """
 
 from __future__ import annotations

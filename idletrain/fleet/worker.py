@@ -60,7 +60,7 @@ async def drain(worker: Worker, node: Node) -> None:
     node.draining.set()
     while worker.state.executing_count:
         await asyncio.sleep(POLL_SECONDS)
-    worker.batched_stream and await asyncio.sleep(POLL_SECONDS)  # let the task's end reach the scheduler first
+    await asyncio.sleep(POLL_SECONDS)  # the stream to the scheduler is batched: let the task's end go out first
 
 
 def _on_sigterm(notice: asyncio.Event) -> None:
@@ -76,7 +76,9 @@ async def _check_version(scheduler: str, security: Security) -> None:
         ) as remote:
             head = await remote.get_metadata(keys=["idletrain"], default=None)
     except (OSError, ValueError) as error:
-        raise RunError(f"scheduler {scheduler} cannot be reached ({error}); check the address and that it runs") from None
+        raise RunError(
+            f"scheduler {scheduler} cannot be reached ({error}); check the address and that it runs"
+        ) from None
     if head and head["version"] != version():
         raise RefusedError(
             f"the head at {scheduler} runs idletrain {head['version']} and this worker {version()}; install the same"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
-import os
 import shutil
 import struct
 import tempfile
@@ -195,7 +194,9 @@ def _download(url: str, to: Path, sha256: str) -> None:
             "install the Debian package dataset-fashion-mnist or set data.path"
         ) from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise JobError(f"data.name: {url} does not hold the published data (SHA-256 differs); set data.path to a good copy")
+        raise JobError(
+            f"data.name: {url} does not hold the published data (SHA-256 differs); set data.path to a good copy"
+        )
     _write(to, lambda file: file.write(content))
 
 
@@ -203,12 +204,13 @@ def _map(path: Path, member: str, job_field: str) -> Array:
     """Memory-map the array in a file."""
     try:
         if path.suffix == ".npz":
-            return np.load(_unpacked(path, f".{member}.npy", lambda file: _copy_member(path, member, file)), mmap_mode="r")
-        if path.suffix == ".gz":
-            path = _unpacked(path, "", lambda file: _gunzip(path, file))
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r")
-        return _map_idx(path)
+            plain = _unpacked(path, f".{member}.npy", lambda file: _copy_member(path, member, file))
+        elif path.suffix == ".gz":
+            plain = _unpacked(path, "", lambda file: _gunzip(path, file))
+        else:
+            plain = path
+        mapped: Array = np.load(plain, mmap_mode="r") if plain.suffix == ".npy" else _map_idx(plain)
+        return mapped
     except OSError as error:
         reason = error.strerror or str(error)
         raise JobError(f"{job_field}: {path} cannot be read ({reason}); name an existing file") from None
@@ -247,7 +249,7 @@ def _write(to: Path, fill: Callable[[Any], Any]) -> None:
         except BaseException:
             Path(file.name).unlink()
             raise
-    os.replace(file.name, to)
+    Path(file.name).replace(to)
 
 
 def _copy_member(path: Path, member: str, file: Any) -> None:

@@ -38,8 +38,8 @@ def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layo
     """
     module = without_statistics(module)
     found, refused = [], {}
-    for name, labels in _candidates(module, sample):
-        cut = _finest_cut(module, sample, labels)
+    for name, fine in _candidates(module, sample):
+        cut = _finest_cut(module, sample, fine)
         if isinstance(cut, str):
             refused[name] = cut
         else:
@@ -95,7 +95,7 @@ def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> I
         dimension = next((u.pruning_dim for u in graph.unwrapped_parameters if u.parameters is target), target.ndim - 1)
         yield parameters[id(target)], dimension
         return
-    transposed = isinstance(target, nn.modules.conv._ConvTransposeNd) or isinstance(target, nn.Embedding)
+    transposed = isinstance(target, nn.modules.conv._ConvTransposeNd | nn.Embedding)
     for short, parameter in target.named_parameters(recurse=False):
         name = parameters[id(parameter)]
         if parameter.ndim == 1:

@@ -84,7 +84,9 @@ def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Lay
         JobError: a parameter does not exist, or the dimensions of a group have no common number of neurons.
     """
     shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    faults = [f"model.groups: {name} is not a parameter; known are {', '.join(shapes)}" for name in table.keys() - shapes]
+    faults = [
+        f"model.groups: {name} is not a parameter; known are {', '.join(shapes)}" for name in table.keys() - shapes
+    ]
     faults += [
         f"model.groups.{name}: {len(table[name])} entries, but the parameter has {len(shapes[name])} dimensions"
         for name in table.keys() & shapes
@@ -104,9 +106,12 @@ def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Lay
         size = min(length // tiles for _, _, length, tiles in mine)
         for name, d, length, tiles in mine:
             if size == 0 or length % (size * tiles):
-                raise JobError(f"model.groups.{name}: dimension {d} of {length} does not hold {size} neurons of {group}")
+                raise JobError(
+                    f"model.groups.{name}: dimension {d} of {length} does not hold {size} neurons of {group}"
+                )
         labels = {
-            (name, d): np.tile(np.arange(size).repeat(length // size // tiles), tiles) for name, d, length, tiles in mine
+            (name, d): np.tile(np.arange(size).repeat(length // size // tiles), tiles)
+            for name, d, length, tiles in mine
         }
         found.append((Group(group, size), labels))
     return layout_of(module, found)

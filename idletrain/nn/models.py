@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +25,7 @@ def mlp(widths: Sequence[int], norm: str | None = "batch") -> nn.Module:
     if norm not in ("batch", None):
         raise ValueError(f"norm {norm!r} should be batch or null")
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(widths[:-2], widths[1:-1], strict=True):
+    for inputs, outputs in itertools.pairwise(widths[:-1]):
         layers.append(nn.Linear(inputs, outputs, bias=norm is None))
         if norm:
             layers.append(nn.BatchNorm1d(outputs))
@@ -46,7 +47,8 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return functional.relu(x_BCHW + self.body(x_BCHW))
+        x_BCHW = x_BCHW + self.body(x_BCHW)
+        return functional.relu(x_BCHW)
 
 
 class ResidualCNN(nn.Module):
@@ -62,7 +64,8 @@ class ResidualCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BCHW = x.unsqueeze(1) if x.ndim == 3 else x
-        return self.head(self.blocks(self.stem(x_BCHW)).mean((2, 3)))
+        logits_BO: Tensor = self.head(self.blocks(self.stem(x_BCHW)).mean((2, 3)))
+        return logits_BO
 
 
 def residual_cnn(
@@ -91,7 +94,8 @@ class TransformerBlock(nn.Module):
         q, k, v = (p(y).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for p in (self.q, self.k, self.v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x_BTD = x_BTD + self.out(mixed)
-        return x_BTD + self.down(functional.gelu(self.up(self.norm2(x_BTD))))
+        out_BTD: Tensor = x_BTD + self.down(functional.gelu(self.up(self.norm2(x_BTD))))
+        return out_BTD
 
 
 class Transformer(nn.Module):
@@ -107,7 +111,8 @@ class Transformer(nn.Module):
 
     def forward(self, x_BT: Tensor) -> Tensor:
         places = torch.arange(x_BT.shape[1], device=x_BT.device)
-        return self.head(self.norm(self.blocks(self.tokens(x_BT) + self.places(places))))
+        logits_BTV: Tensor = self.head(self.norm(self.blocks(self.tokens(x_BT) + self.places(places))))
+        return logits_BTV
 
 
 def transformer(

@@ -48,4 +48,4 @@ class Network:
     def sha256(self) -> str:
         """Digest of the parameters (not of the optimizer's state): equal bits, equal digest."""
         count = self.flat.numel() // len(self.slots)
-        return hashlib.sha256(self.flat[:count].numpy()).hexdigest()
+        return hashlib.sha256(self.flat[:count].numpy().data).hexdigest()

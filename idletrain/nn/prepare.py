@@ -57,10 +57,10 @@ def from_settings(model: ModelSettings, data: DataSettings, training: TrainingSe
         JobError: with every fault that can be found.
     """
     torch.manual_seed(training.seed)
-    module, sources, loss = _gather_faults(
+    module, (train, test), loss = _gather_faults(
         lambda: _module(model), lambda: _sources(data), lambda: named_loss(training.loss)
     )
-    return prepare(module, *sources, loss, training, exclude=model.exclude, table=model.groups)
+    return prepare(module, train, test, loss, training, exclude=model.exclude, table=model.groups)
 
 
 def prepare(
@@ -107,7 +107,8 @@ def named_loss(name: str) -> Loss:
 
 def _gather_faults(*steps: Callable[[], Any]) -> list[Any]:
     """Run independent checks and raise all their faults as one."""
-    results, faults = [], []
+    results: list[Any] = []
+    faults: list[str] = []
     for step in steps:
         try:
             results.append(step())

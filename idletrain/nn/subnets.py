@@ -60,7 +60,9 @@ def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor) -> None:
         if not split:
             target.copy_(tensor)
         elif len(split) == 1:
-            torch.index_select(tensor, split[0], at[split[0]], out=target)  # type: ignore[call-overload]
+            index = at[split[0]]
+            assert index is not None
+            torch.index_select(tensor, split[0], index, out=target)
         else:
             torch.ops.aten.index.Tensor_out(tensor, _grid(tensor, at), out=target)
 

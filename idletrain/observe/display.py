@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -111,24 +111,42 @@ class Screen:
 
 def describe(event: Event) -> str | None:
     """An event in one line, or None where it is not news."""
-    match event["kind"]:
-        case "run_started":
-            resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
-            return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}"
-        case "evaluated":
-            return f"round {event['round']}: {score_text(event['accuracy'], event['loss'])}"
-        case "worker_joined":
-            return f"{event['worker']} joined ({event['device']}, {event['memory_bytes'] / 2**30:.1f} GiB)"
-        case "worker_left" if event["cause"] != "end":
-            return f"{event['worker']} {'left after a notice' if event['cause'] == 'notice' else 'was killed'}"
-        case "worker_refused" | "paused" | "resumed" | "waiting":
-            return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
-        case "lost" if event["cause"] == "lease":
-            return f"subnet {event['subnet']} of round {event['round']}: no sign of {event['worker']}, leased again"
-        case "refused":
-            return f"subnet {event['subnet']} of round {event['round']}: a push was refused ({event['reply']})"
-        case _:
-            return None
+    teller = _NEWS.get(event["kind"])
+    return teller(event) if teller else None
+
+
+def _tell_start(event: Event) -> str:
+    resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
+    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}"
+
+
+def _tell_left(event: Event) -> str | None:
+    how = {"notice": "left after a notice", "kill": "was killed"}.get(event["cause"])
+    return how and f"{event['worker']} {how}"
+
+
+def _tell_lost(event: Event) -> str | None:
+    if event["cause"] != "lease":
+        return None
+    return f"subnet {event['subnet']} of round {event['round']}: no sign of {event['worker']}, leased again"
+
+
+def _tell_reason(event: Event) -> str:
+    return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
+
+
+_NEWS: dict[str, Callable[[Event], str | None]] = {
+    "run_started": _tell_start,
+    "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'])}",
+    "worker_joined": lambda e: f"{e['worker']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
+    "worker_left": _tell_left,
+    "worker_refused": _tell_reason,
+    "paused": _tell_reason,
+    "resumed": _tell_reason,
+    "waiting": _tell_reason,
+    "lost": _tell_lost,
+    "refused": lambda e: f"subnet {e['subnet']} of round {e['round']}: a push was refused ({e['reply']})",
+}
 
 
 def final_lines(summary: Summary, status_text: str) -> list[str]:
@@ -136,10 +154,10 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
     goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
     return [
         status_text,
-        f"  {score_text(summary.accuracy, summary.loss)} after {summary.rounds} rounds, "
-        f"{summary.local_steps} local steps, {summary.seconds:.0f} s",
-        f"  preemptions: {summary.notices} with notice, {summary.kills} without; "
-        f"{summary.reissues} subnets went on elsewhere",
+        f"  {score_text(summary.accuracy, summary.loss)} after {summary.rounds} rounds",
+        f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
+        f"  preemptions: {summary.notices} with notice, {summary.kills} without",
+        f"  {summary.reissues} subnets went on elsewhere",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
         f"  params_sha256 {summary.params_sha256}",

@@ -24,6 +24,7 @@ and `kind`; the kinds and their fields:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,19 +53,15 @@ class Recorder:
     def __call__(self, kind: str, **fields: Any) -> None:
         """Record an event. A full disk loses lines here, never the run: the ledger is what counts."""
         event = {"v": SCHEMA, "t": time.time(), "s": time.monotonic() - self._started, "kind": kind, **fields}
-        try:
+        with contextlib.suppress(OSError):
             self._file.write(json.dumps(event) + "\n")
-        except OSError:
-            pass
         for sink in self._sinks:
             sink(event)
 
     def close(self) -> None:
         """Close the file."""
-        try:
+        with contextlib.suppress(OSError):
             self._file.close()
-        except OSError:
-            pass
 
 
 def read(path: Path) -> Iterator[Event]:

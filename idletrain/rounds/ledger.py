@@ -1,6 +1,6 @@
 """The append-only account of a run: one line a record, its CRC-32 in front, so that damage is found and named.
 
-    8c736521 {"kind":"commit","n":7,"round":3}
+8c736521 {"kind":"commit","n":7,"round":3}
 """
 
 from __future__ import annotations

@@ -19,11 +19,13 @@ class Capacity:
     steps_per_second: float
 
 
-def shares(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], neurons: int) -> tuple[float, ...]:
+def shares(
+    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], neurons: int
+) -> tuple[float, ...]:
     """Each subnet's share of every neuron group.
 
     Subnets are dealt to the workers in turn, the most capable first. A worker half as fast gets subnets half as
-    wide (in powers of two, so that noise in the measurement does not change a run's bits); none gets more than its
+    wide (in powers of two: finer would follow the measurement's noise); none gets more than its
     memory holds, and what it cannot hold goes to those who can. If nobody can, the shares add up to less than 1 and
     the rounds take turns over the network.
 
@@ -65,8 +67,8 @@ def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: fl
         return 1.0
     if need_bytes(narrowest) > memory_bytes:
         raise RunError(
-            f"even the narrowest subnet needs {need_bytes(narrowest) >> 20} MiB and a worker has {memory_bytes >> 20} MiB "
-            "free; use workers with more memory or a smaller training.batch_size"
+            f"even the narrowest subnet needs {need_bytes(narrowest) >> 20} MiB and a worker has "
+            f"{memory_bytes >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
         )
     low, high = narrowest, 1.0
     for _ in range(STEPS):

@@ -112,7 +112,9 @@ def restore(run_dir: Path, program: Program, past: History) -> Network:
         else:
             return network
     reasons = "; ".join(damaged) or "there is no snapshot"
-    raise DamageError(f"{run_dir}: no snapshot leads to round {past.rounds} ({reasons}); start again under another name")
+    raise DamageError(
+        f"{run_dir}: no snapshot leads to round {past.rounds} ({reasons}); start again under another name"
+    )
 
 
 def replay(run_dir: Path, program: Program, network: Network, past: History, round_: int) -> None:

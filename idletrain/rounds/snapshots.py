@@ -27,7 +27,7 @@ def write(run_dir: Path, round_: int, network: Network, reached: Reached) -> Non
     folder = run_dir / "snapshots" / f"{round_:08d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    content = memoryview(network.flat.numpy()).cast("B")
+    content = network.flat.numpy().data.cast("B")
     digest = hashlib.sha256()
     try:
         with (folder / "network").open("wb") as file:
@@ -63,7 +63,7 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
         content = np.fromfile(folder / "network", np.float32)
     except (OSError, ValueError):
         raise DamageError(f"{folder}: cannot be read") from None
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"] or content.size != network.flat.numel():
+    if hashlib.sha256(content.data).hexdigest() != manifest["sha256"] or content.size != network.flat.numel():
         raise DamageError(f"{folder}: does not hold what was written to it")
     network.flat.copy_(torch.from_numpy(content))
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
-from idletrain.exchange.store import as_message
 from idletrain.exchange.wire import TAKEN, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
@@ -90,10 +89,16 @@ def describe() -> dict[str, Any]:
         "memory_bytes": max(0, int(free)),
         "device": str(device),
         "steps_per_second": measure_speed(device),
-        "cohort": f"{torch.__version__}/{torch.backends.cpu.get_cpu_capability()}/{torch.get_num_threads()}/{device.type}",
+        "cohort": numeric_cohort(device),
         "pid": os.getpid(),
         "host": worker.address,
     }
+
+
+def numeric_cohort(device: torch.device) -> str:
+    """Workers of one cohort compute the same bits: same torch, instruction set, threads and kind of device."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__}/{capability}/{torch.get_num_threads()}/{device.type}"
 
 
 def pick_device() -> torch.device:
@@ -177,7 +182,10 @@ class Attempt:
             if self._node.draining.is_set():
                 break
             if now - marked > self._spec.mark_seconds and (mark is None or mark.done()):
-                mark, marked = self._start(self._push(loaded.client, flat.cpu().clone(), self.steps, now - started)), now
+                mark, marked = (
+                    self._start(self._push(loaded.client, flat.cpu().clone(), self.steps, now - started)),
+                    now,
+                )
         self.seconds["train_seconds"] = time.perf_counter() - started
         if self._revoked.is_set():
             return {"ended": "revoked", "steps": self.steps, **self.seconds}
@@ -190,7 +198,7 @@ class Attempt:
         return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
 
     async def _push(self, client: StoreClient, flat: Tensor, steps: int, train_seconds: float) -> Reply:
-        digest = await asyncio.to_thread(checksum, [memoryview(flat.numpy()).cast("B")])
+        digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
         return await client.push(PushHeader(self._spec.lease, steps, train_seconds, digest), flat)
 
     async def _beat(self, client: StoreClient) -> None:

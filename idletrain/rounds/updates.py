@@ -42,7 +42,7 @@ def write(path: Path, offset: int, frames: Sequence[memoryview | bytes]) -> None
     try:
         for frame in frames:
             view = memoryview(frame)
-            while len(view):
+            while view.nbytes:
                 written = os.pwrite(descriptor, view, offset)
                 if not written:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

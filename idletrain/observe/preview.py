@@ -1,0 +1,113 @@
+"""`idletrain plan`: how a job's network would be split over a fleet, before anything runs."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from idletrain.job import Job
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.memory import need_of
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.rounds import plan
+
+MEASURED_STEPS = 5  # after one to warm up; a plan should take a second, not a minute
+GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary node's, both ways at once
+
+
+def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> RenderableType:
+    """Groups, widths per worker, bytes per round, memory per worker and expected time per round.
+
+    Args:
+        job: The job.
+        prepared: Its program.
+        memory_bytes: RAM of each worker; the job's, or this machine's shared out, if None.
+
+    Raises:
+        RunError: no worker of that size can train any subnet.
+    """
+    program, training = prepared.program, job.training
+    memory = memory_bytes or job.nodes.memory or psutil.virtual_memory().available // job.nodes.count
+    need = need_of(program)
+    smallest = min(program.layout.sizes, default=1)
+    shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
+    subnets = program.subnets(0, shares)
+    seconds = [_step_seconds(prepared, shares, k) for k in range(len(subnets))]
+    table = Table(title="subnets", title_justify="left")
+    for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
+        table.add_column(column, justify="right")
+    for k, subnet in enumerate(subnets):
+        share = shares[k] if program.layout.groups else 1.0
+        table.add_row(
+            str(k),
+            str(k % job.nodes.count),
+            f"{share:.1%}",
+            f"{subnet.parameters:,}",
+            _size(4 * program.travelling * subnet.parameters),
+            f"{_size(need(share))} of {_size(memory)}",
+            f"{seconds[k] * training.local_steps:.2f} s",
+        )
+    moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
+    turns = -(-len(subnets) // job.nodes.count)
+    compute = turns * max(seconds) * training.local_steps
+    whole = sum(tensor.numel() for tensor in prepared.network)
+    covered = min(1.0, sum(shares)) if program.layout.groups else 1.0
+    exchange = moved / GIGABIT_BYTES
+    lines = [
+        f"{job.name}: {whole:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
+        f"each round moves {_size(moved)} down and {_size(moved)} up and covers {covered:.0%} of the neurons",
+        f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
+        f"{exchange:.2f} s exchange at 1 Gbit/s",
+    ]
+    return Group(Text("\n".join(lines)), _groups(prepared), table)
+
+
+def _groups(prepared: Prepared) -> RenderableType:
+    table = Table(title="neuron groups", title_justify="left")
+    for column in ("group", "neurons", "tensors"):
+        table.add_column(column)
+    offset = 0
+    for group in prepared.program.layout.groups:
+        ids = range(offset, offset + group.size)
+        names = [
+            tensor.name
+            for tensor in prepared.program.layout.tensors
+            if any(
+                neurons is not None and ((neurons >= ids.start) & (neurons < ids.stop)).any()
+                for neurons in tensor.neurons
+            )
+        ]
+        table.add_row(group.name, f"{group.size:,}", ", ".join(names))
+        offset += group.size
+    return table
+
+
+def _step_seconds(prepared: Prepared, shares: tuple[float, ...], number: int) -> float:
+    """Time of one local step of a subnet on one thread of this machine."""
+    program = prepared.program
+    subnet = program.subnets(0, shares)[number]
+    flat = torch.zeros(len(program.slots) * subnet.parameters)
+    flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
+    work = LocalSteps(program, subnet, flat, number, 0)
+    samples = program.source.open()
+    order = BatchOrder(program.training.seed, len(samples), program.training.batch_size, program.training.subnets)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        work.step(samples, order, 0)
+        started = time.perf_counter()
+        for step in range(1, 1 + MEASURED_STEPS):
+            work.step(samples, order, step)
+        return (time.perf_counter() - started) / MEASURED_STEPS
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

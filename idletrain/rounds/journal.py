@@ -1,0 +1,165 @@
+"""The durable side of a run: what the ledger says, the updates and snapshots on disk, the network in memory.
+
+Every write waits for room when there is none. The network changes in `commit` alone, after the ledger says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from idletrain.errors import DamageError
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.observe.records import Recorder
+from idletrain.rounds import ledger, recovery, snapshots, updates
+from idletrain.storage import NO_ROOM, Reached
+
+logger = logging.getLogger(__name__)
+ROOM_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A push that was found sound: its frames, and what its header says of them."""
+
+    frames: Sequence[memoryview]
+    train_seconds: float
+    checksum: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all frames."""
+        return sum(len(frame) for frame in self.frames)
+
+
+class Journal:
+    """A run directory, opened by the one head that holds it.
+
+    Args:
+        run_dir: The run directory.
+        prepared: The program and, for a run's first head, the network's first values.
+        record: Takes what happens.
+        reached: Called at named points around every durable write.
+        keep: Snapshots to keep.
+
+    Attributes:
+        network: The network after `round` committed rounds.
+        epoch: This head's number; what older heads leased is void.
+        shares: The open round's shares, or empty if nobody has planned it.
+        staged: The open round's durable updates, by subnet.
+
+    Raises:
+        DamageError: what is on disk does not lead to the last committed round.
+        OSError: there is no room for the first snapshot.
+    """
+
+    def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: Reached, keep: int) -> None:
+        self.run_dir, self._program = run_dir, prepared.program
+        self._record, self._reached, self._keep = record, reached, keep
+        for folder in ("updates", "snapshots"):
+            (run_dir / folder).mkdir(exist_ok=True)
+        self._ledger = ledger.Ledger(run_dir / "ledger")
+        past = recovery.history(self._ledger.records)
+        if past.rounds:
+            self.network = recovery.restore(run_dir, self._program, past)
+        else:
+            self.network = Network(self._program.layout, self._program.travelling, prepared.network)
+            snapshots.write(run_dir, 0, self.network, reached)
+        self.round, self.epoch = past.rounds, past.epochs + 1
+        self.shares = past.shares.get(past.rounds, ())
+        self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._next_offset = max((u.offset + u.size_bytes for u in self.staged.values()), default=0)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
+
+    async def begin(self, shares: tuple[float, ...]) -> None:
+        """Raise the epoch: from here on nothing that an older head leased is taken."""
+        self.shares = shares
+        await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares)
+        self._reached("epoch-recorded")
+
+    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload) -> None:
+        """Make an update durable: the payload first, then the ledger's word for it."""
+        path = updates.path_of(self.run_dir, self.round)
+        staged = updates.Staged(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
+        self.staged[subnet] = staged
+        self._next_offset += staged.size_bytes
+        await self._durably(lambda: updates.write(path, staged.offset, payload.frames))
+        self._reached("update-written")
+        await self._append("stage", round=self.round, attempt=attempt, **asdict(staged))
+        self._reached("update-recorded")
+
+    async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
+        """End the open round: the ledger says so, then the network changes."""
+        await self._durably(lambda: updates.sync(updates.path_of(self.run_dir, self.round)))
+        await self._append("commit", durable=True, round=self.round, staged=staged, next_shares=next_shares)
+        self._reached("commit-recorded")
+        await asyncio.to_thread(
+            recovery.apply,
+            self.run_dir,
+            self._program,
+            self.network,
+            self.round,
+            self.shares,
+            self.staged,
+            dict(staged),
+        )
+        self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+
+    async def snapshot(self) -> None:
+        """Write the network, then forget what only older snapshots needed."""
+        started, round_ = time.monotonic(), self.round
+        await self._durably(lambda: snapshots.write(self.run_dir, round_, self.network, self._reached))
+        await asyncio.to_thread(snapshots.prune, self.run_dir, self._keep)
+        await asyncio.to_thread(updates.prune, self.run_dir, min(snapshots.rounds(self.run_dir)))
+        self._reached("updates-pruned")
+        self._record("snapshot", round=round_, seconds=time.monotonic() - started)
+
+    async def end(self, status: str) -> str:
+        """Note how the run ended; returns the parameters' SHA-256."""
+        digest = await asyncio.to_thread(self.network.sha256)
+        await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
+        return digest
+
+    def _sound(self, staged: dict[int, updates.Staged]) -> dict[int, updates.Staged]:
+        """What a head before us staged of the open round, without what a power cut spoilt."""
+        sound = {}
+        for k, update in staged.items():
+            try:
+                updates.read(updates.path_of(self.run_dir, self.round), update)
+            except DamageError as error:
+                logger.warning("%s; it is trained again", error)
+            else:
+                sound[k] = update
+        return sound
+
+    async def _append(self, kind: str, *, durable: bool = False, **fields: object) -> None:
+        await self._durably(lambda: self._ledger.append(kind, durable=durable, **fields))
+
+    async def _durably(self, write: Callable[[], None]) -> None:
+        """Write in a thread; while there is no room, say so and try again until there is."""
+        paused = False
+        while True:
+            try:
+                await asyncio.to_thread(write)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not paused:
+                    why = errno.errorcode[error.errno or 0]
+                    reason = f"no room left in {self.run_dir} ({why}); free some and the run goes on"
+                    self._record("paused", reason=reason)
+                paused = True
+                await asyncio.sleep(ROOM_RETRY_SECONDS)
+            else:
+                break
+        if paused:
+            self._record("resumed", reason=f"there is room in {self.run_dir} again")
