@@ -1,17 +1,17 @@
-# Every target sets up what it needs; the marker file says that it did.
+# Every target sets up what it needs first: a virtual environment in .venv with the tested versions.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DATA := /usr/share/datasets/fashion-mnist
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check data clean
 
-demo: $(READY)  ## train Fashion-MNIST on four workers of which one is taken every 15 s
-	@$(BIN)/python -m idletrain.nn.data || (command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
-	    apt-get install -y -qq dataset-fashion-mnist || apt-get update -qq && apt-get install -y -qq dataset-fashion-mnist) || true
+demo: $(READY) data  ## train Fashion-MNIST on four workers, of which one is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --churn 15s
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .
@@ -19,11 +19,16 @@ check: $(READY)  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
-	touch $(READY)
+# Debian's package of the data set, where it is absent and may be installed; idletrain downloads it otherwise.
+data:
+	@if [ ! -d $(DATA) ] && [ ! -d "$$HOME/.cache/idletrain/fashion-mnist" ] && command -v apt-get >/dev/null; then \
+	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq dataset-fashion-mnist || true; \
+	fi
 
-clean:  ## remove what `make` and runs made
-	rm -rf .venv runs build dist *.egg-info
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv || { $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	@touch $(READY)
+
+clean:  ## remove what this file and runs made
+	rm -rf .venv runs *.egg-info

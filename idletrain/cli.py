@@ -52,6 +52,7 @@ def launch(
 
     from idletrain.launch import Options, check_run
     from idletrain.observe import display
+    from idletrain.observe.records import summarise
 
     settings = _job(job, nodes)
     options = Options(scheduler=scheduler, resume=resume, churn_seconds=churn)
@@ -60,6 +61,8 @@ def launch(
     prepared = _prepare(settings)
     console = Console()
     shown = display.choose(as_json, console)
+    if resume:
+        shown.summary = summarise(settings.run_dir / "events.jsonl")
     with shown:
         ending = asyncio.run(_launch(settings, prepared, options, shown))
     if not as_json:
@@ -160,14 +163,12 @@ def worker(
 def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False))
     except IdletrainError as error:
         faults = error.faults if isinstance(error, JobError) else (str(error),)
         for fault in faults:
             typer.echo(f"idletrain: {fault}", err=True)
         sys.exit(error.exit_code)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED_EXIT)
     except Exception as error:  # noqa: BLE001 (the one place for bugs)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 from distributed import Client
+from distributed.core import rpc
 from distributed.security import Security
 
 from idletrain.errors import JobError, RunError
@@ -76,7 +77,7 @@ def check_run(job: Job, options: Options) -> None:
     if options.resume and not exists:
         faults.append(f"name: there is no run {job.name} in {job.checkpoint.to} to resume; leave out --resume")
     if exists and options.resume:
-        faults += _changes(Job.model_validate_json((job.run_dir / "job.json").read_text()), job)
+        faults += _resume_faults(job)
     if options.scheduler:
         faults += _scheduler_faults(options.scheduler)
     if options.scheduler and options.churn_seconds:
@@ -93,14 +94,13 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
         RunError: it cannot go on.
     """
     check_run(job, options)
-    history = read_history(job.run_dir) if options.resume else None
-    if history and history.status in ("completed", "reached") and history.rounds >= job.training.rounds:
-        raise RunError(f"run {job.name} is complete after {history.rounds} rounds; raise training.rounds to go on")
     settings.apply()
+    if options.scheduler:
+        await _check_reachable(options.scheduler)
     job.run_dir.mkdir(parents=True, exist_ok=True)
     with only_head(job.run_dir), _recorder(job, options) as record:
         (job.run_dir / "job.json").write_text(job.model_dump_json(indent=1))
-        journal = Journal(job.run_dir, prepared, record, options.reached, job.checkpoint.keep)
+        journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
             async with _cluster(job, options) as (address, security), _client(address, security) as client:
                 runner = Runner(job, prepared, journal, client, record)
@@ -108,20 +108,29 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                     return await runner.run(job.nodes.count)
 
 
-@contextlib.asynccontextmanager
-async def _client(address: str, security: Security) -> AsyncIterator[Client]:
+def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -> Journal:
     try:
-        client = await Client(
-            address, asynchronous=True, security=security, set_as_default=False, timeout=CONNECT_SECONDS
-        )
+        return Journal(job.run_dir, prepared, record, reached, job.checkpoint.keep)
+    except OSError as error:
+        raise RunError(f"{job.run_dir} cannot be written ({error.strerror}); make room or set checkpoint.to") from None
+
+
+async def _check_reachable(address: str) -> None:
+    try:
+        async with rpc(
+            address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
+        ) as remote:
+            await remote.identity()
     except (OSError, ValueError) as error:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
         ) from None
-    try:
+
+
+@contextlib.asynccontextmanager
+async def _client(address: str, security: Security) -> AsyncIterator[Client]:
+    async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
         yield client
-    finally:
-        await client.close()
 
 
 @contextlib.contextmanager
@@ -207,11 +216,18 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
                 loop.remove_signal_handler(number)
 
 
-def _changes(then: Job, now: Job) -> list[str]:
-    """What differs between a run's job and the one that would go on with it."""
+def _resume_faults(job: Job) -> list[str]:
+    """Why a run cannot be gone on with: it is complete, or it is another job's."""
+    then = Job.model_validate_json((job.run_dir / "job.json").read_text())
+    past = read_history(job.run_dir)
+    if past.status == "completed" and job.training.rounds <= past.rounds:
+        return [f"training.rounds: run {job.name} is complete after {past.rounds} rounds; ask for more to go on"]
+    if past.status == "reached" and job.stop == then.stop:
+        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
     faults = []
     for path in FIXED:
-        old, new = then, now
+        old: object = then
+        new: object = job
         for part in path.split("."):
             old, new = getattr(old, part), getattr(new, part)
         if old != new:

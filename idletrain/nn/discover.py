@@ -77,7 +77,7 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
                 label[np.asarray(item.idxs)] = np.asarray(item.root_idxs)
         if labels and not seen & labels.keys():
             seen |= labels.keys()
-            yield names[id(layer)], labels
+            yield names[id(layer)] or type(layer).__name__, labels
 
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)

@@ -12,11 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from idletrain.nn.data import Samples
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator, key
 from idletrain.nn.subnets import Subnet, views
+
+ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
 
 
 class BatchOrder:
@@ -55,16 +59,14 @@ class LocalSteps:
         self._number, self._round, self._device = number, round_, flat.device
         self.flat = flat
         self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(flat.device)
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimizer = make_optimizer(program, trainable)
-        self._bind_state(program, subnet)
+        self._optimizer = LocalOptimizer(program, subnet, flat, self.module)
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> None:
         """Do step `step` of this round's J."""
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
         index = order.batch(self._number, self._round * self._training.local_steps + step)
         inputs, labels = samples.batch(index)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         self._loss(self.module(inputs.to(self._device)), labels.to(self._device)).backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
@@ -72,29 +74,66 @@ class LocalSteps:
         """Tell AdamW's bias correction how many steps its moments have seen."""
         travels = self._training.optimizer.state == "travel"
         seen = step + travels * self._round * self._training.local_steps
-        for state in self._optimizer.state.values():
-            if "step" in state:
-                state["step"].fill_(seen)
-
-    def _bind_state(self, program: Program, subnet: Subnet) -> None:
-        """Put the optimizer's state into the flat buffer's later slots."""
-        parameters = dict(self.module.named_parameters())
-        for slot, name in enumerate(program.slots[1:], start=1):
-            part = self.flat[slot * subnet.parameters : (slot + 1) * subnet.parameters]
-            for tensor, view in zip(program.layout.tensors, views(part, subnet.shapes), strict=True):
-                if tensor.trainable:
-                    state = self._optimizer.state[parameters[tensor.name]]
-                    state[name] = view
-                    if self._training.optimizer.name == "adamw":
-                        state.setdefault("step", torch.zeros(()))
+        self._optimizer.seen(seen)
 
 
-def make_optimizer(program: Program, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The local optimizer that the job names."""
-    asked = program.training.optimizer
-    if asked.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=asked.lr, betas=asked.betas, weight_decay=asked.weight_decay)
-    return torch.optim.SGD(parameters, lr=asked.lr, momentum=asked.momentum, weight_decay=asked.weight_decay)
+class LocalOptimizer:
+    """The local optimizer that the job names; its state is the flat buffer's later slots.
+
+    Made of torch's optimizer functions: the first `torch.optim.SGD` of a process imports torch._dynamo, which takes
+    a worker 1.4 s on an idle core before its first step, at every replacement of a node.
+    """
+
+    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, module: nn.Module) -> None:
+        self._asked = program.training.optimizer
+        tensors, P = program.layout.tensors, subnet.parameters
+        slots = [list(views(flat[s * P : (s + 1) * P], subnet.shapes)) for s in range(1, len(program.slots))]
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._slots = [[view for t, view in zip(tensors, slot, strict=True) if t.trainable] for slot in slots]
+        self._steps = [torch.zeros(()) for _ in self._parameters]
+
+    def seen(self, steps: int) -> None:
+        """Say how many steps the state has seen."""
+        for count in self._steps:
+            count.fill_(steps)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        asked = self._asked
+        having = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        parameters: list[Tensor] = [self._parameters[i] for i in having]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        state = [[slot[i] for i in having] for slot in self._slots]
+        if asked.name == "adamw":
+            means, squares = state
+            adamw(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                [self._steps[i] for i in having],
+                amsgrad=False,
+                beta1=asked.betas[0],
+                beta2=asked.betas[1],
+                lr=asked.lr,
+                weight_decay=asked.weight_decay,
+                eps=ADAMW_EPS,
+                maximize=False,
+            )
+        else:
+            sgd(
+                parameters,
+                gradients,
+                list(state[0]) if state else [None] * len(having),
+                weight_decay=asked.weight_decay,
+                momentum=asked.momentum,
+                lr=asked.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -175,6 +175,8 @@ def _check_fit(module: nn.Module, samples: Samples, loss: Loss, loss_name: str) 
         reason = str(error).split("\n")[0]
         raise JobError(f"model: does not take inputs of shape {list(inputs.shape[1:])}: {reason}") from None
     expected = f"outputs {list(outputs.shape)} and labels {list(labels.shape)} of {labels.dtype}"
+    if loss is functional.mse_loss and outputs.shape != labels.shape:  # torch would warn, and broadcast
+        raise JobError(f"training.loss: {loss_name} does not fit {expected}: they should have one shape")
     try:
         value = loss(outputs, labels)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -182,8 +184,6 @@ def _check_fit(module: nn.Module, samples: Samples, loss: Loss, loss_name: str) 
         raise JobError(f"training.loss: {loss_name} does not fit {expected}: {reason}") from None
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise JobError(f"training.loss: {loss_name} should return one number for {expected}")
-    if loss is functional.mse_loss and outputs.shape != labels.shape:
-        raise JobError(f"training.loss: {loss_name} does not fit {expected}: they should have one shape")
     if loss is cross_entropy and isinstance(samples, Arrays) and int(samples.y.max()) >= outputs.shape[-1]:
         raise JobError(f"training.loss: label {int(samples.y.max())} is beyond the model's {outputs.shape[-1]} outputs")
 

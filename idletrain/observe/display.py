@@ -11,13 +11,13 @@ from typing import Any, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from idletrain.observe.records import Event, Summary
 
 BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
 LINE_SECONDS = 10.0  # between plain lines when nothing else happens
 STATES = {True: "[yellow]draining", False: "[green]training"}
@@ -96,11 +96,11 @@ class Screen:
 
     def _draw(self) -> RenderableType:
         summary = self.summary
-        title = f"idletrain [bold]{summary.run}[/bold]"
+        title = f"idletrain [bold]{summary.run}[/bold]  [dim]{summary.dashboard}"
         body: list[RenderableType] = [
-            Text.from_markup(_progress(summary)),
-            ProgressBar(total=max(1, summary.total_rounds), completed=summary.rounds),
-            Text(_spark([a for _, _, a, _ in summary.curve if a is not None])),
+            Text(_progress(summary, separator="\n")),
+            Text(_bar(summary.rounds / max(1, summary.total_rounds)), style="cyan"),
+            Text(_spark([accuracy for _, _, accuracy, _ in summary.curve if accuracy is not None])),
             _workers(summary),
             Text("\n".join(self._recent), style="dim"),
         ]
@@ -122,7 +122,7 @@ def _tell_start(event: Event) -> str:
 
 def _tell_left(event: Event) -> str | None:
     how = {"notice": "left after a notice", "kill": "was killed"}.get(event["cause"])
-    return how and f"{event['worker']} {how}"
+    return how and f"{event['name']} {how}"
 
 
 def _tell_lost(event: Event) -> str | None:
@@ -138,7 +138,7 @@ def _tell_reason(event: Event) -> str:
 _NEWS: dict[str, Callable[[Event], str | None]] = {
     "run_started": _tell_start,
     "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'])}",
-    "worker_joined": lambda e: f"{e['worker']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
+    "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
     "worker_left": _tell_left,
     "worker_refused": _tell_reason,
     "paused": _tell_reason,
@@ -179,7 +179,7 @@ def choose(as_json: bool, console: Console) -> Lines | Json | Screen:
     return Screen(console) if console.is_terminal else Lines(sys.stdout)
 
 
-def _progress(summary: Summary) -> str:
+def _progress(summary: Summary, separator: str = "  ") -> str:
     goodput = "" if summary.goodput is None else f"  goodput {summary.goodput:.0%}"
     speed = ""
     if summary.round_seconds:
@@ -188,7 +188,11 @@ def _progress(summary: Summary) -> str:
         speed = f"  {summary.steps_per_second:.0f} steps/s  {rate:.1f} MB/s  ETA {left:.0f} s"
     alive = sum(worker.left is None for worker in summary.workers.values())
     score = f"  {score_text(summary.accuracy, summary.loss)}" if summary.curve else ""
-    return f"round {summary.rounds}/{summary.total_rounds}{score}  {alive} workers{speed}{goodput}"
+    return f"round {summary.rounds}/{summary.total_rounds}{score}{separator}{alive} workers{speed}{goodput}"
+
+
+def _bar(share: float) -> str:
+    return "━" * round(BAR_WIDTH * share) + "┄" * (BAR_WIDTH - round(BAR_WIDTH * share))
 
 
 def _spark(values: Sequence[float]) -> str:
@@ -197,15 +201,15 @@ def _spark(values: Sequence[float]) -> str:
         return "accuracy: -"
     low, high = min(values), max(values)
     span = max(high - low, 1e-9)
-    shown = values[-60:]
+    shown = values[-BAR_WIDTH:]
     bars = "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
     return f"accuracy {low:.3f} {bars} {high:.3f}"
 
 
 def _workers(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
-    for name, worker in summary.workers.items():
+    for worker in summary.workers.values():
         if worker.left is None:
             age = f"{summary.seconds - worker.joined:.0f} s"
-            table.add_row(name, worker.device, age, STATES[worker.noticed], worker.subnet or "idle")
+            table.add_row(worker.name, worker.device, age, STATES[worker.noticed], worker.subnet or "idle")
     return table

@@ -3,11 +3,12 @@
 Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `s` (seconds since this head started)
 and `kind`; the kinds and their fields:
 
-    run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at
-    worker_joined    worker, memory_bytes, device, steps_per_second, cohort, pid
+    run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
+                     run_dir, dashboard
+    worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid
     worker_refused   worker, reason
     worker_notice    worker
-    worker_left      worker, cause (notice, kill or end)
+    worker_left      worker, name, cause (notice, kill or end)
     leased           round, subnet, attempt, worker, step
     marked           round, subnet, attempt, steps
     lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds
@@ -76,6 +77,7 @@ def read(path: Path) -> Iterator[Event]:
 class WorkerView:
     """A worker as the events tell of it."""
 
+    name: str
     joined: float
     pid: int
     device: str
@@ -115,6 +117,7 @@ class Summary:
     params_sha256: str | None = None
     run_dir: str = ""
     parameters: int = 0
+    dashboard: str = ""
     accuracy: float | None = None
     loss: float | None = None
     workers: dict[str, WorkerView] = field(default_factory=dict)
@@ -137,7 +140,8 @@ class Summary:
         """Take the next event."""
         if event["kind"] == "run_started":
             self._before = self.seconds
-            self.workers = {n: w for n, w in self.workers.items() if w.left is not None}
+            for worker in self.workers.values():  # a head that was killed could not say that they left
+                worker.left = self.seconds if worker.left is None else worker.left
         self.seconds = self._before + event["s"]
         handler = _ADD.get(event["kind"])
         if handler:
@@ -179,13 +183,13 @@ def summarise(path: Path) -> Summary:
 
 def _started(summary: Summary, event: Event) -> None:
     summary.status = "running"
-    for field_ in ("run", "subnets", "target", "parameters", "run_dir"):
+    for field_ in ("run", "subnets", "target", "parameters", "run_dir", "dashboard"):
         setattr(summary, field_, event[field_])
     summary.total_rounds, summary.rounds = event["rounds"], event["resumed_at"]
 
 
 def _joined(summary: Summary, event: Event) -> None:
-    summary.workers[event["worker"]] = WorkerView(summary.seconds, event["pid"], event["device"])
+    summary.workers[event["worker"]] = WorkerView(event["name"], summary.seconds, event["pid"], event["device"])
     summary.note = ""
 
 

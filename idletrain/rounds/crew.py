@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ POLL_SECONDS = 0.1
 FIRST_WORKERS_SECONDS = 60.0  # the wait for the asked number of workers before starting with those that are there
 DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold disk can draw out
 REMIND_SECONDS = 10.0
+COUNT_SECONDS = 2.0
 
 
 class Crew:
@@ -29,7 +31,7 @@ class Crew:
         record: Takes what happens.
         joined: Called with a worker's address once it has told what it can do.
         noticed: Called when a worker says that it will be taken.
-        left: Called when a worker that had joined is gone.
+        left: Called with address and name when a worker that had joined is gone.
         spawn: Runs a coroutine beside the others.
 
     Attributes:
@@ -44,20 +46,25 @@ class Crew:
         *,
         joined: Callable[[str], None],
         noticed: Callable[[str], None],
-        left: Callable[[str], None],
+        left: Callable[[str, str], None],
     ) -> None:
         self._client, self._record, self._spawn = client, record, spawn
         self._joined, self._noticed, self._left = joined, noticed, left
         self.capacities: dict[str, Capacity] = {}
         self._known: set[str] = set()
+        self._names: dict[str, str] = {}
 
     async def watch(self) -> None:
-        """Begin to listen, and welcome those who are there already."""
+        """Begin to listen, and to count who is there, as events tell only of those who come later."""
         await self._client.set_metadata(["idletrain"], {"version": task.version()})
         self._client.subscribe_topic("all", self._on_event)
         self._client.subscribe_topic("idletrain", self._on_event)
-        for address in self._client.scheduler_info(n_workers=-1)["workers"]:
-            self._spawn(self._welcome(address))
+        self._spawn(self._count())
+
+    async def leave(self) -> None:
+        """Let the cluster go: workers of other versions may join it again."""
+        with contextlib.suppress(OSError):
+            await self._client.set_metadata(["idletrain"], None)
 
     async def wait_for(self, count: int, stopped: Callable[[], bool]) -> None:
         """Wait until `count` workers joined; with fewer, but some, after a minute."""
@@ -81,10 +88,19 @@ class Crew:
             case "remove-worker":
                 self._known.discard(address)
                 if self.capacities.pop(address, None):
-                    self._left(address)
+                    self._left(address, self._names.pop(address))
             case "notice":
                 self._record("worker_notice", worker=address)
                 self._noticed(address)
+
+    async def _count(self) -> None:
+        """Welcome those who were there before we listened, and again those whose joining failed."""
+        while True:
+            with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
+                scheduler = await self._client.scheduler.identity(n_workers=-1)
+                for address in scheduler["workers"]:
+                    self._spawn(self._welcome(address))
+            await asyncio.sleep(COUNT_SECONDS)
 
     async def _welcome(self, address: str) -> None:
         """Learn what a new worker can do, and let it in if it runs the same version."""
@@ -99,18 +115,22 @@ class Crew:
             self._record("worker_refused", worker=address, reason=str(refusal))
             return
         except Exception as error:  # noqa: BLE001 (whatever a worker dies of while it joins, it has not joined)
-            logger.info("worker %s did not join: %s", address, error)
+            logger.info("worker %s did not join: %r", address, error)
+            self._known.discard(address)  # the next count tries again, if it is still there
             return
         if address not in self._known:  # it left while it told
             return
         self.capacities[address] = Capacity(about["memory_bytes"], about["steps_per_second"])
-        fields = ("memory_bytes", "device", "steps_per_second", "cohort", "pid")
+        self._names[address] = about["name"]
+        fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
         self._record("worker_joined", worker=address, **{field: about[field] for field in fields})
         self._joined(address)
 
     async def _check_version(self, address: str) -> None:
         found = await self._client.run(task.version, workers=[address], on_error="return")
         theirs = found.get(address)
+        if isinstance(theirs, OSError):
+            raise theirs
         if isinstance(theirs, Exception) or theirs != task.version():
             raise RefusedError(
                 f"worker {address} runs idletrain {theirs} and the head {task.version()}; install the same"

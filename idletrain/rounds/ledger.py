@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ def read(path: Path) -> Reading:
         end = content.find(b"\n", offset) + 1 or len(content)
         record = _parse(content[offset:end])
         if record is None or record["n"] != len(records):
-            if end < len(content):
+            if end < len(content) or _holds_record(content[offset:end]):
                 raise DamageError(
                     f"{path}: damaged at byte {offset} (record {len(records)}); "
                     "restore the file from a copy, or start the job again under another name"
@@ -50,7 +52,7 @@ def read(path: Path) -> Reading:
 
 
 class Ledger:
-    """An open ledger.
+    """An open ledger; threads may append to it.
 
     Args:
         path: The file; what follows its sound part is cut off.
@@ -59,6 +61,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         reading = read(path)
         self.records = list(reading.records)
+        self._one_at_a_time = threading.Lock()
         self._end = reading.sound_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, self._end)
@@ -69,7 +72,10 @@ class Ledger:
         Raises:
             OSError: there is no room; the ledger is as it was before.
         """
-        record = {"kind": kind, "n": len(self.records), **fields}
+        with self._one_at_a_time:
+            self._append({"kind": kind, "n": len(self.records), **fields}, durable)
+
+    def _append(self, record: Record, durable: bool) -> None:
         line = _format(record)
         try:
             if os.pwrite(self._file, line, self._end) != len(line):
@@ -91,6 +97,12 @@ class Ledger:
 def _format(record: Record) -> bytes:
     body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _holds_record(line: bytes) -> bool:
+    """Whether a whole record follows damage in the same line: then it is not a torn end, but lost its line break."""
+    starts = (match.start() for match in re.finditer(rb"[0-9a-f]{8} \{", line))
+    return any(_parse(line[start:]) for start in starts if start)
 
 
 def _parse(line: bytes) -> Record | None:

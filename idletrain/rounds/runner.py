@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import torch
 from distributed import Client, Future
+from distributed.scheduler import KilledWorker, NoValidWorkerError
 from distributed.utils import get_ip
 from torch import Tensor
 
@@ -74,6 +75,7 @@ class Runner:
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
+        self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
         self._state: state.State | None = None
@@ -124,6 +126,7 @@ class Runner:
             groups={group.name: group.size for group in self._program.layout.groups},
             resumed_at=self._journal.round,
             run_dir=str(self._journal.run_dir),
+            dashboard=self._client.dashboard_link,
         )
 
     async def _open(self) -> None:
@@ -147,6 +150,8 @@ class Runner:
         self._state = opened
         for address in list(self._crew.capacities):
             self._on_joined(address)
+        if opened.stage is state.Stage.LAST_LOOK:
+            self._spawn(self._look(state.Look(evaluate=True, snapshot=True)))
         self._handle(state.Tick(now=now))
 
     async def _until_done(self) -> str:
@@ -164,6 +169,8 @@ class Runner:
         return self._done.result()
 
     async def _end(self, status: str) -> Ending:
+        if status == "failed":
+            raise RunError(f"a subnet fails on every worker: {self._failure}; mend that and add --resume")
         digest = await self._journal.end(status)
         accuracy, loss = self._score
         ending = Ending(status, self._journal.round, digest, accuracy, loss)
@@ -175,6 +182,7 @@ class Runner:
         for pending in (*self._tasks, *self._pulls.values()):
             pending.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.leave()
         for _, future in self._futures.values():
             future.release()
         await self._store.close()
@@ -210,7 +218,8 @@ class Runner:
                 case state.Keep(k) if pushed:
                     self._keep(k, pushed)
                 case state.Store(k):
-                    arrived = isinstance(event, state.Pushed) and event.lease.subnet == k
+                    # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
+                    arrived = isinstance(event, state.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
                     payload = pushed if arrived and pushed else self._marks[k]
                     self._staging[k] = self._spawn(self._stage(command, payload))
                 case state.Lease():
@@ -240,10 +249,10 @@ class Runner:
     def _on_notice(self, address: str) -> None:
         self._handle(state.NoticeGiven(now=time.monotonic(), worker=address))
 
-    def _on_left(self, address: str) -> None:
+    def _on_left(self, address: str, name: str) -> None:
         worker = self._state.workers.get(address) if self._state else None
         warned = "notice" if worker is not None and worker.draining else "kill"
-        self._record("worker_left", worker=address, cause="end" if self._done.done() else warned)
+        self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
                 self._spawn(future.cancel())
@@ -286,6 +295,7 @@ class Runner:
 
     async def _follow(self, lease: LeaseId, worker: str, future: Future) -> None:
         """Wait for an attempt's end, of whatever kind; only the ledger says what it achieved."""
+        failed = False
         try:
             record = await future
         except asyncio.CancelledError:
@@ -294,12 +304,14 @@ class Runner:
             record = {"ended": "cancelled"}
         except Exception as error:  # noqa: BLE001 (a task may die of anything; the subnet is leased again)
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
+            failed = not isinstance(error, KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
+            self._failure = record["reason"] if failed else self._failure
         del self._futures[lease.attempt]
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
-        self._handle(state.AttemptEnded(now=time.monotonic(), lease=lease))
+        self._handle(state.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -349,7 +361,9 @@ class Runner:
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
         names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
         await self._journal.stage(k, command.attempt, command.steps, payload)
-        self._record("staged", **names, steps=command.steps, train_seconds=payload.train_seconds)
+        whole = command.steps == self._program.training.local_steps  # a mark's seconds were told when its lease was lost
+        seconds = payload.train_seconds if whole else 0.0
+        self._record("staged", **names, steps=command.steps, train_seconds=seconds)
         self._handle(state.Stored(now=time.monotonic(), subnet=k))
 
     async def _commit(self, command: state.Commit) -> None:
@@ -395,7 +409,7 @@ class Runner:
 
     def _plan(self) -> tuple[float, ...]:
         """Shares for the workers that are there; under `reissue` not by their measured speed, which is noise to a
-        result that is to be a function of the job (it gave one of seven undisturbed runs of workflows/digits.yaml other bits).
+        result that is a function of the job (one of seven undisturbed runs of workflows/digits.yaml differed).
         """
         workers = list(self._crew.capacities.values())
         if self._job.preemption.policy == "reissue":

@@ -60,10 +60,11 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
     folder = run_dir / "snapshots" / f"{round_:08d}"
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
+        digest = manifest["sha256"]
         content = np.fromfile(folder / "network", np.float32)
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise DamageError(f"{folder}: cannot be read") from None
-    if hashlib.sha256(content.data).hexdigest() != manifest["sha256"] or content.size != network.flat.numel():
+    if hashlib.sha256(content.data).hexdigest() != digest or content.size != network.flat.numel():
         raise DamageError(f"{folder}: does not hold what was written to it")
     network.flat.copy_(torch.from_numpy(content))
 

@@ -23,6 +23,7 @@ from idletrain.exchange.wire import LeaseId, Reply
 # it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
 PATIENCE = 1.5
 DIVERGED_AFTER = 3  # attempts at one subnet that end in NaN: the same steps would end so for ever
+FAILED_AFTER = 3  # attempts at one subnet that end in an error of the code: another worker would not help
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
 
 
@@ -87,6 +88,7 @@ class Subnet:
     seen_at: float = 0.0
     lost: bool = False
     diverged: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +182,10 @@ class Stored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """An attempt's task is over, well or not."""
+    """An attempt's task is over; `failed` if by an error of its own (not by the loss of its worker)."""
 
     lease: LeaseId
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +284,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over: `completed`, `reached`, `stopped` or `diverged`."""
+    """The run is over: `completed`, `reached`, `stopped`, `diverged` or `failed`."""
 
     status: str
 
@@ -297,12 +300,18 @@ class IllegalEventError(Exception):
 def open_run(
     rules: Rules, run: str, epoch: int, round_: int, needs: tuple[int, ...], staged: Mapping[int, int], now: float
 ) -> State:
-    """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps."""
+    """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps.
+
+    After the last round nothing is left but to look at the network: the caller does, and says Looked.
+    """
     subnets = tuple(
         Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
         for k, need in enumerate(needs)
     )
-    return State(rules=rules, run=run, epoch=epoch, round=round_, subnets=subnets, opened_at=now)
+    opened = State(rules=rules, run=run, epoch=epoch, round=round_, subnets=subnets, opened_at=now)
+    if round_ >= rules.rounds:  # all rounds are done, but the last look at them was not
+        return replace(opened, stage=Stage.LAST_LOOK, looking=True)
+    return opened
 
 
 def advance(state: State, event: Event) -> Step:
@@ -341,10 +350,11 @@ def _beat(state: State, event: Beat) -> Step:
     reply = standing(state, event.lease)
     if reply is not Reply.ACCEPTED:
         return state, (Answer(reply),)
+    subnet = state.subnets[event.lease.subnet]
     subnet = replace(
-        state.subnets[event.lease.subnet],
+        subnet,
         expires=event.now + state.rules.lease_seconds,
-        seen_steps=event.steps,
+        seen_steps=max(subnet.seen_steps, event.steps),  # a beat may be older than a mark, or than the pull of one
         seen_at=event.now,
     )
     return _with_subnet(state, event.lease.subnet, subnet), (Answer(reply),)
@@ -358,7 +368,7 @@ def _pushed(state: State, event: Pushed) -> Step:
     subnet = state.subnets[k]
     if event.fault is not None:
         return _refused(state, event, event.fault)
-    if 0 < event.steps <= subnet.steps:  # marks may overtake each other on the way
+    if event.steps <= subnet.steps:  # marks may overtake each other on the way
         return state, (Answer(Reply.DUPLICATE),)
     subnet = replace(subnet, steps=event.steps, seen_steps=event.steps, seen_at=event.now)
     if event.steps < state.rules.local_steps:
@@ -393,7 +403,12 @@ def _stored(state: State, event: Stored) -> Step:
 
 
 def _ended(state: State, event: AttemptEnded) -> Step:
-    cause = "error"
+    k, cause = event.lease.subnet, "error"
+    if event.failed and standing(state, event.lease) is Reply.ACCEPTED:
+        failures = state.subnets[k].failures + 1
+        state = _with_subnet(state, k, replace(state.subnets[k], failures=failures))
+        if failures >= FAILED_AFTER:
+            return replace(state, stage=Stage.DONE), (Finish("failed"),)
     for name, worker in state.workers.items():
         if worker.attempt == event.lease.attempt:
             state = _with_worker(state, name, replace(worker, attempt=None))
@@ -465,6 +480,8 @@ def _settle(state: State, now: float) -> Step:
     """Give out waiting subnets, close the round if it is time, and commit it once all is staged."""
     if state.stage is not Stage.TRAINING:
         return state, ()
+    if state.round >= state.rules.rounds:  # the head before us died after the last commit
+        return replace(state, stage=Stage.LAST_LOOK, looking=True), (Look(True, True),)
     state, leases = _give_out(state, now)
     state, closing = _close(state, now) if _should_close(state, now) else (state, ())
     staged = tuple((k, s.steps) for k, s in enumerate(state.subnets) if s.phase is Phase.STAGED)
@@ -510,8 +527,12 @@ def _give_out(state: State, now: float) -> Step:
 
 
 def _worth_leasing(state: State, subnet: Subnet) -> bool:
-    """Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone."""
-    return not (state.rules.salvage and subnet.lost) or any(s.phase is Phase.LEASED for s in state.subnets)
+    """Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone, unless
+    there are no steps at all that the round could be closed with.
+    """
+    if not (state.rules.salvage and subnet.lost):
+        return True
+    return any(s.phase is Phase.LEASED for s in state.subnets) or not any(s.steps for s in state.subnets)
 
 
 def _should_close(state: State, now: float) -> bool:
@@ -549,7 +570,9 @@ def standing(state: State, lease: LeaseId) -> Reply:
     """Whether a lease still holds."""
     if lease.run != state.run or lease.epoch != state.epoch:
         return Reply.STALE_EPOCH
-    if lease.round != state.round or state.stage is not Stage.TRAINING or lease.subnet >= len(state.subnets):
+    if lease.round != state.round or state.stage is not Stage.TRAINING:
+        return Reply.STALE_ROUND
+    if not 0 <= lease.subnet < len(state.subnets):
         return Reply.STALE_ROUND
     subnet = state.subnets[lease.subnet]
     if subnet.phase in (Phase.STORING, Phase.STAGED):

@@ -91,7 +91,7 @@ def describe() -> dict[str, Any]:
         "steps_per_second": measure_speed(device),
         "cohort": numeric_cohort(device),
         "pid": os.getpid(),
-        "host": worker.address,
+        "name": str(worker.name),
     }
 
 
