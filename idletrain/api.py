@@ -57,6 +57,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     batch_size: int = 128,
     optimizer: Mapping[str, Any] | None = None,
     seed: int = 0,
+    evaluate_every: int = 10,
     workers: int = 4,
     name: str | None = None,
     run_dir: str | Path = "runs",
@@ -80,6 +81,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         batch_size: Samples a step and subnet.
         optimizer: As in a job file, for example `{"name": "adamw", "lr": 1e-3}`; SGD with lr 0.1 if None.
         seed: Decides every random number.
+        evaluate_every: Rounds between two evaluations on `test`.
         workers: Worker processes to start here, or to wait for with `scheduler`.
         name: The run's name; made up from the time if None.
         run_dir: Directory of runs.
@@ -103,6 +105,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
                 "rounds": rounds,
                 "batch_size": batch_size,
                 "seed": seed,
+                "evaluate_every": evaluate_every,
                 **({"loss": loss} if isinstance(loss, str) else {}),
                 **({"optimizer": dict(optimizer)} if optimizer else {}),
             },
@@ -135,6 +138,7 @@ def _prepare(job: Job, module: nn.Module, train: Any, test: Any, loss: Loss) -> 
         program=replace(prepared.program, source=_mapped(data / "train", source)),
         test=test_source and _mapped(data / "test", test_source),
     )
+    job.run_dir.mkdir(parents=True, exist_ok=True)
     (job.run_dir / "program.pkl").write_bytes(cloudpickle.dumps(replace(prepared, module=to_meta(module), network=())))
     return prepared
 

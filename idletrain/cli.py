@@ -48,13 +48,14 @@ def launch(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round, and a last one.")] = False,
 ) -> None:
     """Train a job's network."""
+    settings = _job(job, nodes)  # before what takes seconds to import
+
     from rich.console import Console
 
     from idletrain.launch import Options, check_run
     from idletrain.observe import display
     from idletrain.observe.records import summarise
 
-    settings = _job(job, nodes)
     options = Options(scheduler=scheduler, resume=resume, churn_seconds=churn)
     check_run(settings, options)
     _report_progress(as_json, "reading the model and the data")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cloudpickle
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -76,5 +77,5 @@ def save(module: nn.Module, to: Path) -> None:
             torch.save(state, to)
         else:
             save_file(state, to)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise RunError(f"{to} cannot be written: {error}") from None

@@ -25,7 +25,7 @@ from idletrain.observe.records import Recorder, Sink
 from idletrain.rounds.journal import Journal
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
-from idletrain.storage import Reached, only_head
+from idletrain.storage import Reached, only_head, write_whole
 
 HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's RAM is shared out
 CONNECT_SECONDS = 10
@@ -99,7 +99,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
         await _check_reachable(options.scheduler)
     job.run_dir.mkdir(parents=True, exist_ok=True)
     with only_head(job.run_dir), _recorder(job, options) as record:
-        (job.run_dir / "job.json").write_text(job.model_dump_json(indent=1))
+        _write_job(job)
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
             async with _cluster(job, options) as (address, security), _client(address, security) as client:
@@ -108,11 +108,22 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                     return await runner.run(job.nodes.count)
 
 
+def _write_job(job: Job) -> None:
+    try:
+        write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
+    except OSError as error:
+        raise _unwritable(job, error) from None
+
+
+def _unwritable(job: Job, error: OSError) -> RunError:
+    return RunError(f"{job.run_dir} cannot be written ({error.strerror}); make room or set checkpoint.to")
+
+
 def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -> Journal:
     try:
         return Journal(job.run_dir, prepared, record, reached, job.checkpoint.keep)
     except OSError as error:
-        raise RunError(f"{job.run_dir} cannot be written ({error.strerror}); make room or set checkpoint.to") from None
+        raise _unwritable(job, error) from None
 
 
 async def _check_reachable(address: str) -> None:

@@ -15,6 +15,7 @@ from idletrain.exchange.wire import LeaseId, PushHeader, Reply, as_message
 
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
+CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
 
 
 class StoreClient:
@@ -26,7 +27,7 @@ class StoreClient:
     """
 
     def __init__(self, address: str, connection_args: dict[str, Any]) -> None:
-        self._rpc = rpc(address, connection_args=connection_args)
+        self._rpc = rpc(address, timeout=CONNECT_SECONDS, connection_args=connection_args)
 
     async def program(self) -> bytes:
         """The pickled program of the run."""

@@ -118,7 +118,10 @@ class Made:
     args: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> Samples:
-        made = self.factory(**self.args)
+        try:
+            made = self.factory(**self.args)
+        except (TypeError, ValueError, RuntimeError, OSError) as error:
+            raise JobError(f"data.args: {self.factory.__name__} does not take {self.args}: {error}") from None
         if not isinstance(made, Sequence) or len(made) != 2:
             raise JobError(f"data.factory: {self.factory.__name__} should return (train, test)")
         return as_samples(made[self.part])
@@ -136,6 +139,8 @@ def as_samples(data: Any) -> Samples:
             raise JobError(f"data: {len(x)} inputs and {len(y)} labels; there should be as many, and at least one")
         return Arrays(x, y)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        if not len(data):
+            raise JobError(f"data: the {type(data).__name__} holds no samples")
         return MapStyle(data)
     raise JobError(f"data: a {type(data).__name__} is neither a pair of arrays nor a map-style Dataset")
 
@@ -264,9 +269,10 @@ def _gunzip(path: Path, file: Any) -> None:
 
 def _as_input(x: Array) -> Tensor:
     if x.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(x)).float().div_(255)
-    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32 if x.dtype.kind == "f" else np.int64))
+        return torch.from_numpy(np.asarray(x, order="C")).float().div_(255)
+    return torch.from_numpy(np.asarray(x, dtype=np.float32 if x.dtype.kind == "f" else np.int64, order="C"))
 
 
 def _as_label(y: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64))
+    # Not np.ascontiguousarray: it makes a single label an array of one.
+    return torch.from_numpy(np.asarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64, order="C"))

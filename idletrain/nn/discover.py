@@ -8,7 +8,7 @@ shape, which keeps inputs, outputs and widths that the code fixes whole.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,17 @@ def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layo
     """
     module = without_statistics(module)
     found, refused = [], {}
-    for name, fine in _candidates(module, sample):
+    candidates = list(_candidates(module, sample))
+    labelled = _labelled(labels for _, labels in candidates)
+    seen: set[tuple[str, int, int]] = set()
+    for name, fine in candidates:
+        positions = {(*at, int(p)) for at, label in fine.items() for p in np.flatnonzero(label >= 0)}
+        if seen & positions:  # the same group, found from another of its layers
+            continue
+        seen |= positions
+        if any(not labelled[at].all() for at in fine):
+            refused[name] = "it is concatenated with features that no layer makes"  # whose places DepGraph mistakes
+            continue
         cut = _finest_cut(module, sample, fine)
         if isinstance(cut, str):
             refused[name] = cut
@@ -60,11 +70,10 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
     """Every set of coupled dimensions, named after the first layer whose outputs they are."""
     graph: Any = torch_pruning.DependencyGraph()
     names = {id(m): name for name, m in module.named_modules()}
-    parameters = {id(p): name for name, p in module.named_parameters(remove_duplicate=False)}
+    parameters = {id(p): name for name, p in module.named_parameters()}
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # it warns of every parameter that no layer owns
         graph.build_dependency(module, example_inputs=sample)
-    seen: set[tuple[str, int]] = set()
     for layer in module.modules():
         if layer not in graph.module2node or not isinstance(layer, _LAYERS):
             continue
@@ -74,13 +83,22 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
         for item in group:
             for tensor, dimension in _dimensions(item.dep, parameters, graph):
                 label = labels.setdefault((tensor, dimension), _unlabelled(module, tensor, dimension))
-                label[np.asarray(item.idxs)] = np.asarray(item.root_idxs)
-        if labels and not seen & labels.keys():
-            seen |= labels.keys()
+                within = np.asarray(item.idxs) < len(label)  # beyond it only where the places are mistaken
+                label[np.asarray(item.idxs)[within]] = np.asarray(item.root_idxs)[within]
+        if labels:
             yield names[id(layer)] or type(layer).__name__, labels
 
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
+
+
+def _labelled(candidates: Iterable[Labels]) -> dict[tuple[str, int], NDArray[np.bool_]]:
+    """Per dimension, the positions that belong to any candidate."""
+    result: dict[tuple[str, int], NDArray[np.bool_]] = {}
+    for labels in candidates:
+        for at, label in labels.items():
+            result[at] = result.get(at, False) | (label >= 0)
+    return result
 
 
 def _unlabelled(module: nn.Module, tensor: str, dimension: int) -> NDArray[np.int64]:

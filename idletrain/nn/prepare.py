@@ -24,6 +24,7 @@ from idletrain.nn.groups import Layout
 from idletrain.nn.partition import widths
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy
 
+IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index
 SCAN_ROWS = 4096  # rows of data checked for NaN at a time: 12 MB of Fashion-MNIST as floats
 
 
@@ -83,8 +84,15 @@ def prepare(
         raise JobError(f"model: parameters should be float32, but {', '.join(odd)}")
     if not any(p.requires_grad for p in module.parameters()):
         raise JobError("model: has no parameter that requires a gradient; there is nothing to train")
-    samples, _ = _gather_faults(lambda: _checked(train, "data.train"), lambda: test and _checked(test, "data.test"))
-    _check_fit(module, samples, loss, training.loss)
+    samples, tests = _gather_faults(lambda: _checked(train, "data.train"), lambda: test and _checked(test, "data.test"))
+    classes = _check_fit(module, samples, loss, training)
+    if loss is cross_entropy:
+        _gather_faults(
+            *(
+                lambda s=s, field=field: _check_labels(s, field, classes)
+                for s, field in ((samples, "data.train"), (tests, "data.test"))
+            )
+        )
     meta = groups.without_statistics(groups.to_meta(module))
     layout = _layout(meta, samples, training, exclude, table)
     program = Program(meta, layout, train, loss, training)
@@ -165,9 +173,10 @@ def _checked(source: Source, field: str) -> Samples:
     return samples
 
 
-def _check_fit(module: nn.Module, samples: Samples, loss: Loss, loss_name: str) -> None:
-    """Try two samples: the widths must chain and the loss must fit the labels."""
-    inputs, labels = samples.batch(np.arange(min(2, len(samples))))
+def _check_fit(module: nn.Module, samples: Samples, loss: Loss, training: TrainingSettings) -> int:
+    """Try two samples: the widths must chain and the loss must fit the labels; returns the last layer's width."""
+    inputs, labels = samples.batch(np.arange(min(2, training.batch_size, len(samples))))
+    loss_name = training.loss
     probe = copy.deepcopy(module).train()
     try:
         outputs = probe(inputs)
@@ -184,8 +193,15 @@ def _check_fit(module: nn.Module, samples: Samples, loss: Loss, loss_name: str) 
         raise JobError(f"training.loss: {loss_name} does not fit {expected}: {reason}") from None
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise JobError(f"training.loss: {loss_name} should return one number for {expected}")
-    if loss is cross_entropy and isinstance(samples, Arrays) and int(samples.y.max()) >= outputs.shape[-1]:
-        raise JobError(f"training.loss: label {int(samples.y.max())} is beyond the model's {outputs.shape[-1]} outputs")
+    return int(outputs.shape[-1]) if outputs.ndim else 1
+
+
+def _check_labels(samples: Samples | None, field: str, classes: int) -> None:
+    """Labels must be numbers of outputs, or what torch's cross entropy leaves out."""
+    if isinstance(samples, Arrays):
+        odd = samples.y[((samples.y < 0) & (samples.y != IGNORED_LABEL)) | (samples.y >= classes)]
+        if len(odd):
+            raise JobError(f"{field}: label {int(odd[0])} is beyond the model's {classes} outputs, 0 to {classes - 1}")
 
 
 def _layout(

@@ -63,8 +63,9 @@ class Crew:
 
     async def leave(self) -> None:
         """Let the cluster go: workers of other versions may join it again."""
-        with contextlib.suppress(OSError):
-            await self._client.set_metadata(["idletrain"], None)
+        if self._client.status == "running":
+            with contextlib.suppress(OSError):
+                await self._client.set_metadata(["idletrain"], None)
 
     async def wait_for(self, count: int, stopped: Callable[[], bool]) -> None:
         """Wait until `count` workers joined; with fewer, but some, after a minute."""
@@ -96,10 +97,11 @@ class Crew:
     async def _count(self) -> None:
         """Welcome those who were there before we listened, and again those whose joining failed."""
         while True:
-            with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
-                scheduler = await self._client.scheduler.identity(n_workers=-1)
-                for address in scheduler["workers"]:
-                    self._spawn(self._welcome(address))
+            if self._client.status == "running":
+                with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
+                    scheduler = await self._client.scheduler.identity(n_workers=-1)
+                    for address in scheduler["workers"]:
+                        self._spawn(self._welcome(address))
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _welcome(self, address: str) -> None:

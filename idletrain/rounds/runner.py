@@ -93,6 +93,7 @@ class Runner:
         try:
             self._address = await self._store.listen(_own_host(self._client.scheduler.address))
             self._announce()
+            self._spawn(self._watch_scheduler())
             await self._crew.watch()
             await self._crew.wait_for(count, stopped=self._done.done)
             if not self._done.done():
@@ -155,18 +156,23 @@ class Runner:
         self._handle(state.Tick(now=now))
 
     async def _until_done(self) -> str:
-        gone_since = None
         while not self._done.done():
             await asyncio.wait((self._done,), timeout=TICK_SECONDS)
+            self._handle(state.Tick(now=time.monotonic()))
+            self._warn_of_misfits()
+        return self._done.result()
+
+    async def _watch_scheduler(self) -> None:
+        """End the run, at whatever point it is, once the scheduler is gone."""
+        gone_since = None
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
             gone_since = None if self._client.status == "running" else gone_since or now
             if gone_since and now - gone_since > SCHEDULER_GONE_SECONDS:
                 raise RunError(
                     f"the Dask scheduler is gone after round {self._journal.round}; start the job again with --resume"
                 )
-            self._handle(state.Tick(now=now))
-            self._warn_of_misfits()
-        return self._done.result()
 
     async def _end(self, status: str) -> Ending:
         if status == "failed":
@@ -285,7 +291,7 @@ class Runner:
         future = self._client.submit(
             task.train_subnet,
             spec,
-            key=f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-epoch{lease.epoch}",
+            key=f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}",
             workers=[command.worker],
             pure=False,
             retries=0,
@@ -349,8 +355,10 @@ class Runner:
         return self._handle(state.Beat(now=time.monotonic(), lease=lease, steps=steps))
 
     def _expected_bytes(self, header: PushHeader) -> int:
-        k = header.lease.subnet
-        whole = header.steps == self._program.training.local_steps
+        k, all_steps = header.lease.subnet, self._program.training.local_steps
+        if not 0 < header.steps <= all_steps:
+            return -1
+        whole = header.steps == all_steps
         slots = self._program.travelling if whole else len(self._program.slots)
         return 4 * slots * self._subnets[k].parameters if 0 <= k < len(self._subnets) else -1
 
@@ -361,7 +369,9 @@ class Runner:
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
         names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
         await self._journal.stage(k, command.attempt, command.steps, payload)
-        whole = command.steps == self._program.training.local_steps  # a mark's seconds were told when its lease was lost
+        whole = (
+            command.steps == self._program.training.local_steps
+        )  # a mark's seconds were told when its lease was lost
         seconds = payload.train_seconds if whole else 0.0
         self._record("staged", **names, steps=command.steps, train_seconds=seconds)
         self._handle(state.Stored(now=time.monotonic(), subnet=k))
@@ -408,12 +418,14 @@ class Runner:
         return score(self._module, self._prepared.test.open(), self._program.loss)
 
     def _plan(self) -> tuple[float, ...]:
-        """Shares for the workers that are there; under `reissue` not by their measured speed, which is noise to a
-        result that is a function of the job (one of seven undisturbed runs of workflows/digits.yaml differed).
+        """Shares for the workers that are there; under `reissue` not by their measured speed nor by how many they are
+        just now, which are noise to a result that is a function of the job (one of seven undisturbed runs of
+        workflows/digits.yaml differed).
         """
-        workers = list(self._crew.capacities.values())
+        workers = sorted(self._crew.capacities.values(), key=lambda worker: -worker.memory_bytes)
         if self._job.preemption.policy == "reissue":
-            workers = [replace(worker, steps_per_second=1.0) for worker in workers]
+            asked = self._job.nodes.count
+            workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * asked][:asked]
         smallest = min(self._program.layout.sizes, default=1)
         return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest)
 

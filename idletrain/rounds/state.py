@@ -480,8 +480,6 @@ def _settle(state: State, now: float) -> Step:
     """Give out waiting subnets, close the round if it is time, and commit it once all is staged."""
     if state.stage is not Stage.TRAINING:
         return state, ()
-    if state.round >= state.rules.rounds:  # the head before us died after the last commit
-        return replace(state, stage=Stage.LAST_LOOK, looking=True), (Look(True, True),)
     state, leases = _give_out(state, now)
     state, closing = _close(state, now) if _should_close(state, now) else (state, ())
     staged = tuple((k, s.steps) for k, s in enumerate(state.subnets) if s.phase is Phase.STAGED)

@@ -60,7 +60,7 @@ class Node:
     def __init__(self) -> None:
         self.draining = threading.Event()
         self.memory_bytes: int | None = None
-        self.loaded: dict[tuple[str, int], Loaded] = {}
+        self.loaded: dict[tuple[str, str, int], Loaded] = {}
 
     @classmethod
     def of(cls, worker: Worker) -> Node:
@@ -157,7 +157,7 @@ class Attempt:
 
     def _load(self) -> Loaded:
         """The run's program, fetched once for every worker process and epoch."""
-        key = (self._spec.lease.run, self._spec.lease.epoch)
+        key = (self._spec.store, self._spec.lease.run, self._spec.lease.epoch)  # another head's run may have our name
         if key not in self._node.loaded:
             client = StoreClient(self._spec.store, self._worker.security.get_connection_args("worker"))
             program: Program = cloudpickle.loads(self._call(client.program()))

@@ -1,0 +1,1 @@
+"""Measurements of idletrain against its targets; `python -m benchmarks` runs them all."""

@@ -1,0 +1,33 @@
+"""Run every benchmark, one after the other, each in a process of its own, and write `benchmarks/results/NAME.json`.
+
+python -m benchmarks [--tiny] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("round_overhead", "exchange", "local_steps", "memory", "churn", "accuracy")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run those that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all if none")
+    parser.add_argument("--tiny", action="store_true", help="a few seconds each; the figures then mean nothing")
+    arguments = parser.parse_args(argv)
+    if unknown := set(arguments.names) - set(NAMES):
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    RESULTS.mkdir(exist_ok=True)
+    for name in arguments.names or NAMES:
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
+        command += ["--tiny"] if arguments.tiny else ["--json", str(RESULTS / f"{name}.json")]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

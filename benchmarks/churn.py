@@ -1,0 +1,175 @@
+"""How much of the nodes' time ends up in the network while nodes are taken?
+
+Four local workers train Fashion-MNIST's MLP 784-1024-1024-10; every 10 s the oldest is taken and replaced as
+`idletrain launch` does. Under `salvage` it is warned first (SIGTERM), under `reissue` it is killed (SIGKILL). Each
+cut of the network is one run; the rest of the nodes' time is told apart by what it went into.
+
+    python -m benchmarks.churn [--tiny] [--json FILE]
+
+Targets: a goodput of at least 0.90 under `salvage` with notices, 0.80 under `reissue` without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.runs import of_kind, prepared_of, temporary_job
+from idletrain.fleet import local
+from idletrain.job import Job
+from idletrain.launch import Options, launch, local_scheduler
+from idletrain.observe.records import Event, Summary
+
+WORKERS = 4
+WORKER_BYTES = 1 << 30
+TARGETS = {"salvage": 0.90, "reissue": 0.80}
+PARTS = ("pull", "push", "rest of attempts", "lost work", "before the first lease", "idle between leases")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut into pieces."""
+
+    subnets: int
+    local_steps: int
+    mark_every: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long each run takes and what is tried; the first cut is the one that the targets are for."""
+
+    seconds: float = 60.0
+    take_seconds: float = 10.0
+    data: str = "fashion-mnist"
+    widths: tuple[int, ...] = (784, 1024, 1024, 10)
+    cuts: tuple[Cut, ...] = (Cut(16, 400, "500ms"), Cut(8, 400, "500ms"), Cut(16, 400, "5s"), Cut(4, 1600, "500ms"))
+
+
+TINY = Plan(seconds=4, take_seconds=3, data="digits", widths=(64, 64, 64, 10), cuts=(Cut(4, 50, "500ms"),))
+
+
+def job_tree(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
+    """The job of one run; it ends by a signal, never by itself."""
+    return {
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
+        "data": {"name": plan.data},
+        "training": {
+            "subnets": cut.subnets,
+            "local_steps": cut.local_steps,
+            "rounds": 1_000_000,
+            "evaluate_every": 1_000_000,
+        },
+        "preemption": {"policy": policy, "mark_every": cut.mark_every},
+        "nodes": {"count": WORKERS},
+    }
+
+
+async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
+    """Run a job for the plan's time from its first lease, while workers are taken."""
+    events: list[Event] = []
+    begun = asyncio.Event()
+
+    def sink(event: Event) -> None:
+        events.append(event)
+        if event["kind"] == "leased":
+            begun.set()
+
+    async def take_workers() -> None:
+        await begun.wait()
+        while True:
+            await asyncio.sleep(plan.take_seconds)
+            take = fleet.notice if policy == "salvage" else fleet.stop
+            take(_oldest(fleet))
+
+    async def end() -> None:
+        await begun.wait()
+        await asyncio.sleep(plan.seconds)
+        signal.raise_signal(signal.SIGINT)  # as Ctrl-C would: the run ends in order
+
+    job.run_dir.mkdir()
+    async with local_scheduler(job.run_dir) as address:
+        fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
+        beside = [asyncio.ensure_future(work) for work in (local.keep(fleet, WORKERS), take_workers(), end())]
+        try:
+            await launch(job, prepared_of(job), Options(scheduler=address, sinks=(sink,)))
+        finally:
+            for task in beside:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*beside)
+            await fleet.close()
+    return events
+
+
+def _oldest(fleet: local.LocalFleet) -> Collection[str]:
+    return sorted(fleet.alive(), key=fleet.pid)[:1]
+
+
+def losses(events: Sequence[Event]) -> dict[str, float]:
+    """What the nodes' time went into that is not in the network, as shares of their time alive."""
+    summary = Summary()
+    for event in events:
+        summary.add(event)
+    end: float = events[-1]["s"]
+    gone = {event["worker"]: event["s"] for event in of_kind(events, "worker_left")}
+    ended = {event["attempt"]: event for event in of_kind(events, "attempt_ended")}
+    first: dict[str, float] = {}
+    parts = dict.fromkeys(PARTS, 0.0)
+    leased_seconds = trained_seconds = 0.0
+    for lease in of_kind(events, "leased"):
+        first.setdefault(lease["worker"], lease["s"])
+        record = ended.get(lease["attempt"], {})
+        until = min(record.get("s", end), gone.get(lease["worker"], end))
+        whole = max(0.0, until - lease["s"])
+        pull, train, push = (record.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
+        train = train if "pull_seconds" in record else whole
+        leased_seconds += whole
+        trained_seconds += train
+        parts["pull"] += pull
+        parts["push"] += push
+        parts["rest of attempts"] += whole - pull - train - push
+    parts["lost work"] = trained_seconds - summary.useful_seconds
+    for worker in of_kind(events, "worker_joined"):
+        until = first.get(worker["worker"], gone.get(worker["worker"], end))
+        parts["before the first lease"] += until - worker["s"]
+    idle = summary.alive_seconds - leased_seconds - parts["before the first lease"]
+    parts["idle between leases"] = idle
+    return {part: seconds / summary.alive_seconds for part, seconds in parts.items()}
+
+
+def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
+    """One run's account."""
+    with temporary_job(job_tree(plan, cut, policy)) as job:
+        events = asyncio.run(churned(plan, job, policy))
+    summary = Summary()
+    for event in events:
+        summary.add(event)
+    return {"policy": policy, "cut": vars(cut), "losses": losses(events), **summary.as_record()}
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run, take workers and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    figures: list[Figure] = []
+    runs: list[dict[str, Any]] = []
+    for policy in ("salvage", "reissue"):
+        for cut in plan.cuts:
+            result = measure(plan, cut, policy)
+            runs.append(result)
+            name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.mark_every}"
+            figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
+            if cut == plan.cuts[0]:
+                worst = sorted(result["losses"].items(), key=lambda item: -item[1])
+                figures += [Figure(f"  {part}", share, "of the time") for part, share in worst]
+    return report("churn", options, figures, seconds=plan.seconds, take_seconds=plan.take_seconds, runs=runs)
+
+
+if __name__ == "__main__":
+    main()

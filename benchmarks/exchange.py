@@ -1,0 +1,168 @@
+"""How fast do subnets travel, and does the scheduler see any of it?
+
+A worker process pulls and pushes a 100 MB subnet through the real Store and StoreClient over loopback, without and
+with TLS; a push is inspected and written as a run does it (payload, then ledger). Then a real run of 20 rounds with
+four subnets of 26 MB, with the scheduler's resident memory sampled at every commit.
+
+    python -m benchmarks.exchange [--tiny] [--json FILE]
+
+Targets: 1.5 GB/s without TLS, 0.55 GB/s with it; the scheduler grows by less than 10 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import multiprocessing.connection
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from distributed.security import Security
+from torch import Tensor
+
+from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_job
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.store import Store
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum, inspect
+from idletrain.fleet import settings
+from idletrain.observe.records import Event
+from idletrain.rounds import updates
+from idletrain.rounds.ledger import Ledger
+
+MB, GB = 1e6, 1e9
+LEASE = LeaseId("bench", 1, 0, 0, 1)
+TARGETS = {"tcp": 1.5, "tls": 0.55}  # GB/s
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is sent how often."""
+
+    subnet_bytes: int = 100_000_000
+    repeats: int = 15
+    hidden: int = 32_768  # of the run whose scheduler is watched: 4 subnets of 26 MB
+    rounds: int = 20
+
+
+TINY = Plan(subnet_bytes=1_000_000, repeats=2, hidden=256, rounds=3)
+
+
+class BenchHead:
+    """A head with one subnet to give, that makes every push durable as `rounds.journal` does."""
+
+    def __init__(self, folder: Path, flat: Tensor) -> None:
+        self._path, self._flat, self._ledger = folder / "updates", flat, Ledger(folder / "ledger")
+
+    def program(self) -> bytes:
+        """See `Head`."""
+        return b""
+
+    async def pull(self, lease: LeaseId) -> tuple[int, Tensor] | Reply:  # noqa: ARG002 (Head's)
+        """See `Head`."""
+        return 0, self._flat
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+        """See `Head`."""
+        fault = await asyncio.to_thread(inspect, header, frames, self._flat.nbytes)
+        if fault is None:
+            await asyncio.to_thread(updates.write, self._path, 0, frames)
+            await asyncio.to_thread(self._ledger.append, "stage", checksum=header.checksum)
+        return fault or Reply.ACCEPTED
+
+    def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002 (Head's)
+        """See `Head`."""
+        return Reply.ACCEPTED
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
+
+
+def worker_side(address: str, security: Security, repeats: int, answers: multiprocessing.connection.Connection) -> None:
+    """Pull and push in turn; sends back the seconds of each. Runs in a process of its own."""
+    settings.apply()
+    answers.send(asyncio.run(_pull_and_push(address, security, repeats)))
+
+
+async def _pull_and_push(address: str, security: Security, repeats: int) -> list[tuple[float, float]]:
+    client = StoreClient(address, security.get_connection_args("worker"))
+    seconds = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        _, flat = await client.pull(LEASE)
+        pulled = time.perf_counter()
+        digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
+        reply = await client.push(PushHeader(LEASE, 1, 0.0, digest), flat)
+        pushed = time.perf_counter()
+        assert reply is Reply.ACCEPTED
+        seconds.append((pulled - started, pushed - pulled))
+    await client.close()
+    return seconds[1:]  # the first opens the connection
+
+
+async def serve(plan: Plan, security: Security) -> list[tuple[float, float]]:
+    """The seconds of every pull and push of a worker process."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        head = BenchHead(Path(folder), torch.rand(plan.subnet_bytes // 4))
+        store = Store(head, security)
+        address = await store.listen("127.0.0.1")
+        process = context.Process(target=worker_side, args=(address, security, plan.repeats, there))
+        process.start()
+        there.close()
+        seconds: list[tuple[float, float]] = await asyncio.to_thread(here.recv)
+        await asyncio.to_thread(process.join)
+        await store.close()
+        head.close()
+    return seconds
+
+
+def scheduler_bytes(plan: Plan) -> list[int]:
+    """The scheduler's resident bytes after every round of a real run."""
+    seen: list[int] = []
+    tree = {
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, plan.hidden, 10], "norm": None}},
+        "data": noise_data(samples=64, inputs=784),
+        "training": {"local_steps": 1, "rounds": plan.rounds, "batch_size": 8, "evaluate_every": plan.rounds},
+    }
+    with temporary_job(tree) as job:
+
+        def sample(event: Event) -> None:
+            if of_kind([event], "round_committed"):
+                seen.append(psutil.Process(scheduler_pid(job)).memory_info().rss)
+
+        asyncio.run(run(job, [sample]))
+    return seen
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    settings.apply()
+    figures: list[Figure] = []
+    for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
+        seconds = asyncio.run(serve(plan, security))
+        size = plan.subnet_bytes / GB
+        pulls, pushes = [size / pull for pull, _ in seconds], [size / push for _, push in seconds]
+        both = [2 * size / (pull + push) for pull, push in seconds]
+        for what, rates in (("pull", pulls), ("push", pushes), ("pull, then push", both)):
+            name = f"{what}, {plan.subnet_bytes / MB:g} MB, {scheme}"
+            figures.append(at_least(name, statistics.median(rates), "GB/s", TARGETS[scheme], rates))
+    resident = [size / MB for size in scheduler_bytes(plan)]
+    name = f"scheduler's growth over {plan.rounds} rounds"
+    figures.append(at_most(name, max(resident) - resident[0], "MB", 10.0, resident))
+    return report("exchange", options, figures, subnet_bytes=plan.subnet_bytes)
+
+
+if __name__ == "__main__":
+    main()

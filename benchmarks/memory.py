@@ -1,0 +1,124 @@
+"""Does a worker's memory stay in proportion to its subnet?
+
+Real runs of a network of 1.2 GB (an MLP 3072-16000-16000-10) in 8 subnets on two worker processes: one with a mark
+pushed after every step that it can be, which is the worst case, and one without marks. Of every worker: its peak
+resident memory (VmHWM) minus what it held when it had imported everything and joined, before its first subnet.
+
+    python -m benchmarks.memory [--tiny] [--json FILE]
+
+Target: at most 5 times the subnet's parameter bytes; and below half the network whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.runs import noise_data, prepared_of, run, temporary_job
+from idletrain.nn.memory import need_of, subnet_of_share
+from idletrain.observe.records import Event
+
+MB = 1e6
+SUBNETS = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The network and how long it is trained."""
+
+    widths: tuple[int, ...] = (3072, 16_000, 16_000, 10)
+    rounds: int = 4
+    local_steps: int = 10
+    workers: int = 2
+
+
+TINY = Plan(widths=(64, 512, 512, 10), rounds=2, local_steps=2, workers=1)
+
+
+def tree(plan: Plan, mark_every: str) -> dict[str, Any]:
+    """The job of one run."""
+    return {
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
+        "data": noise_data(samples=64, inputs=plan.widths[0]),
+        "training": {
+            "subnets": SUBNETS,
+            "local_steps": plan.local_steps,
+            "rounds": plan.rounds,
+            "batch_size": 8,
+            "evaluate_every": plan.rounds,
+        },
+        "preemption": {"mark_every": mark_every},
+        "nodes": {"count": plan.workers},
+    }
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """A process' resident bytes, now and at their peak."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")}
+
+
+class Watch:
+    """A sink that reads the workers' memory when they join and at every commit."""
+
+    def __init__(self) -> None:
+        self.joined: dict[int, int] = {}
+        self.peak: dict[int, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event["kind"] == "worker_joined":
+            self.joined[event["pid"]] = memory_of(event["pid"])["VmRSS"]
+        if event["kind"] == "round_committed":
+            self.peak = {pid: memory_of(pid)["VmHWM"] for pid in self.joined}
+
+    def growth(self) -> list[int]:
+        """Bytes that each worker took for its work."""
+        return [self.peak[pid] - resident for pid, resident in self.joined.items()]
+
+
+def measure(plan: Plan, mark_every: str) -> tuple[Watch, dict[str, int]]:
+    """One run's workers, and the bytes that they are to be compared with."""
+    watch = Watch()
+    with temporary_job(tree(plan, mark_every)) as job:
+        prepared = prepared_of(job)
+        sizes = {
+            "subnet": 4 * subnet_of_share(prepared.program, 1 / SUBNETS).parameters,
+            "network": sum(tensor.nbytes for tensor in prepared.network),
+            "need": need_of(prepared.program)(1 / SUBNETS),
+        }
+        del prepared
+        asyncio.run(run(job, [watch]))
+    return watch, sizes
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run, watch and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    figures: list[Figure] = []
+    for what, mark_every in (("with marks", "1ms"), ("without marks", "1h")):
+        watch, sizes = measure(plan, mark_every)
+        growth = watch.growth()
+        most, ratios = max(growth), [each / sizes["subnet"] for each in growth]
+        if not figures:
+            figures += [
+                Figure("network's parameters", sizes["network"] / MB, "MB"),
+                Figure("a subnet's parameters", sizes["subnet"] / MB, "MB"),
+                Figure("a worker when it joins", statistics.median(watch.joined.values()) / MB, "MB"),
+            ]
+        figures += [
+            Figure(f"a worker's growth {what}", most / MB, "MB", samples=[each / MB for each in growth]),
+            at_most(f"growth {what} / a subnet's parameters", max(ratios), "", 5.0, ratios),
+            at_most(f"growth {what} / what planning counts with", most / sizes["need"], "", 1.0),
+            at_most(f"growth {what} / the network's parameters", most / sizes["network"], "", 0.5),
+        ]
+    return report("memory", options, figures, subnets=SUBNETS, sizes_bytes=sizes, widths=plan.widths)
+
+
+if __name__ == "__main__":
+    main()

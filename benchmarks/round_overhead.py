@@ -1,0 +1,87 @@
+"""What does a round cost beside the work in it?
+
+Eight worker processes train subnets so small that training takes no time. A round's overhead is its length, from the
+commit of the round before to its own, minus the longest pull + train + push among its attempts: leases through Dask,
+the waits, the ledger and the commit. On fewer cores than workers it also holds the time that processes wait for a
+core, so the same is measured with as many workers as cores.
+
+    python -m benchmarks.round_overhead [--tiny] [--json FILE]
+
+Target: a median of at most 25 ms with 8 workers.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.runs import events_of, noise_data, of_kind
+from idletrain.observe.records import Event
+
+TARGET_MS = 25.0
+WARM_UP_ROUNDS = 5  # the first rounds open connections and load the program
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often and with how many workers."""
+
+    runs: int = 3
+    rounds: int = 105
+    workers: tuple[int, ...] = (8, len(os.sched_getaffinity(0)))
+
+
+TINY = Plan(runs=1, rounds=8, workers=(2,))
+
+
+def tree(workers: int, rounds: int) -> dict[str, Any]:
+    """A job with one tiny subnet a worker and a single local step."""
+    return {
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [8, 4 * workers, 2], "norm": None}},
+        "data": noise_data(samples=64, inputs=8, classes=2),
+        "training": {
+            "subnets": workers,
+            "local_steps": 1,
+            "rounds": rounds,
+            "batch_size": 1,
+            "optimizer": {"lr": 0.01},
+            "evaluate_every": rounds,
+        },
+        "nodes": {"count": workers},
+    }
+
+
+def overheads_ms(events: Sequence[Event]) -> list[float]:
+    """Milliseconds of every round, but for the first few, that none of its attempts accounts for."""
+    work: dict[int, float] = {}
+    for event in of_kind(events, "attempt_ended"):
+        seconds = sum(event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
+        work[event["round"]] = max(work.get(event["round"], 0.0), seconds)
+    rounds = of_kind(events, "round_committed")[WARM_UP_ROUNDS:]
+    return [(event["seconds"] - work[event["round"]]) * 1000 for event in rounds if event["round"] in work]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run, subtract and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    figures: list[Figure] = []
+    rounds_ms: dict[str, list[list[float]]] = {}
+    for workers in plan.workers:
+        runs = [events_of(tree(workers, plan.rounds)) for _ in range(plan.runs)]
+        overheads = [overheads_ms(events) for events in runs]
+        everything = [e["seconds"] * 1000 for events in runs for e in of_kind(events, "round_committed")]
+        medians = [statistics.median(one) for one in overheads]
+        what = f"overhead of a round, {workers} workers"
+        figures.append(at_most(what, statistics.median(medians), "ms", TARGET_MS, medians))
+        figures.append(Figure(f"whole round, {workers} workers", statistics.median(everything), "ms"))
+        rounds_ms[str(workers)] = overheads
+    return report("round_overhead", options, figures, overheads_ms=rounds_ms)
+
+
+if __name__ == "__main__":
+    main()

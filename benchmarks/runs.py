@@ -1,0 +1,74 @@
+"""A real run in a temporary directory: scheduler, workers and round manager as `idletrain launch` starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idletrain.job import Job, parse_job
+from idletrain.launch import Options, launch
+from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.observe.records import Event, Sink
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+
+def noise(samples: int, inputs: int, classes: int) -> tuple[Arrays, Arrays]:
+    """Random inputs and labels, `(train, test)`: for what does not depend on the data."""
+    random = np.random.Generator(np.random.Philox(0))
+    x, y = random.random((samples, inputs), dtype=np.float32), random.integers(classes, size=samples)
+    return (x, y), (x, y)
+
+
+def noise_data(samples: int, inputs: int, classes: int = 10) -> dict[str, Any]:
+    """The `data` section of a job on `noise`."""
+    return {
+        "factory": "benchmarks.runs:noise",
+        "args": {"samples": samples, "inputs": inputs, "classes": classes},
+    }
+
+
+@contextlib.contextmanager
+def temporary_job(tree: dict[str, Any]) -> Iterator[Job]:
+    """A job whose run directory goes away with it."""
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        checkpoint = {"every": "1h", **tree.get("checkpoint", {}), "to": folder}
+        yield parse_job({"name": "bench", **tree, "checkpoint": checkpoint})
+
+
+def prepared_of(job: Job) -> Prepared:
+    """What the head holds, without evaluation: no test data, no time."""
+    return replace(from_settings(job.model, job.data, job.training), test=None)
+
+
+async def run(job: Job, sinks: Iterable[Sink] = (), churn_seconds: float | None = None) -> list[Event]:
+    """Run a job on local workers; returns its events."""
+    events: list[Event] = []
+    options = Options(churn_seconds=churn_seconds, sinks=(events.append, *sinks))
+    await launch(job, prepared_of(job), options)
+    return events
+
+
+def events_of(tree: dict[str, Any]) -> list[Event]:
+    """Run a job given as plain values to its end; returns its events."""
+    with temporary_job(tree) as job:
+        return asyncio.run(run(job))
+
+
+def of_kind(events: Sequence[Event], kind: str) -> list[Event]:
+    """The events of one kind, in order."""
+    return [event for event in events if event["kind"] == kind]
+
+
+def scheduler_pid(job: Job) -> int:
+    """The process of a running job's scheduler."""
+    pid: int = json.loads((job.run_dir / "cluster.json").read_text())["pid"]
+    return pid

@@ -1,0 +1,119 @@
+"""Every benchmark runs in its tiny form; what it writes is whole and sane. No time is asserted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+
+import pytest
+
+import benchmarks.__main__ as everything
+from benchmarks.churn import losses
+from benchmarks.report import at_least, at_most
+
+MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
+
+
+@pytest.mark.parametrize("name", everything.NAMES)
+def test_a_tiny_run_writes_its_figures(name, tmp_path, capsys):
+    path = tmp_path / "out" / f"{name}.json"
+    result = importlib.import_module(f"benchmarks.{name}").main(["--tiny", "--json", str(path)])
+    written = json.loads(path.read_text())
+    assert written == json.loads(json.dumps(result))
+    assert written["benchmark"] == name
+    assert written["tiny"]
+    assert set(written["machine"]) == MACHINE
+    assert {"idletrain", "torch", "distributed"} <= set(written["versions"])
+    assert written["figures"]
+    for figure in written["figures"]:
+        assert math.isfinite(figure["value"]), figure
+        assert (figure["met"] is None) == (figure["target"] == ""), figure
+    assert any(figure["target"] for figure in written["figures"])
+    assert name in capsys.readouterr().out
+    CHECKS[name](written)
+
+
+def _check_round_overhead(written):
+    figures = {figure["what"]: figure["value"] for figure in written["figures"]}
+    overhead, whole = figures.values()
+    assert 0 < overhead < whole
+    assert all(len(run) == 3 for runs in written["overheads_ms"].values() for run in runs)
+
+
+def _check_exchange(written):
+    rates = [figure for figure in written["figures"] if figure["unit"] == "GB/s"]
+    assert len(rates) == 6
+    assert all(rate > 0 for figure in rates for rate in figure["samples"])
+    assert len(written["figures"][-1]["samples"]) == 3
+
+
+def _check_local_steps(written):
+    mine, bare, ratio = (figure["value"] for figure in written["figures"])
+    assert ratio == pytest.approx(bare / mine)
+
+
+def _check_memory(written):
+    figures = {figure["what"]: figure for figure in written["figures"]}
+    assert 0 < figures["a subnet's parameters"]["value"] < figures["network's parameters"]["value"]
+    assert all(growth > 0 for growth in figures["a worker's growth with marks"]["samples"])
+
+
+def _check_churn(written):
+    assert [run["policy"] for run in written["runs"]] == ["salvage", "reissue"]
+    for run, cause in zip(written["runs"], ("notice", "kill"), strict=True):
+        assert run["status"] == "stopped"
+        assert run["preemptions"][cause] == 1
+        assert 0 < run["goodput"] <= 1
+        assert sum(run["losses"].values()) + run["goodput"] == pytest.approx(1, abs=0.01)
+
+
+def _check_accuracy(written):
+    assert all(0.2 < run["accuracy"] <= 1 for run in written["runs"])
+    assert {run["method"] for run in written["runs"]} == {"ist", "local-sgd"}
+
+
+CHECKS = {
+    "round_overhead": _check_round_overhead,
+    "exchange": _check_exchange,
+    "local_steps": _check_local_steps,
+    "memory": _check_memory,
+    "churn": _check_churn,
+    "accuracy": _check_accuracy,
+}
+
+
+def test_targets_are_inclusive():
+    assert at_most("", 2.0, "", 2.0).met
+    assert not at_most("", 2.1, "", 2.0).met
+    assert at_least("", 2.0, "", 2.0).met
+    assert not at_least("", 1.9, "", 2.0).met
+
+
+def test_an_unknown_benchmark_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        everything.main(["nothing"])
+    assert "there is no benchmark nothing" in capsys.readouterr().err
+
+
+def test_the_parts_of_a_nodes_time_add_up():
+    events = [
+        {"kind": "run_started", "s": 0.0, "run": "r", "subnets": 1, "rounds": 1, "target": None}
+        | {"parameters": 1, "run_dir": "", "resumed_at": 0},
+        {"kind": "worker_joined", "s": 1.0, "worker": "a", "pid": 1, "device": "cpu"},
+        {"kind": "leased", "s": 2.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a", "step": 0},
+        {"kind": "staged", "s": 8.0, "round": 0, "subnet": 0, "attempt": 1, "train_seconds": 4.0},
+        {"kind": "attempt_ended", "s": 9.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a"}
+        | {"pull_seconds": 1.0, "train_seconds": 4.0, "push_seconds": 1.5},
+        {"kind": "waiting", "s": 11.0, "reason": ""},
+    ]
+    assert losses(events) == pytest.approx(
+        {
+            "pull": 0.1,
+            "push": 0.15,
+            "rest of attempts": 0.05,
+            "lost work": 0.0,
+            "before the first lease": 0.1,
+            "idle between leases": 0.2,
+        }
+    )

@@ -1,0 +1,37 @@
+"""Launches a job in this process and dies by SIGKILL at a named point around a durable write.
+
+python head.py JOB.yaml OPTIONS (JSON: resume, scheduler, point, nth)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from idletrain.job import load_job
+from idletrain.launch import Options, launch
+from idletrain.nn.prepare import from_settings
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[2])
+    numbers = itertools.count(1)
+
+    def reached(name: str) -> None:
+        if name == asked["point"] and next(numbers) == asked["nth"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job = load_job(Path(sys.argv[1]))
+    prepared = from_settings(job.model, job.data, job.training)
+    options = Options(scheduler=asked.get("scheduler"), resume=asked.get("resume", False), reached=reached)
+    ending = asyncio.run(launch(job, prepared, options))
+    print(json.dumps({"status": ending.status, "params_sha256": ending.params_sha256}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Heads, workers and schedulers as processes of a test, and what must hold of a run afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+import yaml
+
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.wire import LeaseId
+from idletrain.job import Job, parse_job
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import from_settings
+from idletrain.rounds import ledger
+
+from . import paced
+
+T = TypeVar("T")
+Event = dict[str, Any]
+TOP = Path(__file__).parents[paced.__name__.count(".")]  # where `paced` can be imported from by its full name
+BIN = Path(sys.executable).parent
+POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5  # listing all processes of the machine takes milliseconds
+PATIENCE_SECONDS = 90.0  # no test waits longer for one thing; on an idle machine all of them take a few seconds
+
+
+def until(what: str, condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """Poll until a condition holds; returns its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(POLL_SECONDS)
+    return value
+
+
+class Control:
+    """Steers how fast the workers of a test step (see `paced`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+
+    def pace(self, seconds: float) -> None:
+        partial = self.path / "partial"
+        partial.write_text(str(seconds))
+        partial.replace(self.path / "pace")
+
+    def hold(self, pid: int | None = None) -> None:
+        (self.path / ("hold" if pid is None else f"hold-{pid}")).touch()
+
+    def release(self) -> None:
+        for file in self.path.glob("hold*"):
+            file.unlink()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join(filter(None, (str(TOP), os.environ.get("PYTHONPATH"))))
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        return {**os.environ, **threads, "PYTHONPATH": path, "CHAOS_CONTROL": str(self.path)}
+
+
+def job_tree(
+    to: Path, *, rounds: int = 4, subnets: int = 2, local_steps: int = 20, nodes: int = 2, **sections: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A job as plain values: digits, an MLP of three layers, and a loss that can be slowed."""
+    tree: dict[str, Any] = {
+        "name": "chaos",
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10]}},
+        "data": {"name": "digits"},
+        "training": {
+            "subnets": subnets,
+            "local_steps": local_steps,
+            "rounds": rounds,
+            "batch_size": 32,
+            "loss": f"{paced.__name__}:loss",
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+        },
+        "nodes": {"count": nodes, "memory": "1GiB"},
+        "preemption": {"mark_every": "50ms"},
+        "checkpoint": {"to": str(to), "every": "1h"},
+    }
+    for section, values in sections.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    return tree
+
+
+def train_alone(job: Job) -> list[str]:
+    """The digest after 0, 1, ... rounds, computed here, one subnet after the other: no Dask, no store, no files."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        prepared = from_settings(job.model, job.data, job.training)
+        program, training = prepared.program, job.training
+        samples = program.source.open()
+        order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+        network = Network(program.layout, program.travelling, prepared.network)
+        digests = [network.sha256()]
+        for round_ in range(training.rounds):
+            updates = []
+            for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
+                flat = network.pull(subnet)
+                work = LocalSteps(program, subnet, flat, k, round_)
+                work.resume_at(0)
+                for step in range(training.local_steps):
+                    work.step(samples, order, step)
+                updates.append((subnet, flat, training.local_steps))
+            network.commit(updates)
+            digests.append(network.sha256())
+        return digests
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Process:
+    """A child process whose whole family can be found and ended."""
+
+    def __init__(self, command: Iterable[str | Path], environment: Mapping[str, str], output: Path, cwd: Path) -> None:
+        self.output = output
+        with output.open("ab") as file:
+            self._popen = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=dict(environment),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        self.family: dict[int, psutil.Process] = {self.pid: psutil.Process(self.pid)}
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    @property
+    def running(self) -> bool:
+        return self._popen.poll() is None
+
+    def look(self) -> None:
+        """Remember the processes that it has started by now."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                self.family.setdefault(child.pid, child)
+
+    def survivors(self) -> list[psutil.Process]:
+        """Those of its family that still run."""
+        self.look()
+        self._popen.poll()
+        return [p for p in self.family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def send(self, number: signal.Signals) -> None:
+        self.look()
+        self._popen.send_signal(number)
+
+    def exit_code(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """Wait for its end."""
+        deadline = time.monotonic() + seconds
+        while self.running:
+            assert time.monotonic() < deadline, f"{self._popen.args} did not end within {seconds} s:\n{self.text}"
+            self.look()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(LOOK_SECONDS)
+        return self._popen.returncode
+
+    def destroy(self) -> None:
+        for process in self.survivors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._popen.wait()
+
+
+class Run:
+    """A run directory as a test sees it from outside, and the heads that work on it."""
+
+    def __init__(self, tree: dict[str, Any], control: Control, scratch: Path, started: list[Process]) -> None:
+        self.tree, self.control, self.scratch, self._started = tree, control, scratch, started
+        self.job = parse_job(tree)
+        self.dir = self.job.run_dir
+        self.file = scratch / f"job-{time.monotonic_ns()}.yaml"
+        self.file.write_text(yaml.safe_dump(tree))
+
+    def launch(self, *arguments: str) -> Process:
+        """`idletrain launch` with the real command line."""
+        return self._start([sys.executable, "-m", "idletrain", "launch", self.file, *arguments])
+
+    def launch_until(self, point: str, nth: int = 1, **options: Any) -> Process:
+        """A head that kills itself at a point around a durable write."""
+        asked = json.dumps({"point": point, "nth": nth, **options})
+        return self._start([sys.executable, "-m", f"{__package__}.head", self.file, asked])
+
+    def resume(self, *arguments: str) -> None:
+        """Go on to the end."""
+        head = self.launch("--resume", *arguments)
+        assert head.exit_code() == 0, head.text
+
+    def _start(self, command: list[str | Path]) -> Process:
+        output = self.scratch / f"head-{len(self._started)}.log"
+        head = Process(command, self.control.environment, output, self.scratch)
+        self._started.append(head)
+        return head
+
+    def events(self, *kinds: str) -> list[Event]:
+        """The events so far, of these kinds or of all."""
+        with contextlib.suppress(FileNotFoundError), (self.dir / "events.jsonl").open() as file:
+            read = [json.loads(line) for line in file if line.endswith("\n")]
+            return [event for event in read if not kinds or event["kind"] in kinds]
+        return []
+
+    def wait(self, what: str, kind: str, where: Callable[[Event], bool] = lambda _: True, count: int = 1) -> Event:
+        """Wait for `count` such events; returns the last of them."""
+
+        def seen() -> list[Event]:
+            found = [event for event in self.events(kind) if where(event)]
+            return found[count - 1 : count]
+
+        return until(what, seen)[0]
+
+    def records(self, *kinds: str) -> list[ledger.Record]:
+        """The ledger's records; reading verifies it."""
+        return [r for r in ledger.read(self.dir / "ledger").records if not kinds or r["kind"] in kinds]
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """The processes of the workers that joined and did not leave, by address."""
+        there: dict[str, int] = {}
+        for event in self.events("worker_joined", "worker_left", "run_started"):
+            if event["kind"] == "run_started":
+                there = {}
+            elif event["kind"] == "worker_joined":
+                there[event["worker"]] = event["pid"]
+            else:
+                there.pop(event["worker"], None)
+        found = {}
+        for address, pid in there.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[address] = psutil.Process(pid)
+        return found
+
+    def busy(self) -> dict[str, Event]:
+        """The open leases of the newest head, by worker."""
+        leases: dict[str, Event] = {}
+        for event in self.events("leased", "attempt_ended", "run_started"):
+            if event["kind"] == "run_started":
+                leases = {}
+            elif event["kind"] == "leased":
+                leases[event["worker"]] = event
+            elif leases.get(event["worker"], {}).get("attempt") == event["attempt"]:
+                del leases[event["worker"]]
+        return leases
+
+    def lease_id(self, leased: Event) -> LeaseId:
+        epoch = self.records("epoch")[-1]["epoch"]
+        return LeaseId(self.job.name, epoch, leased["round"], leased["subnet"], leased["attempt"])
+
+    def store(self, head: Process) -> str:
+        """The address that the head's store listens at: its only listening socket."""
+        sockets = psutil.Process(head.pid).net_connections(kind="tcp")
+        (listening,) = [s.laddr for s in sockets if s.status == psutil.CONN_LISTEN]
+        return f"tcp://{listening.ip}:{listening.port}"
+
+    def check(self, digests: list[str] | None, status: str = "completed") -> ledger.Record:
+        """What must hold of every run that was disturbed: returns the ledger's last record."""
+        end = self.records()[-1]
+        assert end["kind"] == "end"
+        assert end["status"] == status
+        commits = self.records("commit")
+        assert [c["round"] for c in commits] == list(range(end["rounds"]))
+        epochs = [r["epoch"] for r in self.records("epoch")]
+        assert epochs == sorted(set(epochs))
+        staged = Counter((r["round"], r["subnet"]) for r in self.records("stage"))
+        assert set(staged.values()) <= {1}, f"staged twice: {staged}"
+        for commit in commits:
+            taken = [k for k, _ in commit["staged"]]
+            assert len(set(taken)) == len(taken)
+            assert all(staged[commit["round"], k] == 1 for k in taken)
+            if self.job.preemption.policy == "reissue":
+                assert commit["staged"] == [
+                    [k, self.job.training.local_steps] for k in range(self.job.training.subnets)
+                ]
+        if digests is not None:
+            assert end["params_sha256"] == digests[end["rounds"]]
+        return end
+
+
+class Cluster:
+    """A stock Dask scheduler, and workers that a test starts one by one."""
+
+    def __init__(self, control: Control, scratch: Path, started: list[Process]) -> None:
+        self._control, self._scratch, self._started = control, scratch, started
+        self.scheduler = self._start(
+            [BIN / "dask", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+        )
+        self.address = until("the scheduler's address", self._address)
+
+    def dask_worker(self, *arguments: str) -> Process:
+        command = [BIN / "dask", "worker", self.address, "--nthreads", "1", "--no-dashboard", *arguments]
+        return self._start(command)
+
+    def idletrain_worker(self, *arguments: str) -> Process:
+        return self._start([sys.executable, "-m", "idletrain", "worker", self.address, *arguments])
+
+    def script(self, path: Path) -> Process:
+        return self._start([sys.executable, path, self.address])
+
+    def _start(self, command: list[str | Path]) -> Process:
+        output = self._scratch / f"process-{len(self._started)}.log"
+        started = Process(command, self._control.environment, output, self._scratch)
+        self._started.append(started)
+        return started
+
+    def _address(self) -> str | None:
+        assert self.scheduler.running, self.scheduler.text
+        found = [line.split()[-1] for line in self.scheduler.text.splitlines() if "Scheduler at:" in line]
+        return found[0] if found else None
+
+
+def ask_store(address: str, ask: Callable[[StoreClient], Awaitable[T]]) -> T:
+    """Talk to a store as a worker would."""
+
+    async def talk() -> T:
+        client = StoreClient(address, {})
+        try:
+            return await ask(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(talk())
+
+
+def gone(processes: Iterable[psutil.Process], seconds: float) -> None:
+    """Wait until none of them runs."""
+    waiting = list(processes)
+    until(
+        f"the end of {waiting}",
+        lambda: not [p for p in waiting if p.is_running() and p.status() != psutil.STATUS_ZOMBIE],
+        seconds,
+    )
+
+
+def destroy_all(started: list[Process]) -> None:
+    for process in started:
+        process.destroy()
+
+
+@contextlib.contextmanager
+def tmpfs(at: Path, size: str) -> Iterator[Path]:
+    """A small file system of its own."""
+    at.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], check=True)
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)

@@ -1,0 +1,191 @@
+"""Heads and schedulers that die at any point, and runs that go on after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from idletrain.rounds import ledger
+
+from .helpers import Cluster, Control, Run, gone, until
+
+# Named points in the order in which a run comes by them, and which time to die there: every sitting gets on a little.
+POINTS = (
+    ("snapshot-data-written", 1),
+    ("snapshot-written", 1),
+    ("epoch-recorded", 1),
+    ("update-written", 1),
+    ("update-recorded", 1),
+    ("commit-recorded", 1),
+    ("snapshot-data-written", 1),
+    ("snapshot-written", 1),
+    ("updates-pruned", 1),
+    ("update-recorded", 3),
+)
+
+
+def staged_subnets(run: Run) -> set[tuple[int, int]]:
+    return {(r["round"], r["subnet"]) for r in run.records("stage")} if (run.dir / "ledger").exists() else set()
+
+
+def test_the_head_dies_at_every_point(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=8, checkpoint={"every": "1ms"})
+    for _ in range(2):
+        cluster.idletrain_worker()
+    for point, nth in POINTS:
+        before, seen = staged_subnets(run), len(run.events())
+        resume = (run.dir / "ledger").exists()
+        head = run.launch_until(point, nth, scheduler=cluster.address, resume=resume)
+        assert head.exit_code() == -signal.SIGKILL, f"{point}: {head.text}"
+        again = {(e["round"], e["subnet"]) for e in run.events()[seen:] if e["kind"] == "leased"}
+        assert not again & before, f"trained again after {point}"
+    before, seen = staged_subnets(run), len(run.events())
+    run.resume("--scheduler", cluster.address)
+    assert not before & {(e["round"], e["subnet"]) for e in run.events()[seen:] if e["kind"] == "leased"}
+    run.check(undisturbed())
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"), [("update-recorded", 4), ("commit-recorded", 2), ("snapshot-written", 2), ("updates-pruned", 1)]
+)
+def test_the_head_dies_in_the_last_round(
+    point: str,
+    nth: int,
+    make_run: Callable[..., Run],
+    cluster: Cluster,
+    undisturbed: Callable[..., list[str]],
+) -> None:
+    run = make_run(rounds=2, nodes=1)
+    cluster.idletrain_worker()
+    head = run.launch_until(point, nth, scheduler=cluster.address)
+    assert head.exit_code() == -signal.SIGKILL, head.text
+    assert staged_subnets(run) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    seen = len(run.events())
+    run.resume("--scheduler", cluster.address)
+    assert "leased" not in {event["kind"] for event in run.events()[seen:]}
+    assert run.check(undisturbed())["rounds"] == 2
+
+
+def test_nothing_outlives_a_killed_head(
+    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.05)
+    head = run.launch()
+    run.wait("marks in the second round", "marked", lambda e: e["round"] == 1)
+    family = head.survivors()
+    assert len(family) >= 4  # the head, the scheduler and two workers
+    head.send(signal.SIGKILL)
+    gone(family, 25)
+    control.pace(0)
+    run.resume()
+    run.check(undisturbed())
+
+
+def test_the_head_dies_while_its_workers_start(make_run: Callable[..., Run]) -> None:
+    run = make_run(rounds=1, nodes=4)
+    head = run.launch()
+    until("processes of workers", lambda: (run.dir / "logs").exists() and len(list((run.dir / "logs").iterdir())) == 4)
+    time.sleep(1)
+    family = head.survivors()
+    head.send(signal.SIGKILL)
+    gone(family, 60)
+
+
+@pytest.mark.parametrize("when", ["training", "starting"])
+def test_the_scheduler_dies(
+    when: str, make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.05)
+    head = run.launch()
+    if when == "training":
+        run.wait("a mark in the second round", "marked", lambda e: e["round"] == 1)
+    else:
+        run.wait("the start", "run_started")
+    before = staged_subnets(run)
+    os.kill(json.loads((run.dir / "cluster.json").read_text())["pid"], signal.SIGKILL)
+    assert head.exit_code() == 1, head.text
+    assert "--resume" in head.text.splitlines()[-1]
+    assert not head.survivors()
+    control.pace(0)
+    seen = len(run.events())
+    run.resume()
+    assert not before & {(e["round"], e["subnet"]) for e in run.events()[seen:] if e["kind"] == "leased"}
+    run.check(undisturbed())
+
+
+def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.05)
+    head = run.launch()
+    run.wait("a mark in the second round", "marked", lambda e: e["round"] == 1)
+    control.hold()
+    second = run.launch("--resume")
+    assert second.exit_code() == 1
+    assert str(head.pid) in second.text
+    workers = list(run.workers().values())
+    assert len(workers) == 2
+    family = head.survivors()
+    control.release()
+    head.send(signal.SIGINT)
+    assert head.exit_code() == 130, head.text
+    assert "--resume" in head.text
+    gone([*workers, *family], 1)
+    run.check(None, status="stopped")
+    control.pace(0)
+    run.resume()
+    run.check(undisturbed())
+
+
+def test_ctrl_c_before_the_first_round(make_run: Callable[..., Run], undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=1)
+    head = run.launch()
+    run.wait("the start", "run_started")
+    head.send(signal.SIGINT)
+    assert head.exit_code() == 130, head.text
+    assert not head.survivors()
+    run.resume()
+    run.check(undisturbed())
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+
+
+def test_flipped_bits(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=6, nodes=1, checkpoint={"every": "1ms", "keep": 2})
+    cluster.idletrain_worker()
+    head = run.launch_until("update-recorded", 8, scheduler=cluster.address)  # the third round's are staged
+    assert head.exit_code() == -signal.SIGKILL
+    older, newest = sorted((run.dir / "snapshots").glob("*/network"))[-2:]
+    flip(newest, 1000)
+    first = min(run.records("stage")[-2:], key=lambda r: r["offset"])
+    flip(run.dir / "updates" / "00000003", first["offset"] + 100)
+    seen = len(run.events())
+    whole = (run.dir / "ledger").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    offset = sum(map(len, lines[:4]))
+    flip(run.dir / "ledger", offset + 30)
+    refused = run.launch("--resume", "--scheduler", cluster.address)
+    assert refused.exit_code() == 1
+    assert f"byte {offset} " in refused.text
+    (run.dir / "ledger").write_bytes(whole + lines[-1][:20])  # a torn last line is cut off
+    run.resume("--scheduler", cluster.address)
+    assert older.parent.name < newest.parent.name
+    leased = [e for e in run.events()[seen:] if e["kind"] == "leased" and e["round"] == 3]
+    assert {e["subnet"] for e in leased} == {first["subnet"]}, "the damaged update, and only it, is trained again"
+    end = ledger.read(run.dir / "ledger").records[-1]
+    assert end["params_sha256"] == undisturbed()[6]

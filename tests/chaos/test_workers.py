@@ -1,0 +1,287 @@
+"""Workers that are killed, warned, stopped or added, at any moment and any number of times."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from .helpers import Cluster, Control, Run, gone, until
+
+
+def kill(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGKILL)
+
+
+def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=8, subnets=4, nodes=5)
+    control.pace(0.05)  # a subnet takes a second or more, a mark holds two steps
+    head = run.launch()
+    dice = random.Random(0)
+    killed: list[psutil.Process] = []
+    while len(killed) < 20:
+        there = until("a worker to kill", lambda: [p for p in run.workers().values() if p not in killed])
+        assert head.running, head.text
+        victim = dice.choice(there)
+        kill(victim)
+        killed.append(victim)
+        time.sleep(dice.uniform(0.3, 1.5))
+        if len(run.records("commit")) >= 7:  # the last round waits until all are killed
+            control.hold()
+    gone(killed, 5)
+    control.release()
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed(subnets=4))
+    left = [event for event in run.events("worker_left") if event["cause"] == "kill"]
+    assert len({event["worker"] for event in left}) >= 20
+    assert [event for event in run.events("lost") if event["kept_steps"]], "no kill hit a marked subnet"
+    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a mark"
+    assert not head.survivors()
+
+
+def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=3, subnets=3, nodes=3, preemption={"mark_every": "1h"})
+    control.pace(0.1)
+    head = run.launch()
+    dice = random.Random(1)
+    warned: list[psutil.Process] = []
+    while len(warned) < 6:
+        busy = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
+        victim = run.workers()[dice.choice(sorted(busy))]
+        if victim in warned:
+            continue
+        time.sleep(dice.uniform(0.2, 1.2))
+        victim.send_signal(signal.SIGTERM)
+        warned.append(victim)
+        if len(run.records("commit")) >= 2:
+            control.pace(0.5)
+    gone(warned, 10)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed(subnets=3))
+    notices = {event["worker"] for event in run.events("worker_notice")}
+    left = {e["worker"] for e in run.events("worker_left") if e["cause"] == "notice"}
+    assert len(notices) >= 6
+    assert notices >= left
+    lost = run.events("lost")
+    assert {event["cause"] for event in lost} == {"notice"}
+    assert max(event["lost_steps"] for event in lost) <= 1
+    told = {(e["subnet"], e["round"], e["attempt"]): e["steps"] for e in run.events("attempt_ended") if "steps" in e}
+    drained = [event for event in lost if event["kept_steps"]]
+    assert drained, "no notice came in the middle of a subnet"
+    leases = run.events("leased")
+    for event in drained:
+        subnet = event["round"], event["subnet"]
+        following = next(e for e in leases if (e["round"], e["subnet"]) == subnet and e["attempt"] > event["attempt"])
+        assert following["step"] == told[event["subnet"], event["round"], event["attempt"]]
+
+
+def test_a_warned_worker_ends_well(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    """Its exit code says so, whether it was idle or busy, and the head goes on with those that come after it."""
+    run = make_run(rounds=2, nodes=3)
+    workers = [cluster.idletrain_worker() for _ in range(3)]
+    control.pace(0.1)
+    run.launch("--scheduler", cluster.address)
+    run.wait("three workers", "worker_joined", count=3)
+    run.wait("leases", "leased", count=2)
+    for worker in workers:
+        worker.send(signal.SIGTERM)
+    assert [worker.exit_code(10) for worker in workers] == [0, 0, 0]
+    run.wait("all to be gone", "worker_left", count=3)
+    later = cluster.idletrain_worker()
+    run.wait("the later worker", "worker_joined", count=4)
+    control.pace(0)
+    run.wait("the end", "run_ended")
+    run.check(undisturbed())
+    assert {e["cause"] for e in run.events("worker_left")} <= {"notice", "end"}
+    assert later.running
+
+
+def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.1)
+    head = run.launch()
+    run.wait("marks in the second round", "marked", lambda e: e["round"] == 1 and e["steps"] > 4, count=2)
+    victims = list(run.workers().values())
+    assert len(victims) == 2
+    for victim in victims:
+        kill(victim)
+    run.wait("both to be gone", "worker_left", lambda e: e["cause"] == "kill", count=2)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed())
+    assert [event for event in run.events("leased") if event["step"] > 4]
+
+
+def test_a_stopped_worker_comes_back_too_late(
+    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=3, preemption={"lease": "2s"})
+    control.pace(0.02)
+    head = run.launch()
+    leased = run.wait("a lease in the second round", "leased", lambda e: e["round"] == 1)
+    sleeper = run.workers()[leased["worker"]]
+    control.hold(sleeper.pid)
+    sleeper.suspend()
+    lost = run.wait("the lease's end", "lost")
+    assert (lost["cause"], lost["worker"]) == ("lease", leased["worker"])
+    run.wait("the round without the sleeper", "round_committed", lambda e: e["round"] == 1)
+    control.hold()  # the others wait in the last round, so that the head is there for the late push
+    control.path.joinpath(f"hold-{sleeper.pid}").unlink()
+    sleeper.resume()
+    control.release()
+    assert head.exit_code() == 0, head.text
+    ended = [e for e in run.events("attempt_ended") if e["attempt"] == leased["attempt"]]
+    assert [e["ended"] for e in ended] == ["revoked"]
+    run.check(undisturbed())
+
+
+def test_a_joiner_is_used_at_once(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=2, nodes=1)
+    cluster.idletrain_worker()
+    control.hold()
+    head = run.launch("--scheduler", cluster.address)
+    run.wait("the only worker's lease", "leased")
+    cluster.idletrain_worker()
+    joiner = run.wait("the joiner", "worker_joined", count=2)
+    lease = run.wait("the joiner's lease", "leased", lambda e: e["worker"] == joiner["worker"])
+    assert lease["round"] == 0
+    control.release()
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+    assert [e for e in run.events("staged") if e["worker"] == joiner["worker"]]
+
+
+OTHER_VERSION = """
+import asyncio, importlib.metadata, sys
+from unittest import mock
+
+real = importlib.metadata.version
+mock.patch("importlib.metadata.version", lambda name: "0.0.9" if name == "idletrain" else real(name)).start()
+sys.argv = sys.argv[:1] + {arguments} + sys.argv[1:]
+{start}
+"""
+STOCK = """
+from distributed import Worker
+
+async def work():
+    async with Worker(sys.argv[-1], nthreads=1, dashboard=False) as worker:
+        await worker.finished()
+
+asyncio.run(work())
+"""
+OURS = """
+from idletrain.cli import main
+
+main()
+"""
+
+
+def test_another_version_is_refused(make_run: Callable[..., Run], control: Control, cluster: Cluster) -> None:
+    import importlib.metadata
+
+    ours = importlib.metadata.version("idletrain")
+    run = make_run(rounds=2, nodes=1)
+    stock, own = run.scratch / "stock.py", run.scratch / "own.py"
+    stock.write_text(OTHER_VERSION.format(arguments=[], start=STOCK))
+    own.write_text(OTHER_VERSION.format(arguments=["worker"], start=OURS))
+    cluster.script(stock)
+    control.hold()
+    head = run.launch("--scheduler", cluster.address)
+    refused = run.wait("the refusal", "worker_refused")
+    assert ours in refused["reason"]
+    assert "0.0.9" in refused["reason"]
+    turned_away = cluster.script(own)
+    assert turned_away.exit_code() == 1
+    assert "0.0.9" in turned_away.text
+    assert ours in turned_away.text
+    cluster.idletrain_worker()
+    control.release()
+    assert head.exit_code() == 0, head.text
+    assert refused["worker"] not in {e["worker"] for e in run.events("leased")}
+    run.check(None)
+
+
+def test_a_stock_cluster(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    """Default Dask settings, workers without and with a nanny, one killed in the middle of its subnet."""
+    run = make_run(rounds=4)
+    cluster.dask_worker("--no-nanny")
+    cluster.dask_worker("--nanny")
+    control.pace(0.05)
+    head = run.launch("--scheduler", cluster.address)
+    busy = run.wait("a mark", "marked")
+    victim = run.workers()[next(e["worker"] for e in run.events("leased") if e["attempt"] == busy["attempt"])]
+    kill(victim)
+    lost = run.wait("the loss", "lost")
+    assert lost["cause"] == "kill"
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed())
+    # The same name in another directory, on the same workers: they must not take it for the first.
+    other = make_run(rounds=1, local_steps=10, nodes=1, to=run.scratch / "others")
+    head = other.launch("--scheduler", cluster.address)
+    assert head.exit_code() == 0, head.text
+    other.check(undisturbed(local_steps=10))
+
+
+def test_two_runs_share_a_cluster(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    runs = [make_run(rounds=3, nodes=1, local_steps=n, to=control.path.parent / str(n)) for n in (20, 10)]
+    for _ in range(2):
+        cluster.idletrain_worker()
+    heads = [run.launch("--scheduler", cluster.address) for run in runs]
+    for run, head, steps in zip(runs, heads, (20, 10), strict=True):
+        assert head.exit_code() == 0, head.text
+        run.check(undisturbed(local_steps=steps))
+
+
+def test_salvage(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=4, preemption={"policy": "salvage"})
+    control.pace(0.05)
+    head = run.launch()
+    for round_ in (1, 2):
+        run.wait("a mark", "marked", lambda e, r=round_: e["round"] == r and e["steps"] > 2)
+        worker = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
+        process = run.workers()[min(worker)]
+        process.send_signal(signal.SIGKILL if round_ == 1 else signal.SIGTERM)
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+    assert {e["cause"] for e in run.events("worker_left")} >= {"kill", "notice"}
+    partial = [steps for commit in run.records("commit") for _, steps in commit["staged"] if steps < 20]
+    assert partial, "no partial update was counted"
+    assert all(steps > 0 for steps in partial)
+
+
+def test_salvage_without_anything_to_salvage(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=1, preemption={"policy": "salvage", "mark_every": "1h"})
+    control.hold()
+    head = run.launch()
+    run.wait("leases", "leased", count=2)
+    for worker in run.workers().values():
+        kill(worker)
+    run.wait("both to be gone", "worker_left", lambda e: e["cause"] == "kill", count=2)
+    control.release()
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+
+
+def test_no_worker_outlives_its_scheduler(cluster: Cluster) -> None:
+    """Whatever a worker was doing as it started: it ends."""
+    workers = []
+    for _ in range(4):
+        workers.append(cluster.idletrain_worker())
+        time.sleep(0.7)
+    cluster.scheduler.send(signal.SIGKILL)
+    for worker in workers:
+        worker.exit_code(60)

@@ -1,0 +1,152 @@
+"""Store and client over real connections, plain and with certificates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributed.security import Security
+
+from idletrain.errors import RefusedError
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.store import Store
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum, inspect
+
+LEASE = LeaseId("run", 1, 2, 3, 4)
+SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
+
+
+class Memory:
+    """A head that holds one subnet in memory."""
+
+    def __init__(self) -> None:
+        self.flat = torch.arange(float(SIZE))
+        self.pushed: list[tuple[PushHeader, torch.Tensor]] = []
+        self.beats: list[int] = []
+
+    def program(self) -> bytes:
+        return b"a program"
+
+    async def pull(self, lease: LeaseId) -> tuple[int, torch.Tensor] | Reply:
+        return (7, self.flat) if lease == LEASE else Reply.NOT_LEASED
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+        fault = inspect(header, frames, 4 * SIZE)
+        if fault is None:
+            content = b"".join(frames)
+            self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
+        return fault or Reply.ACCEPTED
+
+    def beat(self, lease: LeaseId, steps: int) -> Reply:
+        self.beats.append(steps)
+        return Reply.ACCEPTED if lease == LEASE else Reply.STALE_ROUND
+
+
+@asynccontextmanager
+async def serving(security: Security) -> AsyncIterator[tuple[Memory, Store, str]]:
+    head = Memory()
+    store = Store(head, security)
+    address = await store.listen("127.0.0.1")
+    try:
+        yield head, store, address
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def connected(address: str, security: Security) -> AsyncIterator[StoreClient]:
+    client = StoreClient(address, security.get_connection_args("worker"))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def both_kinds(test: Callable[[Security], Coroutine[Any, Any, None]]) -> Any:
+    """Run a coroutine of a test over TCP and over TLS."""
+
+    @pytest.mark.parametrize("make", [Security, Security.temporary], ids=["tcp", "tls"])
+    def run(make: Callable[[], Security]) -> None:
+        asyncio.run(test(make()))
+
+    return run
+
+
+@both_kinds
+async def test_what_is_pulled_is_the_head_s_buffer_and_writable(security: Security) -> None:
+    async with serving(security) as (head, store, address), connected(address, security) as client:
+        step, flat = await client.pull(LEASE)
+        assert step == 7
+        assert torch.equal(flat, head.flat)
+        flat.zero_()
+        assert head.flat[1] == 1
+        assert store.bytes_down == 4 * SIZE
+
+
+@both_kinds
+async def test_what_is_pushed_arrives_with_its_header(security: Security) -> None:
+    async with serving(security) as (head, store, address), connected(address, security) as client:
+        flat = torch.randn(SIZE)
+        header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
+        assert await client.push(header, flat) is Reply.ACCEPTED
+        ((got, values),) = head.pushed
+        assert got == header
+        assert torch.equal(values, flat)
+        assert store.bytes_up == 4 * SIZE
+
+
+@both_kinds
+async def test_pushes_that_are_damaged_on_the_way_are_refused(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security) as client:
+        flat = torch.zeros(SIZE)
+        digest = checksum([flat.numpy().data.cast("B")])
+        assert await client.push(PushHeader(LEASE, 9, 1.5, digest + 1), flat) is Reply.CORRUPT
+        assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat[1:]) is Reply.WRONG_SHAPE
+        flat[5] = np.nan
+        digest = checksum([flat.numpy().data.cast("B")])
+        assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat) is Reply.NOT_FINITE
+        assert head.pushed == []
+
+
+@both_kinds
+async def test_beats_and_the_program_and_refusals(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security) as client:
+        other = LeaseId("run", 1, 2, 3, 5)
+        assert await client.program() == b"a program"
+        assert await client.beat(LEASE, 3) is Reply.ACCEPTED
+        assert await client.beat(other, 4) is Reply.STALE_ROUND
+        assert head.beats == [3, 4]
+        with pytest.raises(RefusedError, match="pull of subnet 3, round 2: not-leased"):
+            await client.pull(other)
+
+
+def test_a_store_listens_as_its_certificates_say() -> None:
+    async def addresses() -> list[str]:
+        result = []
+        for security in (Security(), Security.temporary()):
+            async with serving(security) as (_, _, address):
+                result.append(address.split(":")[0])
+        return result
+
+    assert asyncio.run(addresses()) == ["tcp", "tls"]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_without_the_cluster_s_certificates_there_is_no_talking_to_a_tls_store(scheme: str) -> None:
+    """Neither in the clear nor with certificates of somebody else."""
+
+    async def intrude() -> None:
+        theirs = Security() if scheme == "tcp" else Security.temporary()
+        async with serving(Security.temporary()) as (head, store, address):
+            async with connected(address.replace("tls://", f"{scheme}://"), theirs) as client:
+                with pytest.raises((OSError, RuntimeError, asyncio.TimeoutError)):
+                    await asyncio.wait_for(client.beat(LEASE, 3), 3)
+            assert head.beats == []
+            assert store.bytes_down == store.bytes_up == 0
+
+    asyncio.run(intrude())

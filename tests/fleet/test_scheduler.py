@@ -1,0 +1,42 @@
+"""The scheduler's process, and that it does not outlive the one that started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+
+from idletrain.fleet import parent
+
+
+def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_does() -> None:
+    command = [sys.executable, "-m", "idletrain.fleet.scheduler"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        address, dashboard = (process.stdout.readline().strip() for _ in range(2))
+        assert address.startswith("tcp://127.0.0.1:")
+        assert dashboard.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(dashboard, timeout=30) as page:
+            assert page.status == 200
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_process_acts_when_its_parent_s_pipe_is_closed() -> None:
+    program = (
+        "import os, threading\n"
+        f"from {parent.__name__} import when_parent_ends\n"
+        "when_parent_ends(lambda: os._exit(7))\n"
+        "print('ready', flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("what is written does not matter\n")
+        process.stdin.close()
+        assert process.wait(timeout=30) == 7

@@ -1,0 +1,72 @@
+"""The assembled network: its statistics, its score."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from idletrain.nn.data import Arrays
+from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.program import cross_entropy
+
+
+class Echo(nn.Module):
+    """Gives its inputs back as outputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_an_assembled_module_shares_the_network_s_memory_and_leaves_the_original_alone() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    network = [torch.zeros_like(p) for p in module.parameters()]
+    copy = assembled(module, network)
+    network[1].fill_(5)
+    assert copy[0].bias.tolist() == [5, 5]
+    assert module[0].weight.abs().sum() > 0
+
+
+def test_statistics_are_those_of_the_whole_network_on_the_training_data() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4))
+    x = np.random.default_rng(0).normal(3, 2, (1024, 4)).astype(np.float32)
+    module.train()
+    estimate_statistics(module, Arrays(x, np.zeros(1024)), seed=0)
+    assert not module.training
+    torch.testing.assert_close(module[0].running_mean, torch.from_numpy(x.mean(0)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(module[0].running_var, torch.from_numpy(x.var(0)), rtol=1e-2, atol=1e-2)
+
+
+def test_accuracy_and_mean_loss_over_all_samples_of_several_batches() -> None:
+    logits = np.random.default_rng(0).normal(size=(1300, 3)).astype(np.float32)
+    labels = np.arange(1300) % 3
+    accuracy, loss = score(Echo(), Arrays(logits, labels), cross_entropy)
+    assert accuracy == pytest.approx((logits.argmax(1) == labels).mean())
+    expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_accuracy_of_a_language_model_is_over_all_tokens() -> None:
+    logits = np.zeros((5, 4, 3), np.float32)
+    logits[..., 1] = 1
+    labels = np.tile([1, 1, 1, 2], (5, 1))
+    accuracy, loss = score(Echo(), Arrays(logits, labels), cross_entropy)
+    assert accuracy == 0.75
+    assert loss == pytest.approx(0.75 * (math.log(2 + math.e) - 1) + 0.25 * math.log(2 + math.e), rel=1e-5)
+
+
+def test_accuracy_of_yes_and_no_is_by_the_sign() -> None:
+    outputs = np.array([[1.0], [-1.0], [2.0], [-3.0]], np.float32)
+    labels = np.array([[1.0], [0.0], [0.0], [0.0]], np.float32)
+    assert score(Echo(), Arrays(outputs, labels), functional.binary_cross_entropy_with_logits)[0] == 0.75
+
+
+def test_a_regression_has_a_loss_and_no_accuracy() -> None:
+    assert score(Echo(), Arrays(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss) == (
+        None,
+        1.0,
+    )

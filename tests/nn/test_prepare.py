@@ -1,0 +1,220 @@
+"""Bad input is refused with a sentence that names the field, the value and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from idletrain.errors import JobError
+from idletrain.job import parse_job
+from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare, resolve
+
+MLP = "idletrain.nn.models:mlp"
+
+
+def prepared(**sections: Any) -> Prepared:
+    """A job on digits, with sections changed."""
+    tree: dict[str, Any] = {
+        "name": "t",
+        "model": {"factory": MLP, "args": {"widths": [64, 16, 10]}},
+        "data": {"name": "digits"},
+        "training": {"optimizer": {"lr": 0.1}},
+    }
+    job = parse_job(tree | sections)
+    return from_settings(job.model, job.data, job.training)
+
+
+def faults(**sections: Any) -> tuple[str, ...]:
+    with pytest.raises(JobError) as caught:
+        prepared(**sections)
+    return caught.value.faults
+
+
+def fault(**sections: Any) -> str:
+    (only,) = faults(**sections)
+    return only
+
+
+def save(folder: Path, **arrays: Any) -> dict[str, str]:
+    np.savez(folder / "d.npz", **arrays)
+    return {"train": str(folder / "d.npz")}
+
+
+def mlp(*widths: int, norm: str | None = None) -> dict[str, Any]:
+    return {"factory": MLP, "args": {"widths": list(widths), "norm": norm}}
+
+
+def test_a_sound_job_becomes_a_program_with_its_groups_and_first_values() -> None:
+    got = prepared()
+    assert got.program.layout.sizes == (16,)
+    assert [tuple(t.shape) for t in got.network] == [t.shape for t in got.program.layout.tensors]
+    assert got.test is not None
+    assert len(got.test.open()) == 360
+    assert {p.device.type for p in got.program.module.parameters()} == {"meta"}
+
+
+def test_first_values_are_a_function_of_the_seed() -> None:
+    first, same, other = (prepared(training={"seed": s, "optimizer": {"lr": 0.1}}).network for s in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_local_sgd_cuts_nothing() -> None:
+    got = prepared(training={"method": "local-sgd", "subnets": 99})
+    assert got.program.layout.groups == ()
+
+
+@pytest.mark.parametrize("factory", ["no.such:thing", "idletrain.nn.models:mpl", "nothing", "", ":x"])
+def test_a_factory_that_cannot_be_imported(factory: str) -> None:
+    assert fault(model={"factory": factory}).startswith(f"model.factory: {factory!r} cannot be imported (")
+    assert "write it as package.module:name" in fault(model={"factory": factory})
+
+
+def test_a_factory_that_returns_no_module() -> None:
+    assert fault(model={"factory": "builtins:dict"}) == (
+        "model.factory: 'builtins:dict' returned a dict, not a torch.nn.Module"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"width": [1, 2]}, "unexpected keyword argument 'width'"),
+        ({"widths": [64]}, "widths [64] should be at least two positive numbers"),
+        ({"widths": [64, 0, 10]}, "should be at least two positive numbers"),
+        ({"widths": [64, 8, 10], "norm": "layer"}, "norm 'layer' should be batch or null"),
+    ],
+)
+def test_arguments_that_the_factory_does_not_take(args: dict[str, Any], reason: str) -> None:
+    told = fault(model={"factory": MLP, "args": args})
+    assert told.startswith(f"model.args: {MLP} does not take {args}: ")
+    assert reason in told
+
+
+def test_a_model_whose_width_does_not_chain_with_the_data() -> None:
+    told = fault(model=mlp(63, 16, 10))
+    assert told.startswith("model: does not take inputs of shape [64]: mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_more_subnets_than_neurons() -> None:
+    assert fault(model=mlp(64, 32, 6, 10), training={"subnets": 8}).endswith("ask for at most 6 or exclude the group")
+
+
+def test_a_loss_that_is_not_known() -> None:
+    assert fault(training={"loss": "cross-entropy"}) == (
+        "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse or package.module:function"
+    )
+    assert "training.loss: 'no.such:loss' cannot be imported" in fault(training={"loss": "no.such:loss"})
+    assert named_loss("torch.nn.functional:l1_loss") is functional.l1_loss
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce_with_logits"])
+def test_a_loss_that_does_not_fit_the_labels(loss: str) -> None:
+    told = fault(training={"loss": loss})
+    assert told.startswith(f"training.loss: {loss} does not fit outputs [2, 10] and labels [2] of torch.int64: ")
+
+
+def test_a_loss_that_does_not_return_one_number(tmp_path: Path) -> None:
+    data = save(tmp_path, x=np.zeros((8, 4)), y=np.zeros((8, 3)))
+    told = fault(model=mlp(4, 8, 3), data=data, training={"loss": "torch:sub"})
+    assert told.startswith("training.loss: torch:sub should return one number for outputs [2, 3]")
+
+
+@pytest.mark.parametrize("beyond", ["train", "test"])
+def test_labels_beyond_the_outputs(tmp_path: Path, beyond: str) -> None:
+    np.savez(tmp_path / "good.npz", x=np.zeros((8, 4)), y=np.arange(8) % 3)
+    np.savez(tmp_path / "bad.npz", x=np.zeros((8, 4)), y=np.array([0, 1, 2, 0, 1, 2, 0, 7]))
+    data = {part: str(tmp_path / ("bad.npz" if part == beyond else "good.npz")) for part in ("train", "test")}
+    told = fault(model=mlp(4, 8, 3), data=data)
+    assert "label 7 is beyond the model's 3 outputs" in told
+
+
+def test_negative_labels(tmp_path: Path) -> None:
+    data = save(tmp_path, x=np.zeros((8, 4)), y=np.array([0, 1, 2, 0, 1, 2, -1, 0]))
+    assert "label -1 " in fault(model=mlp(4, 8, 3), data=data)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_infinity_in_the_data(tmp_path: Path, value: float) -> None:
+    x = np.zeros((5000, 4), np.float32)
+    x[4999, 3] = value
+    told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=x, y=np.zeros(5000, int)))
+    assert told == "data.train: its inputs hold NaN or infinity after row 4096; clean the data"
+
+
+def test_data_that_are_not_numbers(tmp_path: Path) -> None:
+    told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=np.full((8, 4), "a"), y=np.zeros(8, int)))
+    assert told == "data.train: its inputs are <U1; they should be numbers"
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    told = fault(data={"train": str(tmp_path / "none.npz")})
+    assert told == f"data.train: {tmp_path}/none.npz cannot be read (No such file or directory); name an existing file"
+
+
+def test_a_file_of_unknown_kind() -> None:
+    assert fault(data={"train": "data.csv"}) == (
+        "data.train: 'data.csv' should be an .npz file, or a pair [inputs, labels] of .npy or IDX files"
+    )
+
+
+@pytest.mark.parametrize(("data", "has"), [({}, "neither"), ({"name": "digits", "factory": "a:b"}, "name and factory")])
+def test_data_must_be_named_in_one_way(data: dict[str, str], has: str) -> None:
+    assert fault(data=data) == f"data: has {has}; give one of name, train (with test) or factory"
+
+
+def test_a_data_factory_that_cannot_be_imported() -> None:
+    assert "data.factory: 'a.b:c' cannot be imported" in fault(data={"factory": "a.b:c"})
+
+
+def test_all_faults_are_told_at_once() -> None:
+    told = faults(model={"factory": "no:model"}, data={"train": "data.csv"}, training={"loss": "nil"})
+    assert [f.split(":")[0] for f in told] == ["model.factory", "data.train", "training.loss"]
+
+
+def test_both_data_files_are_told_at_once(tmp_path: Path) -> None:
+    told = faults(data={"train": str(tmp_path / "a.npz"), "test": str(tmp_path / "b.npz")})
+    assert [f.split(":")[0] for f in told] == ["data.train", "data.test"]
+
+
+def test_parameters_that_are_not_float32() -> None:
+    module = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10).double())
+    job = parse_job({"name": "t", "model": {"factory": MLP}, "data": {"name": "digits"}})
+    source = prepared().program.source
+    with pytest.raises(JobError) as caught:
+        prepare(module, source, None, functional.cross_entropy, job.training)
+    assert str(caught.value) == (
+        "model: parameters should be float32, but 1.weight is torch.float64, 1.bias is torch.float64"
+    )
+
+
+def test_a_module_with_nothing_to_train() -> None:
+    module = nn.Linear(64, 10).requires_grad_(False)
+    job = parse_job({"name": "t", "model": {"factory": MLP}, "data": {"name": "digits"}})
+    with pytest.raises(JobError, match="no parameter that requires a gradient"):
+        prepare(module, prepared().program.source, None, functional.cross_entropy, job.training)
+
+
+def test_batch_norm_with_batches_of_one() -> None:
+    """torch refuses it at the first step: on every worker, after the run has started."""
+    told = fault(model=mlp(64, 16, 10, norm="batch"), training={"batch_size": 1})
+    assert "Expected more than 1 value per channel" in told
+    assert prepared(model=mlp(64, 16, 10), training={"batch_size": 1}).program.layout.sizes == (16,)
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    job = parse_job({"name": "t", "model": {"factory": MLP}, "data": {"name": "digits"}})
+    prepare(module, prepared().program.source, None, functional.cross_entropy, job.training)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_dotted_path_resolves_with_colon_or_dot() -> None:
+    assert resolve("torch.nn:Linear", "f") is resolve("torch.nn.Linear", "f") is nn.Linear

@@ -1,0 +1,124 @@
+"""What a person, or a program, sees of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+from test_records import CHURN, RECORD_KEYS, event, lost, started, summary_of
+
+from idletrain.observe.display import Json, Lines, Screen, choose, describe, final_lines, score_text
+
+
+def lines_of(events: list[dict[str, Any]]) -> list[str]:
+    out = io.StringIO()
+    with Lines(out) as shown:
+        for one in events:
+            shown(one)
+    return out.getvalue().splitlines()
+
+
+def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
+    assert lines_of(CHURN) == [
+        "    0.0s  run demo: 3 rounds of 2 subnets",
+        "    0.0s  a joined (cpu, 1.0 GiB)",
+        "    0.0s  b joined (cpu, 1.0 GiB)",
+        "    4.0s  a left after a notice",
+        "    6.0s  b was killed",
+        "    6.0s  c joined (cpu, 1.0 GiB)",
+        "    8.5s  round 1: accuracy 0.8000, loss 0.5000",
+    ]
+
+
+def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
+    out = io.StringIO()
+    with Json(out) as shown:
+        for one in CHURN:
+            shown(one)
+    first, last = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (first["round"], first["round_seconds"], first["rounds"], first["local_steps"]) == (0, 2.0, 1, 100)
+    assert first["preemptions"] == {"notice": 1, "kill": 1}
+    assert last.keys() == RECORD_KEYS
+    assert last["params_sha256"] == "ab"
+    assert last["status"] == "completed"
+
+
+def screen_of(events: list[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    with Screen(console) as shown:
+        for one in events:
+            shown(one)
+    return out.getvalue()
+
+
+def test_the_screen_shows_progress_accuracy_workers_and_news() -> None:
+    shown = screen_of([*CHURN[:-2], event("worker_notice", 9.0, worker="tcp://c")])
+    last = shown[shown.rindex("idletrain demo") :]
+    for text in ("round 1/3", "accuracy 0.8000, loss 0.5000", "1 workers", "goodput", "steps/s", "ETA 4 s"):
+        assert text in last
+    assert "c " in last
+    assert "draining" in last
+    assert "b was killed" in last
+
+
+def test_the_screen_shows_why_a_run_waits() -> None:
+    assert "for workers: 0 of 4 are there" in screen_of(
+        [started(), event("waiting", 1.0, reason="for workers: 0 of 4 are there")]
+    )
+
+
+def test_a_screen_without_any_event_is_drawn() -> None:
+    assert "accuracy: -" in screen_of([])
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (started(resumed_at=7), "run demo: 3 rounds of 2 subnets, from round 7"),
+        (event("worker_left", 1.0, worker="w", name="w", cause="end"), None),
+        (lost(1.0, 3, "lease", 0, 0, 0.0), "subnet 3 of round 0: no sign of tcp://a, leased again"),
+        (lost(1.0, 3, "kill", 0, 0, 0.0), None),
+        (
+            event("refused", 1.0, round=2, subnet=1, reply="corrupt"),
+            "subnet 1 of round 2: a push was refused (corrupt)",
+        ),
+        (event("worker_refused", 1.0, worker="w", reason="version"), "worker refused: version"),
+        (event("paused", 1.0, reason="no room"), "paused: no room"),
+        (event("snapshot", 1.0, round=1, seconds=0.1), None),
+    ],
+)
+def test_an_event_is_a_line_or_no_news(one: dict[str, Any], line: str | None) -> None:
+    assert describe(one) == line
+
+
+def test_the_last_lines_hold_every_number_of_the_record() -> None:
+    text = "\n".join(final_lines(summary_of(CHURN), "done: all rounds"))
+    for part in ("done: all rounds", "accuracy 0.8000", "after 1 rounds", "100 local steps in 10 s", "1 with notice"):
+        assert part in text
+    for part in (
+        "1 without",
+        "2 subnets went on elsewhere",
+        "goodput 64.3%",
+        "30 steps",
+        "5 lost",
+        "sha256 ab",
+        "runs/demo",
+    ):
+        assert part in text
+
+
+def test_scores_are_told_as_far_as_there_are_any() -> None:
+    assert score_text(0.5, 1.25) == "accuracy 0.5000, loss 1.2500"
+    assert score_text(None, 1.25) == "loss 1.2500"
+    assert score_text(None, None) == "not evaluated"
+
+
+def test_the_display_fits_where_output_goes() -> None:
+    assert isinstance(choose(True, Console(file=sys.stdout)), Json)
+    assert isinstance(choose(False, Console(file=io.StringIO())), Lines)
+    assert isinstance(choose(False, Console(file=io.StringIO(), force_terminal=True)), Screen)

@@ -1,0 +1,74 @@
+"""How wide each subnet is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idletrain.errors import RunError
+from idletrain.rounds.plan import Capacity, shares
+
+MIB = 1 << 20
+ROOMY = 1 << 40
+
+
+def need(share: float) -> int:
+    """100 MiB for the whole network and 1 MiB in any case."""
+    return MIB + int(100 * MIB * share)
+
+
+def test_equal_workers_get_equal_shares() -> None:
+    assert shares([Capacity(ROOMY, 7.0)] * 4, 4, need, 64) == (0.25,) * 4
+
+
+def test_a_worker_of_half_the_speed_gets_half_the_width() -> None:
+    fast, slow = Capacity(ROOMY, 10.0), Capacity(ROOMY, 5.0)
+    assert shares([fast, slow], 2, need, 64) == pytest.approx((2 / 3, 1 / 3))
+
+
+def test_speeds_that_differ_by_noise_count_as_equal() -> None:
+    assert shares([Capacity(ROOMY, 10.0), Capacity(ROOMY, 8.0)], 2, need, 64) == (0.5, 0.5)
+
+
+def test_a_worker_with_two_turns_gets_half_the_width_twice() -> None:
+    assert shares([Capacity(ROOMY, 1.0)] * 2, 3, need, 64) == pytest.approx((0.25, 0.5, 0.25))
+
+
+def test_what_a_small_worker_cannot_hold_goes_to_the_others() -> None:
+    got = shares([Capacity(ROOMY, 1.0), Capacity(ROOMY, 1.0), Capacity(11 * MIB, 1.0)], 3, need, 64)
+    assert got == pytest.approx((0.45, 0.45, 0.1), abs=1e-6)
+
+
+def test_a_fleet_that_is_too_small_covers_part_of_the_network() -> None:
+    got = shares([Capacity(11 * MIB, 1.0)] * 4, 4, need, 64)
+    assert got == pytest.approx((0.1,) * 4, abs=1e-6)
+
+
+def test_a_worker_that_cannot_hold_the_narrowest_subnet_is_named_with_the_way_out() -> None:
+    with pytest.raises(RunError, match=r"narrowest subnet needs 2 MiB and a worker has 1 MiB.*smaller training.batch"):
+        shares([Capacity(MIB, 1.0)], 1, need, 64)
+
+
+def test_local_sgd_needs_one_worker_that_holds_the_whole_network() -> None:
+    assert shares([Capacity(MIB, 1.0), Capacity(101 * MIB, 1.0)], 2, need, 1) == (0.5, 0.5)
+    with pytest.raises(RunError, match=r"whole network needs 101 MiB.*largest has 100 MiB.*use training.method: ist"):
+        shares([Capacity(100 * MIB, 1.0)], 2, need, 1)
+
+
+CAPACITIES = st.builds(Capacity, st.integers(4 * MIB, 200 * MIB), st.floats(0.1, 1e4))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(CAPACITIES, min_size=1, max_size=6), st.integers(1, 12))
+def test_shares_are_positive_fit_their_workers_and_add_up_to_at_most_one(workers: list[Capacity], subnets: int) -> None:
+    got = shares(workers, subnets, need, 64)
+    ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
+    assert len(got) == subnets
+    assert sum(got) <= 1 + 1e-9
+    for k, share in enumerate(got):
+        assert share > 0
+        assert need(share) <= ranked[k % len(ranked)].memory_bytes
+    caps = sum(min(1.0, (ranked[k % len(ranked)].memory_bytes - MIB) / (100 * MIB)) for k in range(subnets))
+    assert sum(got) == pytest.approx(min(1.0, caps), abs=1e-5)
+    assert shares(workers, subnets, need, 64) == got

@@ -1,0 +1,642 @@
+"""Every order of events: the run ends, and a subnet of a round is accepted once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idletrain.exchange.wire import LeaseId, Reply
+from idletrain.rounds import state
+from idletrain.rounds.state import (
+    Answer,
+    AttemptEnded,
+    Beat,
+    Commit,
+    Committed,
+    Finish,
+    IllegalEventError,
+    Keep,
+    Lease,
+    Look,
+    Looked,
+    Lost,
+    NoticeGiven,
+    Phase,
+    Pushed,
+    Rules,
+    Stage,
+    State,
+    StopAsked,
+    Store,
+    Stored,
+    Tick,
+    WorkerJoined,
+    WorkerLeft,
+    advance,
+)
+
+STEPS = 4
+SMALL, LARGE = 10, 100
+FAULTS = (Reply.NOT_FINITE, Reply.CORRUPT, Reply.WRONG_SHAPE)
+
+
+class World:
+    """A run whose events a test chooses; carries out commands only as the test says, and checks each of them."""
+
+    def __init__(self, **rules: object) -> None:
+        asked = {"salvage": False, "local_steps": STEPS, "rounds": 3, "lease_seconds": 10.0, "evaluate_every": 2}
+        needs = rules.pop("needs", (SMALL, LARGE, SMALL))
+        staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
+        self.needs = needs
+        self.now = 0.0
+        self.state = state.open_run(Rules(**(asked | rules)), "run", 1, round_, needs, staged, self.now)
+        self.leases: list[Lease] = []
+        self.running: list[Lease] = []  # attempts whose tasks have not ended
+        self.to_store: list[int] = []
+        self.stored: dict[tuple[int, int], int] = {}
+        self.committed: list[Commit] = []
+        self.commit_due = self.look_due = False
+        self.lost: list[Lost] = []
+        self.finished: str | None = None
+        self.log: list[state.Command] = []
+
+    def do(self, kind: type[state.Event], **fields: object) -> tuple[state.Command, ...]:
+        event = kind(now=self.now, **fields)
+        before = self.state
+        self.state, commands = advance(before, event)
+        answers = [c for c in commands if isinstance(c, Answer)]
+        assert len(answers) == isinstance(event, Beat | Pushed)
+        for command in commands:
+            self._check(command)
+        self._check_state(before)
+        self.log += commands
+        return commands
+
+    def tell(self, kind: type[state.Event], lease: LeaseId, **fields: object) -> Reply:
+        (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Answer)]
+        return answer.reply
+
+    def join(self, *names: str, memory_bytes: int = LARGE) -> None:
+        for name in names:
+            self.do(WorkerJoined, worker=name, memory_bytes=memory_bytes)
+
+    def lease_of(self, subnet: int) -> LeaseId:
+        return next(c.lease for c in reversed(self.leases) if c.lease.subnet == subnet)
+
+    def finish_subnet(self, subnet: int) -> None:
+        assert self.tell(Pushed, self.lease_of(subnet), steps=STEPS) is Reply.ACCEPTED
+        self.store(subnet)
+        self.end(self.lease_of(subnet))
+
+    def store(self, subnet: int) -> None:
+        self.to_store.remove(subnet)
+        self.do(Stored, subnet=subnet)
+
+    def end(self, lease: LeaseId, *, failed: bool = False) -> None:
+        self.running = [c for c in self.running if c.lease != lease]
+        self.do(AttemptEnded, lease=lease, failed=failed)
+
+    def commit(self, *, snapshot_due: bool = False) -> None:
+        self.commit_due = False
+        self.do(Committed, needs=self.needs, snapshot_due=snapshot_due)
+
+    def look(self, accuracy: float | None = None) -> None:
+        self.look_due = False
+        self.do(Looked, accuracy=accuracy)
+
+    def drive(self) -> None:
+        """A fair world: new workers come, whoever holds a lease finishes it, whatever was asked is done."""
+        for turn in range(200):
+            if self.finished:
+                return
+            self.now += 1
+            self.join(*(f"fresh{turn}-{i}" for i in range(2)))
+            for k in list(self.to_store):
+                self.store(k)
+            if self.commit_due:
+                self.commit()
+            if self.look_due:
+                self.look()
+            for given_ in list(self.running):
+                self.tell(Pushed, given_.lease, steps=STEPS)
+                self.end(given_.lease)
+            self.do(Tick)
+        raise AssertionError(f"stuck in {self.state}")
+
+    def _check(self, command: state.Command) -> None:
+        rules = self.state.rules
+        match command:
+            case Lease(lease, _, step):
+                assert lease.attempt not in {c.lease.attempt for c in self.leases}
+                assert step < rules.local_steps
+                self.leases.append(command)
+                self.running.append(command)
+            case Store(k, _, steps):
+                key = (self.state.round, k)
+                assert key not in self.stored, "accepted twice"
+                assert steps == rules.local_steps or rules.salvage
+                assert 0 < steps <= rules.local_steps
+                self.stored[key] = steps
+                self.to_store.append(k)
+            case Commit(round_, staged):
+                assert round_ not in {c.round for c in self.committed}
+                assert staged
+                assert not self.state.looking
+                assert rules.salvage or len(staged) == len(self.needs)
+                assert rules.salvage or all(steps == rules.local_steps for _, steps in staged)
+                self.committed.append(command)
+                self.commit_due = True
+            case Look():
+                assert not self.look_due
+                self.look_due = True
+            case Lost():
+                assert command.kept_steps >= 0
+                assert command.lost_steps >= 0
+                self.lost.append(command)
+            case Finish(status):
+                assert self.finished is None
+                self.finished = status
+
+    def _check_state(self, before: State) -> None:
+        now = self.state
+        if now.round == before.round:
+            for old, new in zip(before.subnets, now.subnets, strict=True):
+                assert new.steps >= old.steps, "steps that were safe at home are gone"
+        held = [s.worker for s in now.subnets if s.phase is Phase.LEASED]
+        assert len(held) == len(set(held)), "one worker, two leases"
+        if now.stage is not Stage.DONE:
+            for subnet in now.subnets:
+                if subnet.phase is Phase.LEASED:
+                    assert now.workers[subnet.worker].attempt == subnet.attempt
+                    assert now.workers[subnet.worker].memory_bytes >= subnet.need_bytes
+
+
+ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "fault", "foreign", "end", "tick", "store", "commit")
+EVENTS = st.lists(
+    st.tuples(st.sampled_from((*ACTIONS, "look", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
+)
+
+
+def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one case an action)
+    """Turn a drawn action into an event that the runner could send in this state, or one that a zombie could."""
+    name = f"w{a % 4}"
+    lease = world.leases[-1 - a % min(len(world.leases), 8)].lease if world.leases else None
+    match action:
+        case "join" if name not in world.state.workers:
+            world.join(name, memory_bytes=LARGE if b % 3 else SMALL)
+        case "leave":
+            world.do(WorkerLeft, worker=name)
+        case "notice":
+            world.do(NoticeGiven, worker=name)
+        case "beat" if lease:
+            world.tell(Beat, lease, steps=b % (STEPS + 1))
+        case "push" if lease:
+            world.tell(Pushed, lease, steps=STEPS)
+        case "mark" if lease:
+            world.tell(Pushed, lease, steps=b % STEPS)
+        case "fault" if lease:
+            world.tell(Pushed, lease, steps=1 + b % STEPS, fault=FAULTS[b % 3])
+        case "foreign" if lease:
+            other = (
+                replace(lease, epoch=lease.epoch - 1),
+                replace(lease, run="another"),
+                replace(lease, subnet=lease.subnet + 7),
+                replace(lease, subnet=-1),
+                replace(lease, attempt=lease.attempt + 1000),
+                replace(lease, round=lease.round + 1),
+            )[b % 6]
+            before = world.state
+            assert world.tell(Pushed if b % 4 else Beat, other, steps=STEPS) is not Reply.ACCEPTED
+            assert world.state.subnets == before.subnets or world.state.rules.salvage
+        case "end" if world.running:
+            world.end(world.running[a % len(world.running)].lease, failed=b % 3 == 0)
+        case "tick":
+            world.now += b
+            world.do(Tick)
+        case "store" if world.to_store:
+            world.store(world.to_store[a % len(world.to_store)])
+        case "commit" if world.commit_due:
+            world.commit(snapshot_due=bool(b % 2))
+        case "look" if world.look_due:
+            world.look(None)
+        case "illegal":
+            refuse_illegal(world)
+
+
+def refuse_illegal(world: World) -> None:
+    """Events that cannot happen now are refused and leave the state as it was."""
+    illegal: list[state.Event] = []
+    if world.state.stage is not Stage.DONE:
+        stray = [k for k, s in enumerate(world.state.subnets) if s.phase is not Phase.STORING]
+        illegal += [Stored(now=world.now, subnet=k) for k in stray]
+        if world.state.stage is not Stage.COMMITTING:
+            illegal.append(Committed(now=world.now, needs=world.needs, snapshot_due=False))
+        if not world.state.looking:
+            illegal.append(Looked(now=world.now, accuracy=1.0))
+    before, workers = world.state, dict(world.state.workers)
+    for event in illegal:
+        with pytest.raises(IllegalEventError):
+            advance(world.state, event)
+    assert world.state == before
+    assert world.state.workers == workers
+
+
+@settings(deadline=None, max_examples=400)
+@given(EVENTS)
+def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(events: list[tuple[str, int, int]]) -> None:
+    world = World()
+    for event in events:
+        play(world, *event)
+    world.drive()
+    if world.finished == "completed":
+        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(3)}
+        assert [c.round for c in world.committed] == [0, 1, 2]
+    else:
+        assert world.finished in ("diverged", "failed")
+
+
+@settings(deadline=None, max_examples=400)
+@given(EVENTS)
+def test_salvage_ends_and_takes_every_subnet_at_most_once(events: list[tuple[str, int, int]]) -> None:
+    world = World(salvage=True)
+    for event in events:
+        play(world, *event)
+    world.drive()
+    if world.finished == "completed":
+        assert [c.round for c in world.committed] == [0, 1, 2]
+        for commit in world.committed:
+            assert dict(commit.staged) == {k: s for (r, k), s in world.stored.items() if r == commit.round}
+    else:
+        assert world.finished in ("diverged", "failed")
+
+
+@settings(deadline=None, max_examples=100)
+@given(EVENTS, st.booleans())
+def test_a_stop_ends_the_run_at_any_point_and_nothing_is_taken_after_it(
+    events: list[tuple[str, int, int]], salvage: bool
+) -> None:
+    world = World(salvage=salvage)
+    for event in events:
+        play(world, *event)
+    if world.finished:
+        return
+    world.do(StopAsked)
+    assert world.finished == "stopped"
+    for lease in world.leases:
+        assert world.tell(Pushed, lease.lease, steps=STEPS) is Reply.STALE_ROUND
+        assert world.tell(Beat, lease.lease, steps=1) is Reply.STALE_ROUND
+    world.do(Tick)
+    assert world.state.stage is Stage.DONE
+
+
+# --- leases -------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_subnet_goes_to_the_smallest_worker_that_holds_it() -> None:
+    world = World(needs=(SMALL, LARGE))
+    world.join("small", memory_bytes=SMALL)
+    assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "small")]
+    world.join("large")
+    assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "small"), (1, "large")]
+
+
+def test_a_subnet_that_no_worker_can_hold_waits_for_one_that_can() -> None:
+    world = World(needs=(LARGE,))
+    world.join("small", memory_bytes=SMALL)
+    assert world.leases == []
+    world.join("large")
+    assert [c.worker for c in world.leases] == ["large"]
+
+
+def test_a_lease_without_a_beat_is_over_after_its_seconds_and_goes_on_elsewhere_from_the_mark() -> None:
+    world = World(needs=(SMALL,), lease_seconds=10.0)
+    world.join("a")
+    first = world.lease_of(0)
+    world.now = 5.0
+    assert world.tell(Pushed, first, steps=2) is Reply.ACCEPTED
+    world.now = 15.0
+    world.do(Tick)
+    assert world.lost == []
+    world.now = 15.1
+    world.join("b")
+    world.do(Tick)
+    assert [(c.worker, c.cause, c.kept_steps) for c in world.lost] == [("a", "lease", 2)]
+    assert (world.leases[-1].worker, world.leases[-1].step) == ("b", 2)
+
+
+def test_a_beat_prolongs_a_lease() -> None:
+    world = World(needs=(SMALL,), lease_seconds=10.0)
+    world.join("a")
+    for world.now in (9.0, 18.0, 27.0):
+        assert world.tell(Beat, world.lease_of(0), steps=1) is Reply.ACCEPTED
+        world.do(Tick)
+    assert world.lost == []
+
+
+def test_the_worker_of_an_expired_lease_gets_no_other_before_its_task_has_ended() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    world.now = 11.0
+    world.do(Tick)
+    assert len(world.leases) == 1
+    world.end(world.lease_of(0))
+    assert [c.worker for c in world.leases] == ["a", "a"]
+
+
+def test_a_draining_worker_gets_no_lease_and_its_end_counts_as_a_notice() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a")
+    world.do(NoticeGiven, worker="a")
+    drained = world.leases[0].lease
+    assert world.tell(Pushed, drained, steps=3) is Reply.ACCEPTED
+    world.end(drained)
+    assert len(world.leases) == 1
+    assert [(c.cause, c.kept_steps, c.lost_steps) for c in world.lost] == [("notice", 3, 0)]
+    world.join("b")
+    assert {(c.worker, c.step) for c in world.leases[1:]} <= {("b", 3), ("b", 0)}
+
+
+def test_a_killed_worker_s_steps_since_its_last_beat_are_estimated_at_its_pace() -> None:
+    world = World(needs=(SMALL,), local_steps=100)
+    world.join("a")
+    world.now = 5.0
+    world.tell(Beat, world.lease_of(0), steps=50)
+    world.now = 6.0
+    world.do(WorkerLeft, worker="a")
+    assert [(c.cause, c.kept_steps, c.lost_steps) for c in world.lost] == [("kill", 0, 60)]
+
+
+def test_a_beat_from_before_the_pull_does_not_make_lost_steps_negative() -> None:
+    """A new attempt beats with step 0 until it has pulled the mark that it goes on from."""
+    world = World(needs=(SMALL,))
+    world.join("a")
+    world.tell(Pushed, world.lease_of(0), steps=3)
+    world.do(WorkerLeft, worker="a")
+    world.join("b")
+    world.now = 2.0
+    assert world.tell(Beat, world.lease_of(0), steps=0) is Reply.ACCEPTED
+    world.now = 3.0
+    world.do(WorkerLeft, worker="b")
+    assert world.lost[-1].lost_steps == 0
+
+
+def test_an_attempt_that_ends_without_its_update_is_leased_again() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    world.end(world.lease_of(0))
+    assert [c.cause for c in world.lost] == ["error"]
+    assert len(world.leases) == 2
+
+
+def test_a_subnet_whose_attempts_end_in_three_errors_of_the_code_ends_the_run() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a", "b")
+    for nth in range(3):
+        assert world.finished is None
+        world.end(world.lease_of(0), failed=True)
+        assert world.finished == (None if nth < 2 else "failed")
+
+
+def test_errors_after_the_update_is_home_do_not_count() -> None:
+    world = World(needs=(SMALL,), rounds=9)
+    world.join("a")
+    for _ in range(4):
+        lease = world.lease_of(0)
+        assert world.tell(Pushed, lease, steps=STEPS) is Reply.ACCEPTED
+        world.end(lease, failed=True)
+        world.store(0)
+        world.commit()
+        if world.look_due:
+            world.look()
+    assert world.finished is None
+
+
+# --- replies ------------------------------------------------------------------------------------------------------
+
+
+def test_pushes_are_answered_by_what_became_of_their_lease() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a", "b")
+    mine, other = world.lease_of(0), world.lease_of(1)
+    reply = {
+        "another run": world.tell(Pushed, replace(mine, run="x"), steps=STEPS),
+        "another epoch": world.tell(Pushed, replace(mine, epoch=0), steps=STEPS),
+        "another round": world.tell(Pushed, replace(mine, round=1), steps=STEPS),
+        "no such subnet": world.tell(Pushed, replace(mine, subnet=2), steps=STEPS),
+        "a negative subnet": world.tell(Pushed, replace(other, subnet=-1), steps=STEPS),
+        "another attempt": world.tell(Pushed, replace(mine, attempt=77), steps=STEPS),
+        "mine": world.tell(Pushed, mine, steps=STEPS),
+        "mine again": world.tell(Pushed, mine, steps=STEPS),
+    }
+    assert reply == {
+        "another run": Reply.STALE_EPOCH,
+        "another epoch": Reply.STALE_EPOCH,
+        "another round": Reply.STALE_ROUND,
+        "no such subnet": Reply.STALE_ROUND,
+        "a negative subnet": Reply.STALE_ROUND,
+        "another attempt": Reply.NOT_LEASED,
+        "mine": Reply.ACCEPTED,
+        "mine again": Reply.DUPLICATE,
+    }
+
+
+def test_a_mark_that_arrives_after_a_later_one_is_a_duplicate_and_is_not_kept() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    assert world.do(Pushed, lease=world.lease_of(0), steps=3) == (Answer(Reply.ACCEPTED), Keep(0))
+    assert world.do(Pushed, lease=world.lease_of(0), steps=2) == (Answer(Reply.DUPLICATE),)
+    assert world.do(Pushed, lease=world.lease_of(0), steps=0) == (Answer(Reply.DUPLICATE),)
+    assert world.state.subnets[0].steps == 3
+
+
+def test_a_push_while_the_round_commits_is_stale() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    lease = world.lease_of(0)
+    world.finish_subnet(0)
+    assert world.commit_due
+    assert world.tell(Pushed, lease, steps=STEPS) is Reply.STALE_ROUND
+
+
+# --- damage and divergence ------------------------------------------------------------------------------------------
+
+
+def test_three_attempts_at_a_subnet_that_end_in_nan_end_the_run() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    for nth in range(3):
+        assert world.finished is None
+        assert world.tell(Pushed, world.lease_of(0), steps=STEPS, fault=Reply.NOT_FINITE) is Reply.NOT_FINITE
+        if nth < 2:
+            world.end(world.lease_of(0))
+    assert world.finished == "diverged"
+
+
+def test_nan_does_not_count_against_the_worker() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    world.tell(Pushed, world.lease_of(0), steps=STEPS, fault=Reply.NOT_FINITE)
+    assert world.state.workers["a"].faults == 0
+
+
+def test_a_worker_is_leased_nothing_after_two_damaged_pushes() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    for fault in (Reply.CORRUPT, Reply.WRONG_SHAPE):
+        assert world.tell(Pushed, world.lease_of(0), steps=STEPS, fault=fault) is fault
+        world.end(world.lease_of(0))
+    assert len(world.leases) == 2
+    world.join("b")
+    assert world.leases[-1].worker == "b"
+
+
+# --- rounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_committed_when_all_is_staged_and_the_next_opens_with_its_own_needs() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.finish_subnet(0)
+    assert not world.commit_due
+    world.finish_subnet(1)
+    assert world.committed == [Commit(0, ((0, STEPS), (1, STEPS)))]
+    world.needs = (LARGE, SMALL)
+    world.commit()
+    assert world.state.round == 1
+    assert [s.need_bytes for s in world.state.subnets] == [LARGE, SMALL]
+
+
+def test_a_commit_waits_until_nobody_looks_at_the_network() -> None:
+    world = World(needs=(SMALL,), evaluate_every=1)
+    world.join("a")
+    world.finish_subnet(0)
+    world.commit()
+    assert world.look_due
+    world.finish_subnet(0)
+    assert not world.commit_due
+    world.look(0.5)
+    assert world.commit_due
+
+
+def test_the_network_is_looked_at_every_so_many_rounds_when_a_snapshot_is_due_and_at_the_end() -> None:
+    world = World(needs=(SMALL,), rounds=5, evaluate_every=3)
+    world.join("a")
+    for due in (False, True, False, False, False):
+        world.finish_subnet(0)
+        world.commit(snapshot_due=due)
+        if world.look_due:
+            world.look()
+    looks = [c for c in world.log if isinstance(c, Look)]
+    assert looks == [Look(False, True), Look(True, False), Look(True, True)]
+    assert world.finished == "completed"
+
+
+def test_the_run_ends_when_the_target_accuracy_is_reached() -> None:
+    world = World(needs=(SMALL,), evaluate_every=1, target=0.9)
+    world.join("a")
+    world.finish_subnet(0)
+    world.commit()
+    world.look(0.89)
+    assert world.finished is None
+    world.finish_subnet(0)
+    world.commit()
+    world.look(0.9)
+    assert world.finished == "reached"
+
+
+def test_a_restart_trains_only_what_is_not_staged() -> None:
+    world = World(needs=(SMALL, SMALL), staged={0: STEPS})
+    world.join("a", "b")
+    assert [c.lease.subnet for c in world.leases] == [1]
+    world.finish_subnet(1)
+    assert world.committed == [Commit(0, ((0, STEPS), (1, STEPS)))]
+
+
+def test_a_restart_with_everything_staged_commits_at_the_first_tick() -> None:
+    world = World(needs=(SMALL,), staged={0: STEPS})
+    world.do(Tick)
+    assert world.commit_due
+
+
+@pytest.mark.parametrize("round_", [3, 5])
+def test_a_restart_after_the_last_commit_only_evaluates_and_ends(round_: int) -> None:
+    """The head may have died after the last commit, and a job may be resumed with fewer rounds."""
+    world = World(rounds=3, round_=round_)
+    assert world.state.stage is Stage.LAST_LOOK
+    world.join("a")
+    world.do(Tick)
+    assert world.leases == []
+    world.look(0.5)
+    assert world.finished == "completed"
+
+
+# --- salvage --------------------------------------------------------------------------------------------------------
+
+
+def test_salvage_closes_a_round_whose_last_subnet_was_lost_with_the_mark_that_it_left() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.tell(Pushed, world.lease_of(1), steps=2)
+    world.finish_subnet(0)
+    world.do(WorkerLeft, worker=next(c.worker for c in world.leases if c.lease.subnet == 1))
+    world.store(1)
+    assert world.committed == [Commit(0, ((0, STEPS), (1, 2)))]
+
+
+def test_salvage_leaves_out_a_subnet_that_left_nothing() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.finish_subnet(0)
+    world.do(WorkerLeft, worker=next(c.worker for c in world.leases if c.lease.subnet == 1))
+    assert world.committed == [Commit(0, ((0, STEPS),))]
+
+
+def test_salvage_reissues_a_lost_subnet_while_others_train_anyway() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.do(WorkerLeft, worker="a")
+    world.join("c")
+    assert world.leases[-1].worker == "c"
+
+
+def test_salvage_trains_again_when_all_subnets_were_lost_before_any_mark() -> None:
+    """There is nothing to close the round with: without another lease the run would never end."""
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.do(WorkerLeft, worker="a")
+    world.do(WorkerLeft, worker="b")
+    world.join("c")
+    assert world.leases[-1].worker == "c"
+    world.drive()
+    assert world.finished == "completed"
+
+
+def test_salvage_closes_a_round_that_takes_half_as_long_again_as_the_last() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.now = 4.0
+    world.finish_subnet(0)
+    world.tell(Pushed, world.lease_of(1), steps=1)
+    world.now = 6.0
+    world.tell(Beat, world.lease_of(1), steps=1)
+    assert world.to_store == []
+    world.now = 6.1
+    world.do(Tick)
+    assert [(c.cause, c.kept_steps) for c in world.lost] == [("closed", 1)]
+    world.store(1)
+    assert world.committed == [Commit(0, ((0, STEPS), (1, 1)))]
+    assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.STALE_ROUND
+
+
+def test_reissue_never_closes_a_round_early() -> None:
+    world = World(needs=(SMALL, SMALL), lease_seconds=1e9)
+    world.join("a", "b")
+    world.now = 1.0
+    world.finish_subnet(0)
+    world.now = 1e6
+    world.do(Tick)
+    assert not world.commit_due
+    assert world.to_store == []

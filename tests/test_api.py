@@ -1,0 +1,120 @@
+"""A module and data go in, the trained module comes out: real workers, a run of a few rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import idletrain
+from idletrain.errors import JobError
+from idletrain.nn.data import digits
+
+
+def make_net() -> nn.Module:
+    """A module of a class that workers cannot import: it travels by value, as one of a script or notebook does."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+        def forward(self, x_BI: Tensor) -> Tensor:
+            logits: Tensor = self.last(torch.relu(self.norm(self.first(x_BI))))
+            return logits
+
+    return Net()
+
+
+def make_dataset(part: tuple[Any, Any]) -> Any:
+    """Digits as a map-style Dataset of (tensor, int)."""
+
+    class Digits(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(part[1])
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            return torch.from_numpy(part[0][i]), int(part[1][i])
+
+    return Digits()
+
+
+def accuracy_of(module: nn.Module, test: tuple[Any, Any]) -> float:
+    with torch.no_grad():
+        return float((module(torch.from_numpy(test[0])).argmax(1).numpy() == test[1]).mean())
+
+
+def test_fit_trains_a_local_class_with_adamw_and_gives_back_what_it_reports(tmp_path: Path) -> None:
+    train, test = digits()
+    torch.manual_seed(0)
+    module = make_net()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    seen: list[str] = []
+    result = idletrain.fit(
+        module,
+        train,
+        test,
+        subnets=2,
+        local_steps=10,
+        rounds=6,
+        batch_size=32,
+        optimizer={"name": "adamw", "lr": 0.005},
+        workers=2,
+        name="local-class",
+        run_dir=tmp_path,
+        on_event=lambda event: seen.append(event["kind"]),
+    )
+    assert result.summary["status"] == "completed"
+    assert result.summary["rounds"] == 6
+    assert result.summary["local_steps"] == 6 * 2 * 10
+    assert accuracy_of(module.eval(), test) < 0.3
+    assert accuracy_of(result.module, test) > 0.7
+    assert accuracy_of(result.module, test) == pytest.approx(result.summary["accuracy"], abs=1e-6)
+    assert not result.module.training
+    assert type(result.module) is type(module)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert seen == [event["kind"] for event in result.records]
+    assert {"run_started", "worker_joined", "leased", "staged", "round_committed", "run_ended"} <= set(seen)
+    assert result.run_dir == tmp_path / "local-class"
+
+
+def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -> None:
+    train, test = digits()
+    result = idletrain.fit(
+        make_net(),
+        make_dataset(train),
+        make_dataset(test),
+        loss=lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1),
+        subnets=2,
+        local_steps=10,
+        rounds=3,
+        batch_size=32,
+        workers=2,
+        run_dir=tmp_path,
+    )
+    assert result.summary["status"] == "completed"
+    assert result.summary["accuracy"] == pytest.approx(accuracy_of(result.module, test), abs=1e-6)
+    assert result.summary["accuracy"] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"rounds": 0}, "training.rounds: 0 should be greater than or equal to 1"),
+        ({"loss": "nil"}, "training.loss: 'nil' should be one of"),
+        ({"subnets": 33}, "training.subnets: 33 is more than the 32 neurons of group first"),
+        ({"test": (np.zeros((3, 64), np.float32), np.zeros(2))}, "data: 3 inputs and 2 labels"),
+        ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
+    ],
+)
+def test_fit_refuses_before_anything_is_made(tmp_path: Path, asked: dict[str, Any], told: str) -> None:
+    test = asked.pop("test", None)
+    with pytest.raises(JobError) as caught:
+        idletrain.fit(make_net(), digits()[0], test, run_dir=tmp_path / "runs", **asked)
+    assert str(caught.value).startswith(told)
+    assert not (tmp_path / "runs").exists()

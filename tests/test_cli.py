@@ -1,0 +1,159 @@
+"""The command line: sentences and exit codes, never a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from idletrain import cli
+
+GOOD = """
+name: t
+model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 16, 10]}}
+data: {name: digits}
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "idletrain", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def told(result: subprocess.CompletedProcess[str], code: int) -> list[str]:
+    """The error's sentences."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr.splitlines()
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    assert told(run("launch", "none.yaml", cwd=tmp_path), 2) == [
+        "idletrain: none.yaml: cannot be read (No such file or directory); name an existing job file"
+    ]
+
+
+def test_every_fault_of_a_job_is_a_sentence_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD + "training: {rounds: 0, seeed: 1}\n")
+    assert told(run("launch", "job.yaml", cwd=tmp_path), 2) == [
+        "idletrain: training.rounds: 0 should be greater than or equal to 1",
+        "idletrain: training.seeed: is not a field of a job; did you mean seed?",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD.replace("64", "63"))
+    lines = told(run("launch", "job.yaml", cwd=tmp_path), 2)
+    assert lines[-1].startswith("idletrain: model: does not take inputs of shape [64]: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
+    )
+    (tmp_path / "job.yaml").write_text('name: t\nmodel: {factory: "mine:net"}\ndata: {name: digits}\n')
+    result = run("plan", "job.yaml", "--nodes", "2", "--memory", "1GiB", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "neuron groups" in result.stdout
+    assert "25.0%" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("launch",), "Missing argument 'job'"),
+        (("launhc", "x"), "No such command 'launhc'"),
+        (("launch", "job.yaml", "--churn", "often"), "should be a duration such as 15s, 10m or 4h"),
+        (("launch", "job.yaml", "--nodes", "0"), "should be greater than or equal to 1"),
+        (("plan", "job.yaml", "--memory", "lots"), "should be a size such as 512MiB or 2GB"),
+    ],
+)
+def test_wrong_arguments_are_a_sentence(
+    arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = main(arguments, monkeypatch, capsys)
+    assert code == 2
+    assert sentence in err
+    assert "see idletrain --help" in err
+    assert len(err.splitlines()) == 1
+
+
+def main(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
+    """Exit code and error output of the command line, in this process."""
+    monkeypatch.setattr(sys, "argv", ["idletrain", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "evaluate"])
+def test_a_run_that_is_not_there_is_a_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, err = main((command, "nothing"), monkeypatch, capsys)
+    assert (code, err) == (1, "idletrain: runs/nothing holds no run; in runs there are: none\n")
+
+
+def test_an_export_to_another_kind_of_file_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = main(("export", "nothing", "--to", "net.onnx"), monkeypatch, capsys)
+    assert (code, err) == (2, "idletrain: --to: net.onnx should end in .safetensors or .pt\n")
+
+
+def test_a_bug_is_exit_code_3_with_a_report_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_path: Path) -> None:
+        raise ZeroDivisionError("an invented bug")
+
+    monkeypatch.setattr(cli, "load_job", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, err = main(("launch", "job.yaml"), monkeypatch, capsys)
+    assert code == 3
+    (report,) = tmp_path.iterdir()
+    assert err == f"idletrain: a bug, not your fault: ZeroDivisionError('an invented bug'); please send {report}\n"
+    text = report.read_text()
+    assert "Traceback" in text
+    assert "'launch', 'job.yaml'" in text
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_job", interrupted)
+    assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
+
+
+def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from idletrain import cli\n"
+        "sys.argv = ['idletrain', '--help']\n"
+        "try:\n    cli.main()\n"
+        "finally:\n    print('HEAVY', sorted({'torch', 'distributed', 'numpy', 'boto3'} & sys.modules.keys()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "HEAVY []" in result.stdout
+    for command in ("launch", "plan", "status", "evaluate", "export", "worker"):
+        assert command in result.stdout
+
+
+def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    program = (
+        "import sys, pathlib, idletrain.job\n"
+        "idletrain.job.load_job(pathlib.Path('job.yaml'))\n"
+        "assert not {'torch', 'distributed', 'numpy'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

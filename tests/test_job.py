@@ -1,0 +1,157 @@
+"""Every fault in a job is a sentence that names its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from idletrain.errors import JobError
+from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
+
+WORKFLOWS = sorted((Path(__file__).parent.parent / "workflows").glob("*.yaml"))
+
+
+def tree(**sections: Any) -> dict[str, Any]:
+    return {"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}, **sections}
+
+
+def faults(job: dict[str, Any]) -> tuple[str, ...]:
+    with pytest.raises(JobError) as caught:
+        parse_job(job)
+    return caught.value.faults
+
+
+def test_a_job_of_three_fields_has_the_documented_defaults() -> None:
+    job = parse_job(tree())
+    training = job.training
+    assert (training.method, training.subnets, training.local_steps, training.rounds) == ("ist", 4, 50, 120)
+    assert (training.batch_size, training.seed, training.loss) == (128, 0, "cross_entropy")
+    assert (training.optimizer.name, training.optimizer.lr, training.optimizer.state) == ("sgd", 0.1, "travel")
+    assert (job.preemption.policy, job.preemption.mark_every, job.preemption.lease) == ("reissue", 5, 10)
+    assert (job.checkpoint.every, job.checkpoint.keep, job.nodes.count, job.stop.accuracy) == (60, 2, 4, None)
+    assert job.run_dir == Path("runs/t")
+
+
+def test_units_are_read() -> None:
+    job = parse_job(
+        tree(preemption={"mark_every": "500ms", "lease": 7}, checkpoint={"every": "1h"}, nodes={"memory": "2GiB.."})
+    )
+    assert (job.preemption.mark_every, job.preemption.lease, job.checkpoint.every) == (0.5, 7, 3600)
+    assert job.nodes.memory == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("15s", 15), ("10m", 600), ("4h", 14400), ("1d", 86400), ("250ms", 0.25), (3, 3), ("1.5", 1.5)],
+)
+def test_durations(text: Any, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "5 weeks", "-3s", True, None, "1e3"])
+def test_what_is_no_duration(text: Any) -> None:
+    with pytest.raises(ValueError, match="a duration such as 15s, 10m or 4h"):
+        parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7), (9, 9), ("1kb", 1000)],
+)
+def test_sizes(text: Any, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 Gib/s", "-1GB", True, "2TiB"])
+def test_what_is_no_size(text: Any) -> None:
+    with pytest.raises(ValueError, match="a size such as 512MiB or 2GB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("value", ["1.2.3s", "..s"])
+def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
+    (told,) = faults(tree(checkpoint={"every": value}))
+    assert told.startswith(f"checkpoint.every: {value!r} ")
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (tree(trainig={}), "trainig: is not a field of a job; did you mean training?"),
+        (tree(training={"round": 3}), "training.round: is not a field of a job; did you mean rounds?"),
+        (
+            tree(training={"optimizer": {"learning": 1, "lr": 1}}),
+            "training.optimizer.learning: is not a field of a job",
+        ),
+        (tree(training={"optimizer": {}}), "training.optimizer.lr: is missing; for example lr: 0.1"),
+        (tree(stop={"xyz": 1}), "stop.xyz: is not a field of a job; known here: accuracy"),
+        (tree(name="My Run"), "name: 'My Run' should be lower-case letters, digits and hyphens, at most 63"),
+        (tree(training={"rounds": 0}), "training.rounds: 0 should be greater than or equal to 1"),
+        (tree(training={"rounds": "many"}), "training.rounds: 'many' should be a valid integer"),
+        (tree(training={"method": "sgd"}), "training.method: 'sgd' should be 'ist' or 'local-sgd'"),
+        (tree(stop={"accuracy": 1.5}), "stop.accuracy: 1.5 should be less than or equal to 1"),
+        (tree(checkpoint={"every": "soon"}), "checkpoint.every: 'soon' should be a duration such as 15s, 10m or 4h"),
+        (tree(nodes={"memory": "lots"}), "nodes.memory: 'lots' should be a size such as 512MiB or 2GB"),
+        (tree(checkpoint={"every": 0}), "checkpoint.every: 0 should be greater than 0"),
+    ],
+)
+def test_one_fault_is_one_sentence(job: dict[str, Any], told: str) -> None:
+    (only,) = faults(job)
+    assert only.startswith(told)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    told = faults({"name": "UPPER", "data": {"nam": "digits"}, "training": {"rounds": -1, "seed": "x"}})
+    assert {fault.split(":")[0] for fault in told} == {
+        "name",
+        "model",
+        "data.nam",
+        "training.rounds",
+        "training.seed",
+    }
+
+
+def test_a_job_does_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_job(tree()).training.rounds = 3  # type: ignore[misc]
+
+
+def test_a_job_comes_back_from_its_json() -> None:
+    job = parse_job(tree(preemption={"mark_every": "500ms"}, nodes={"memory": "2GiB.."}))
+    assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=[path.stem for path in WORKFLOWS])
+def test_the_workflows_parse_and_are_named_after_their_files(path: Path) -> None:
+    assert load_job(path).name == path.stem
+
+
+def test_there_are_workflows() -> None:
+    assert {"digits", "fashion-mnist"} <= {path.stem for path in WORKFLOWS}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read (No such file or directory); name an existing job file"),
+        ("a: [", "is not YAML: while parsing"),
+        ("- a\n- b\n", "should hold fields such as name, model and data"),
+        ("", "should hold fields such as name, model and data"),
+    ],
+)
+def test_a_file_that_is_no_job(tmp_path: Path, content: str | None, told: str) -> None:
+    path = tmp_path / "job.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    assert str(caught.value).startswith(f"{path}: {told}")
+
+
+def test_a_job_file_is_the_tree_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(tree(stop={"accuracy": 0.5})))
+    assert load_job(path) == parse_job(tree(stop={"accuracy": 0.5}))

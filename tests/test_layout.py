@@ -1,0 +1,27 @@
+"""Tests mirror the package: every module has a test file of its name, or is listed here with where it is tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "idletrain"
+ELSEWHERE = {
+    "__main__.py": "test_cli.py",
+    "fleet/parent.py": "fleet/test_scheduler.py",
+    "fleet/worker.py": "chaos",  # a process that is warned and killed
+    "rounds/crew.py": "chaos",
+    "rounds/journal.py": "chaos",
+    "rounds/runner.py": "chaos",
+}
+
+
+def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None:
+    modules = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")} - ELSEWHERE.keys()
+    modules = {m for m in modules if not m.endswith("__init__.py")}
+    places = [TESTS, *(TESTS / p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists())]
+    tested = {
+        str((p.parent / p.name.removeprefix("test_")).relative_to(TESTS)) for d in places for p in d.glob("test_*.py")
+    }
+    assert tested - {"layout.py"} == modules
+    assert all((TESTS / place).exists() for place in ELSEWHERE.values())
