@@ -90,6 +90,8 @@ class OptimizerSettings(_Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     state: Literal["travel", "reset"] = "travel"
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
 
 
 class TrainingSettings(_Settings):

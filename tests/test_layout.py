@@ -11,6 +11,7 @@ ELSEWHERE = {
     "fleet/parent.py": "fleet/test_scheduler.py",
     "fleet/worker.py": "chaos",  # a process that is warned and killed
     "rounds/crew.py": "chaos",
+    "rounds/events.py": "rounds/test_state.py",
     "rounds/journal.py": "chaos",
     "rounds/runner.py": "chaos",
 }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from idletrain.job import TrainingSettings
 from idletrain.nn.data import Samples
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator, key
@@ -64,11 +65,12 @@ class LocalSteps:
     def step(self, samples: Samples, order: BatchOrder, step: int) -> None:
         """Do step `step` of this round's J."""
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
-        index = order.batch(self._number, self._round * self._training.local_steps + step)
+        since_start = self._round * self._training.local_steps + step
+        index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
         self.module.zero_grad(set_to_none=True)
         self._loss(self.module(inputs.to(self._device)), labels.to(self._device)).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step()
+        self._optimizer.step(learning_rate(self._training, since_start))
 
     def resume_at(self, step: int) -> None:
         """Tell AdamW's bias correction how many steps its moments have seen."""
@@ -98,7 +100,7 @@ class LocalOptimizer:
             count.fill_(steps)
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, lr: float) -> None:
         """Move every parameter that has a gradient."""
         asked = self._asked
         having = [i for i, p in enumerate(self._parameters) if p.grad is not None]
@@ -117,7 +119,7 @@ class LocalOptimizer:
                 amsgrad=False,
                 beta1=asked.betas[0],
                 beta2=asked.betas[1],
-                lr=asked.lr,
+                lr=lr,
                 weight_decay=asked.weight_decay,
                 eps=ADAMW_EPS,
                 maximize=False,
@@ -129,11 +131,19 @@ class LocalOptimizer:
                 list(state[0]) if state else [None] * len(having),
                 weight_decay=asked.weight_decay,
                 momentum=asked.momentum,
-                lr=asked.lr,
+                lr=lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
             )
+
+
+def learning_rate(training: TrainingSettings, step: int) -> float:
+    """The learning rate of a step, counted from the start of the run."""
+    optimizer = training.optimizer
+    if optimizer.schedule == "constant":
+        return optimizer.lr
+    return optimizer.lr * (1 + math.cos(math.pi * step / (training.rounds * training.local_steps))) / 2
 
 
 def seed_torch(seed: int, device: torch.device) -> None:

@@ -90,8 +90,10 @@ class Ledger:
         self.records.append(record)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file, behind a write that is going on."""
+        with self._one_at_a_time:
+            os.close(self._file)
+            self._file = -1
 
 
 def _format(record: Record) -> bytes:

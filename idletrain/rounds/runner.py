@@ -27,7 +27,7 @@ from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.memory import need_of
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
-from idletrain.rounds import plan, state, task
+from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import Journal, Payload
 
@@ -107,7 +107,7 @@ class Runner:
         if self._state is None:
             self._finish("stopped")
         else:
-            self._handle(state.StopAsked(now=time.monotonic()))
+            self._handle(events.StopAsked(now=time.monotonic()))
 
     # --- start and end ------------------------------------------------------------------------------------------
 
@@ -151,14 +151,14 @@ class Runner:
         self._state = opened
         for address in list(self._crew.capacities):
             self._on_joined(address)
-        if opened.stage is state.Stage.LAST_LOOK:
-            self._spawn(self._look(state.Look(evaluate=True, snapshot=True)))
-        self._handle(state.Tick(now=now))
+        if opened.looking:
+            self._spawn(self._look(events.Look(evaluate=True, snapshot=opened.stage is state.Stage.LAST_LOOK)))
+        self._handle(events.Tick(now=now))
 
     async def _until_done(self) -> str:
         while not self._done.done():
             await asyncio.wait((self._done,), timeout=TICK_SECONDS)
-            self._handle(state.Tick(now=time.monotonic()))
+            self._handle(events.Tick(now=time.monotonic()))
             self._warn_of_misfits()
         return self._done.result()
 
@@ -211,7 +211,7 @@ class Runner:
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
-    def _handle(self, event: state.Event, pushed: Payload | None = None) -> Reply:  # noqa: C901 (one case a command)
+    def _handle(self, event: events.Event, pushed: Payload | None = None) -> Reply:  # noqa: C901 (one case a command)
         """Advance the state by an event and carry out what follows; returns the answer to a push or beat."""
         if self._state is None:
             return Reply.STALE_ROUND
@@ -219,25 +219,25 @@ class Runner:
         self._state, commands = state.advance(self._state, event)
         for command in commands:
             match command:
-                case state.Answer(reply):
+                case events.Answer(reply):
                     answer = reply
-                case state.Keep(k) if pushed:
+                case events.Keep(k) if pushed:
                     self._keep(k, pushed)
-                case state.Store(k):
+                case events.Store(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
-                    arrived = isinstance(event, state.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
+                    arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
                     payload = pushed if arrived and pushed else self._marks[k]
                     self._staging[k] = self._spawn(self._stage(command, payload))
-                case state.Lease():
+                case events.Lease():
                     self._lease(command)
-                case state.Lost():
+                case events.Lost():
                     kept_seconds = self._marks[command.subnet].train_seconds if command.kept_steps else 0.0
                     self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
-                case state.Commit():
+                case events.Commit():
                     self._spawn(self._commit(command))
-                case state.Look():
+                case events.Look():
                     self._spawn(self._look(command))
-                case state.Finish(status):
+                case events.Finish(status):
                     self._finish(status)
         return answer
 
@@ -250,10 +250,10 @@ class Runner:
 
     def _on_joined(self, address: str) -> None:
         memory = self._crew.capacities[address].memory_bytes
-        self._handle(state.WorkerJoined(now=time.monotonic(), worker=address, memory_bytes=memory))
+        self._handle(events.WorkerJoined(now=time.monotonic(), worker=address, memory_bytes=memory))
 
     def _on_notice(self, address: str) -> None:
-        self._handle(state.NoticeGiven(now=time.monotonic(), worker=address))
+        self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
         worker = self._state.workers.get(address) if self._state else None
@@ -262,7 +262,7 @@ class Runner:
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
                 self._spawn(future.cancel())
-        self._handle(state.WorkerLeft(now=time.monotonic(), worker=address))
+        self._handle(events.WorkerLeft(now=time.monotonic(), worker=address))
 
     def _warn_of_misfits(self) -> None:
         """Tell, once, when a subnet waits for a worker that nobody is large enough to be."""
@@ -279,7 +279,7 @@ class Runner:
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def _lease(self, command: state.Lease) -> None:
+    def _lease(self, command: events.Lease) -> None:
         lease = command.lease
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": command.worker}
         self._record("leased", **names, step=command.step)
@@ -317,7 +317,7 @@ class Runner:
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
-        self._handle(state.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
+        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Runner:
         """See `Head`."""
         lease = header.lease
         fault = await asyncio.to_thread(inspect, header, frames, self._expected_bytes(header))
-        event = state.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, fault=fault)
+        event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, fault=fault)
         reply = self._handle(event, Payload(frames, header.train_seconds, header.checksum))
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
@@ -352,7 +352,7 @@ class Runner:
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""
-        return self._handle(state.Beat(now=time.monotonic(), lease=lease, steps=steps))
+        return self._handle(events.Beat(now=time.monotonic(), lease=lease, steps=steps))
 
     def _expected_bytes(self, header: PushHeader) -> int:
         k, all_steps = header.lease.subnet, self._program.training.local_steps
@@ -364,19 +364,17 @@ class Runner:
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    async def _stage(self, command: state.Store, payload: Payload) -> None:
+    async def _stage(self, command: events.Store, payload: Payload) -> None:
         assert self._state is not None
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
         names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
         await self._journal.stage(k, command.attempt, command.steps, payload)
-        whole = (
-            command.steps == self._program.training.local_steps
-        )  # a mark's seconds were told when its lease was lost
-        seconds = payload.train_seconds if whole else 0.0
+        # A mark's seconds were told when its lease was lost.
+        seconds = payload.train_seconds if command.steps == self._program.training.local_steps else 0.0
         self._record("staged", **names, steps=command.steps, train_seconds=seconds)
-        self._handle(state.Stored(now=time.monotonic(), subnet=k))
+        self._handle(events.Stored(now=time.monotonic(), subnet=k))
 
-    async def _commit(self, command: state.Commit) -> None:
+    async def _commit(self, command: events.Commit) -> None:
         """End a round and draw the next."""
         journal, started = self._journal, time.monotonic()
         shares = next_shares = journal.shares
@@ -398,9 +396,9 @@ class Runner:
         )
         self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, {}, {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
-        self._handle(state.Committed(now=ended, needs=self._needs(), snapshot_due=due))
+        self._handle(events.Committed(now=ended, needs=self._needs(), snapshot_due=due))
 
-    async def _look(self, command: state.Look) -> None:
+    async def _look(self, command: events.Look) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
         started, accuracy = time.monotonic(), None
         if command.evaluate and self._prepared.test is not None:
@@ -410,7 +408,7 @@ class Runner:
         if command.snapshot:
             await self._journal.snapshot()
             self._snapshot_at = time.monotonic()
-        self._handle(state.Looked(now=time.monotonic(), accuracy=accuracy))
+        self._handle(events.Looked(now=time.monotonic(), accuracy=accuracy))
 
     def _evaluate(self) -> tuple[float | None, float]:
         assert self._prepared.test is not None

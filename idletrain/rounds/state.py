@@ -18,6 +18,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from idletrain.exchange.wire import LeaseId, Reply
+from idletrain.rounds.events import (
+    Answer,
+    AttemptEnded,
+    Beat,
+    Command,
+    Commit,
+    Committed,
+    Event,
+    Finish,
+    Keep,
+    Lease,
+    Look,
+    Looked,
+    Lost,
+    NoticeGiven,
+    Pushed,
+    StopAsked,
+    Store,
+    Stored,
+    Tick,
+    WorkerJoined,
+    WorkerLeft,
+)
 
 # A round is worth waiting for half as long again as its subnets took last time: a straggler of ordinary noise makes
 # it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
@@ -122,174 +145,9 @@ class State:
     opened_at: float = 0.0
     typical_seconds: float | None = None
     looking: bool = False
+    stopping: bool = False
 
 
-# --- events -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened at `now`, in seconds of the head's monotonic clock."""
-
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerJoined(Event):
-    """A worker is ready."""
-
-    worker: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLeft(Event):
-    """A worker is gone."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeGiven(Event):
-    """A worker will be gone soon."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat(Event):
-    """A lease's holder is alive and has done `steps`."""
-
-    lease: LeaseId
-    steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed(Event):
-    """A payload arrived; `fault` says what is wrong with it."""
-
-    lease: LeaseId
-    steps: int
-    fault: Reply | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored(Event):
-    """A subnet's update is durable."""
-
-    subnet: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnded(Event):
-    """An attempt's task is over; `failed` if by an error of its own (not by the loss of its worker)."""
-
-    lease: LeaseId
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
-    """Time passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed(Event):
-    """The round is in the network; the next one's subnets need `needs` bytes each; a snapshot is or is not due."""
-
-    needs: tuple[int, ...]
-    snapshot_due: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked(Event):
-    """The committed network was evaluated (accuracy, or None) and written as asked."""
-
-    accuracy: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked(Event):
-    """The user wants the run to stop; it can be resumed."""
-
-
-# --- commands ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """Have `worker` train from step `step`."""
-
-    lease: LeaseId
-    worker: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The reply to the push or beat that was the event."""
-
-    reply: Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Hold the pushed payload as the subnet's mark."""
-
-    subnet: int
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored."""
-
-    subnet: int
-    attempt: int
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A lease is over without its update; for the record.
-
-    Attributes:
-        cause: `notice`, `kill`, `lease`, `error`, `refused` or `closed` (the round ended without it).
-        kept_steps: Steps of this attempt that are safe at home.
-        lost_steps: Steps that are not, as far as its beats tell.
-    """
-
-    subnet: int
-    attempt: int
-    worker: str
-    cause: str
-    kept_steps: int
-    lost_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Write the staged updates into the network, `(subnet, steps)` each, then say Committed."""
-
-    round: int
-    staged: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Evaluate the committed network and/or write a snapshot of it, then say Looked."""
-
-    evaluate: bool
-    snapshot: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The run is over: `completed`, `reached`, `stopped`, `diverged` or `failed`."""
-
-    status: str
-
-
-Command = Lease | Answer | Keep | Store | Lost | Commit | Look | Finish
 Step = tuple[State, tuple[Command, ...]]
 
 
@@ -302,16 +160,25 @@ def open_run(
 ) -> State:
     """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps.
 
-    After the last round nothing is left but to look at the network: the caller does, and says Looked.
+    Where a look was due after the last commit, it may not have been taken: the caller takes it if the state is
+    `looking`, and says Looked. After the last round nothing else is left to do.
     """
     subnets = tuple(
         Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
         for k, need in enumerate(needs)
     )
-    opened = State(rules=rules, run=run, epoch=epoch, round=round_, subnets=subnets, opened_at=now)
-    if round_ >= rules.rounds:  # all rounds are done, but the last look at them was not
-        return replace(opened, stage=Stage.LAST_LOOK, looking=True)
-    return opened
+    last = round_ >= rules.rounds  # all rounds are done, but the last look at them was not
+    due = last or (round_ > 0 and round_ % rules.evaluate_every == 0)
+    return State(
+        rules=rules,
+        run=run,
+        epoch=epoch,
+        round=round_,
+        subnets=subnets,
+        stage=Stage.LAST_LOOK if last else Stage.TRAINING,
+        opened_at=now,
+        looking=due,
+    )
 
 
 def advance(state: State, event: Event) -> Step:
@@ -430,6 +297,8 @@ def _committed(state: State, event: Committed) -> Step:
     if state.stage is not Stage.COMMITTING:
         raise IllegalEventError(f"round {state.round} was committed while {state.stage.value}")
     done = state.round + 1
+    if state.stopping:
+        return replace(state, round=done, stage=Stage.DONE), (Finish("stopped"),)
     last = done == state.rules.rounds
     evaluate = last or done % state.rules.evaluate_every == 0
     looks = (Look(evaluate, event.snapshot_due or last),) if evaluate or event.snapshot_due else ()
@@ -458,6 +327,8 @@ def _looked(state: State, event: Looked) -> Step:
 
 
 def _stop_asked(state: State, _event: StopAsked) -> Step:
+    if state.stage is Stage.COMMITTING:  # the network is being written: stop behind that
+        return replace(state, stopping=True), ()
     return replace(state, stage=Stage.DONE), (Finish("stopped"),)
 
 
@@ -495,14 +366,8 @@ def _give_out(state: State, now: float) -> Step:
     waiting = [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
     for k in sorted(waiting, key=lambda k: (-state.subnets[k].need_bytes, k)):
         subnet = state.subnets[k]
-        idle = [
-            (worker.memory_bytes, name)
-            for name, worker in state.workers.items()
-            if worker.attempt is None
-            and not worker.draining
-            and worker.faults < QUARANTINE_AFTER
-            and worker.memory_bytes >= subnet.need_bytes
-        ]
+        able = _able(state, subnet.need_bytes)
+        idle = [(worker.memory_bytes, name) for name, worker in able.items() if worker.attempt is None]
         if not idle:
             continue
         name = min(idle)[1]
@@ -522,6 +387,12 @@ def _give_out(state: State, now: float) -> Step:
         state = _with_worker(state, name, replace(state.workers[name], attempt=attempt))
         commands.append(Lease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps))
     return state, tuple(commands)
+
+
+def _able(state: State, need_bytes: int) -> Mapping[str, Worker]:
+    """Workers that stay and can hold a subnet, without those in quarantine as long as there are others."""
+    able = {n: w for n, w in state.workers.items() if not w.draining and w.memory_bytes >= need_bytes}
+    return {name: worker for name, worker in able.items() if worker.faults < QUARANTINE_AFTER} or able
 
 
 def _worth_leasing(state: State, subnet: Subnet) -> bool:

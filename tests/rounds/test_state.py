@@ -10,33 +10,29 @@ from hypothesis import strategies as st
 
 from idletrain.exchange.wire import LeaseId, Reply
 from idletrain.rounds import state
-from idletrain.rounds.state import (
+from idletrain.rounds.events import (
     Answer,
     AttemptEnded,
     Beat,
     Commit,
     Committed,
+    Event,
     Finish,
-    IllegalEventError,
     Keep,
     Lease,
     Look,
     Looked,
     Lost,
     NoticeGiven,
-    Phase,
     Pushed,
-    Rules,
-    Stage,
-    State,
     StopAsked,
     Store,
     Stored,
     Tick,
     WorkerJoined,
     WorkerLeft,
-    advance,
 )
+from idletrain.rounds.state import IllegalEventError, Phase, Rules, Stage, State, advance
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -63,7 +59,7 @@ class World:
         self.finished: str | None = None
         self.log: list[state.Command] = []
 
-    def do(self, kind: type[state.Event], **fields: object) -> tuple[state.Command, ...]:
+    def do(self, kind: type[Event], **fields: object) -> tuple[state.Command, ...]:
         event = kind(now=self.now, **fields)
         before = self.state
         self.state, commands = advance(before, event)
@@ -75,7 +71,7 @@ class World:
         self.log += commands
         return commands
 
-    def tell(self, kind: type[state.Event], lease: LeaseId, **fields: object) -> Reply:
+    def tell(self, kind: type[Event], lease: LeaseId, **fields: object) -> Reply:
         (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Answer)]
         return answer.reply
 
@@ -228,7 +224,7 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
 
 def refuse_illegal(world: World) -> None:
     """Events that cannot happen now are refused and leave the state as it was."""
-    illegal: list[state.Event] = []
+    illegal: list[Event] = []
     if world.state.stage is not Stage.DONE:
         stray = [k for k, s in enumerate(world.state.subnets) if s.phase is not Phase.STORING]
         illegal += [Stored(now=world.now, subnet=k) for k in stray]
@@ -482,15 +478,36 @@ def test_nan_does_not_count_against_the_worker() -> None:
     assert world.state.workers["a"].faults == 0
 
 
-def test_a_worker_is_leased_nothing_after_two_damaged_pushes() -> None:
-    world = World(needs=(SMALL,))
-    world.join("a")
+def damage_twice(world: World) -> None:
     for fault in (Reply.CORRUPT, Reply.WRONG_SHAPE):
+        assert world.leases[-1].worker == "a"
         assert world.tell(Pushed, world.lease_of(0), steps=STEPS, fault=fault) is fault
         world.end(world.lease_of(0))
-    assert len(world.leases) == 2
+
+
+def test_after_two_damaged_pushes_a_worker_is_leased_nothing_that_another_can_take() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    damage_twice(world)
+    assert world.leases[-1].worker == "a"  # nobody else is there
     world.join("b")
+    world.tell(Pushed, world.lease_of(0), steps=STEPS, fault=Reply.CORRUPT)
     assert world.leases[-1].worker == "b"
+    world.end(world.leases[-2].lease)
+    world.do(WorkerLeft, worker="b")
+    assert world.leases[-1].worker == "a"
+
+
+def test_a_stop_during_a_commit_waits_for_its_end() -> None:
+    world = World(needs=(SMALL,))
+    world.join("a")
+    world.finish_subnet(0)
+    assert world.state.stage is Stage.COMMITTING
+    world.do(StopAsked)
+    assert world.finished is None
+    world.do(Committed, needs=(SMALL,), snapshot_due=False)
+    assert world.finished == "stopped"
+    assert world.state.round == 1
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
