@@ -99,8 +99,8 @@ def test_an_unknown_benchmark_is_refused(capsys):
 def test_the_parts_of_a_nodes_time_add_up():
     events = [
         {"kind": "run_started", "s": 0.0, "run": "r", "subnets": 1, "rounds": 1, "target": None}
-        | {"parameters": 1, "run_dir": "", "resumed_at": 0},
-        {"kind": "worker_joined", "s": 1.0, "worker": "a", "pid": 1, "device": "cpu"},
+        | {"parameters": 1, "run_dir": "", "dashboard": "", "resumed_at": 0},
+        {"kind": "worker_joined", "s": 1.0, "worker": "a", "name": "a", "pid": 1, "device": "cpu"},
         {"kind": "leased", "s": 2.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a", "step": 0},
         {"kind": "staged", "s": 8.0, "round": 0, "subnet": 0, "attempt": 1, "train_seconds": 4.0},
         {"kind": "attempt_ended", "s": 9.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a"}
