@@ -18,6 +18,10 @@ SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
+    # Dask looks at itself 50 to 100 times a second in every process; on small machines that is worth a tenth of it.
+    "distributed.admin.tick.interval": "200ms",
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.worker.profile.interval": "100ms",
     "distributed.admin.large-graph-warning-threshold": "1MB",
 }
 

@@ -7,7 +7,6 @@ leases, the running subnet stops after at most one step and is pushed home, and 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -24,8 +23,6 @@ from idletrain.rounds.task import Node, version
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 CONNECT_SECONDS = 10
-M_MMAP_THRESHOLD = -3  # from malloc.h
-MAPPED_BYTES = 8 << 20  # tensors of a step below this come from the heap, whose pages need not be zeroed each time
 JOIN_SECONDS = 30  # Dask would knock for ever at a scheduler that died after our first look at it
 
 
@@ -43,7 +40,6 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
         RefusedError: it runs another version of idletrain.
     """
     settings.apply()
-    _return_freed_memory()
     await _check_version(scheduler, security)
     worker = Worker(
         scheduler,
@@ -74,17 +70,6 @@ async def drain(worker: Worker, node: Node) -> None:
     while worker.state.executing_count:
         await asyncio.sleep(POLL_SECONDS)
     await asyncio.sleep(POLL_SECONDS)  # the stream to the scheduler is batched: let the task's end go out first
-
-
-def _return_freed_memory() -> None:
-    """Have glibc map large tensors one by one, so that freed ones go back to the machine.
-
-    Its own threshold grows up to 32 MiB with what is freed, and gradients of the last round stay in its heap: a worker
-    of benchmarks/memory.py peaked at 6.0 times its subnet's parameters, with this at 3.5.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def _on_sigterm(notice: asyncio.Event) -> None:

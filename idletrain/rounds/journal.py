@@ -66,7 +66,7 @@ class Journal:
             (run_dir / folder).mkdir(exist_ok=True)
         self._ledger = ledger.Ledger(run_dir / "ledger")
         past = recovery.history(self._ledger.records)
-        if past.rounds:
+        if past.epochs:
             self.network = recovery.restore(run_dir, self._program, past)
         else:
             self.network = Network(self._program.layout, self._program.travelling, prepared.network)

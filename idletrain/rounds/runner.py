@@ -310,7 +310,8 @@ class Runner:
             record = {"ended": "cancelled"}
         except Exception as error:  # noqa: BLE001 (a task may die of anything; the subnet is leased again)
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
-            failed = not isinstance(error, KilledWorker | NoValidWorkerError)
+            broken_link = isinstance(error, OSError) and error.errno is None  # as Dask's comm errors are
+            failed = not (broken_link or isinstance(error, KilledWorker | NoValidWorkerError))
             record = {"ended": "error", "reason": repr(error)[:200]}
             self._failure = record["reason"] if failed else self._failure
         del self._futures[lease.attempt]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.job import TrainingSettings
-from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.job import OptimizerSettings, TrainingSettings
+from idletrain.nn.local_steps import BatchOrder, LocalSteps, learning_rate
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 from idletrain.nn.randomness import key
@@ -173,3 +173,12 @@ def test_an_epoch_deals_every_sample_once_across_all_subnets(samples: int, batch
 
 def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     assert sorted(BatchOrder(0, 5, 128, 2).batch(1, 9).tolist()) == list(range(5))
+
+
+def test_a_cosine_schedule_goes_from_lr_to_zero_and_a_constant_one_stays() -> None:
+    training = TrainingSettings(local_steps=5, rounds=4, optimizer=OptimizerSettings(lr=0.2, schedule="cosine"))
+    assert learning_rate(training, 0) == pytest.approx(0.2)
+    assert learning_rate(training, 10) == pytest.approx(0.1)
+    assert learning_rate(training, 20) == pytest.approx(0.0)
+    constant = TrainingSettings(local_steps=5, rounds=4, optimizer=OptimizerSettings(lr=0.2))
+    assert {learning_rate(constant, step) for step in range(20)} == {0.2}
