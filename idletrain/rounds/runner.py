@@ -29,7 +29,7 @@ from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
-from idletrain.rounds.journal import Journal, Payload
+from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
@@ -341,9 +341,13 @@ class Runner:
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         lease = header.lease
-        fault = await asyncio.to_thread(inspect, header, frames, self._expected_bytes(header))
+        payload, expected = Payload(frames, header.train_seconds, header.checksum), self._expected_bytes(header)
+        if payload.size_bytes <= INLINE_BYTES:
+            fault = inspect(header, frames, expected)
+        else:
+            fault = await asyncio.to_thread(inspect, header, frames, expected)
         event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, fault=fault)
-        reply = self._handle(event, Payload(frames, header.train_seconds, header.checksum))
+        reply = self._handle(event, payload)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
             self._record("refused", **names, reply=reply.value)

@@ -197,9 +197,9 @@ class Attempt:
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
         return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
 
-    async def _push(self, client: StoreClient, flat: Tensor, steps: int, train_seconds: float) -> Reply:
-        digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
-        return await client.push(PushHeader(self._spec.lease, steps, train_seconds, digest), flat)
+    def _push(self, client: StoreClient, flat: Tensor, steps: int, seconds: float) -> Coroutine[Any, Any, Reply]:
+        digest = checksum([flat.numpy().data.cast("B")])
+        return client.push(PushHeader(self._spec.lease, steps, seconds, digest), flat)
 
     async def _beat(self, client: StoreClient) -> None:
         """Prolong the lease until told that it is over."""
