@@ -1,4 +1,4 @@
-"""Write RESULTS.md from the benches' own files, so that no number in it was typed by hand.
+"""Write RESULTS.md, and the README's table, from the benches' own files: no number in them was typed by hand.
 
 python -m benchmarks.tables
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
 HEAD = """# Results
 
 Made by `python -m benchmarks.tables` from `results/*.json`, which `python -m benchmarks` writes; every file holds the
@@ -36,10 +37,28 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def summary(results: list[dict[str, Any]]) -> str:
+    """The figures that have a target, in one table."""
+    rows = ["| bench | figure | value | target | | date |", "|---|---|---|---|---|---|"]
+    rows += [
+        f"| {result['benchmark'].replace('_', ' ')} | {f['what']} | {f['value']:.3g} {f['unit']} | {f['target']} "
+        f"| {'met' if f['met'] else '**missed**'} | {result['date'][:10]} |"
+        for result in results
+        for f in result["figures"]
+        if f["met"] is not None
+    ]
+    machine = results[0]["machine"]
+    return "\n".join([f"On {machine['cores']} shared cores of an {machine['cpu']}:\n", *rows])
+
+
 def main() -> None:
-    """Write RESULTS.md."""
+    """Write RESULTS.md and the README's table."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
+    readme = Path(__file__).parent.parent / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    readme.write_text(f"{before}{BEGIN}\n\n{summary(results)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def _check_churn(written):
 
 def _check_accuracy(written):
     assert all(0.2 < run["accuracy"] <= 1 for run in written["runs"])
-    assert {run["method"] for run in written["runs"]} == {"ist", "local-sgd"}
+    assert {run["contender"][0] for run in written["runs"]} == {"ist", "local-sgd"}
 
 
 CHECKS = {

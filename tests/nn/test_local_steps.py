@@ -182,3 +182,23 @@ def test_a_cosine_schedule_goes_from_lr_to_zero_and_a_constant_one_stays() -> No
     assert learning_rate(training, 20) == pytest.approx(0.0)
     constant = TrainingSettings(local_steps=5, rounds=4, optimizer=OptimizerSettings(lr=0.2))
     assert {learning_rate(constant, step) for step in range(20)} == {0.2}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@OPTIMIZERS
+def test_a_gpu_trains_what_a_cpu_trains(small_program: Callable[..., Prepared], optimizer: dict[str, Any]) -> None:
+    prepared = small_program(norm="batch", subnets=1, local_steps=J, batch_size=8, optimizer=optimizer)
+    program, samples = prepared.program, prepared.program.source.open()
+    (subnet,) = program.subnets(0, [1.0])
+    network = Network(program.layout, program.travelling, prepared.network)
+    ends = []
+    for device in ("cpu", "cuda"):
+        flat = whole_flat(prepared, network, subnet).to(device)
+        work = LocalSteps(program, subnet, flat, 0, 0)
+        work.resume_at(0)
+        for step in range(J):
+            work.step(samples, BatchOrder(0, len(samples), 8, 1), step)
+        ends.append(flat.cpu())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+    assert not torch.equal(ends[1][: subnet.parameters], network.pull(subnet)[: subnet.parameters])
