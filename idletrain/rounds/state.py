@@ -13,6 +13,7 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -426,7 +427,7 @@ def _close(state: State, now: float) -> Step:
     commands: list[Command] = []
     for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED:
-            commands.append(_lost(k, subnet, now, "closed"))
+            commands.append(_lost(state, k, now, "closed"))
         if subnet.phase in (Phase.WAITING, Phase.LEASED):
             kept = subnet.steps > 0
             state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING if kept else Phase.ABSENT))
@@ -456,21 +457,25 @@ def _lose_of(state: State, now: float, cause: str, *, worker: str = "", attempt:
     for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED and (subnet.worker == worker or subnet.attempt == attempt):
             waiting = replace(subnet, phase=Phase.WAITING, lost=True)
-            return _with_subnet(state, k, waiting), (_lost(k, subnet, now, cause),)
+            return _with_subnet(state, k, waiting), (_lost(state, k, now, cause),)
     return state, ()
 
 
-def _lost(k: int, subnet: Subnet, now: float, cause: str) -> Lost:
-    """The account of a lost lease; steps since the last beat are guessed at the pace before it."""
-    pace = (subnet.seen_steps - subnet.base_steps) / max(subnet.seen_at - subnet.leased_at, 1e-9)
-    since_beat = 0 if cause == "notice" else round(pace * (now - subnet.seen_at))
+def _lost(state: State, k: int, now: float, cause: str) -> Lost:
+    """The account of a lost lease; steps since the last beat are guessed at its pace, or at that of other subnets."""
+    subnet = state.subnets[k]
+    told = subnet.seen_steps - subnet.steps
+    if cause in ("kill", "error", "refused", "closed"):
+        done, since = subnet.seen_steps - subnet.base_steps, subnet.seen_at - subnet.leased_at
+        pace = done / since if done and since > 0 else state.rules.local_steps / (state.typical_seconds or math.inf)
+        told += min(round(pace * (now - subnet.seen_at)), state.rules.local_steps - subnet.seen_steps)
     return Lost(
         subnet=k,
         attempt=subnet.attempt,
         worker=subnet.worker,
         cause=cause,
         kept_steps=subnet.steps - subnet.base_steps,
-        lost_steps=subnet.seen_steps - subnet.steps + (since_beat if cause != "lease" else 0),
+        lost_steps=told,
     )
 
 
