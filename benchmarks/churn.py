@@ -150,7 +150,8 @@ def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
     summary = Summary()
     for event in events:
         summary.add(event)
-    return {"policy": policy, "cut": vars(cut), "losses": losses(events), **summary.as_record()}
+    record = {key: value for key, value in summary.as_record().items() if key != "run_dir"}  # a temporary one
+    return {"policy": policy, "cut": vars(cut), "losses": losses(events), **record}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
