@@ -50,7 +50,6 @@ def _lower_bound(value: Any) -> Any:
 
 
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
 
 

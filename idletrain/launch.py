@@ -98,11 +98,14 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     if options.scheduler:
         await _check_reachable(options.scheduler)
     job.run_dir.mkdir(parents=True, exist_ok=True)
-    with only_head(job.run_dir), _recorder(job, options) as record:
+    with only_head(job.run_dir), contextlib.closing(Recorder(job.run_dir / "events.jsonl", options.sinks)) as record:
         _write_job(job)
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
-            async with _cluster(job, options) as (address, security), _client(address, security) as client:
+            async with (
+                _cluster(job, options) as (address, security),
+                Client(address, asynchronous=True, security=security, set_as_default=False) as client,
+            ):
                 runner = Runner(job, prepared, journal, client, record)
                 with _stopping(runner.stop):
                     return await runner.run(job.nodes.count)
@@ -136,21 +139,6 @@ async def _check_reachable(address: str) -> None:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
         ) from None
-
-
-@contextlib.asynccontextmanager
-async def _client(address: str, security: Security) -> AsyncIterator[Client]:
-    async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
-        yield client
-
-
-@contextlib.contextmanager
-def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
-    recorder = Recorder(job.run_dir / "events.jsonl", options.sinks)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
 
 
 @contextlib.asynccontextmanager

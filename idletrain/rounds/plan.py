@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from idletrain.errors import RunError
 
-STEPS = 64  # bisection steps of a share: to the last bit of a float, and the arithmetic costs nothing
+STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
 @dataclass(frozen=True, slots=True)
