@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import cloudpickle
+import dask
 import torch
 from distributed import Client, Future
 from distributed.scheduler import KilledWorker, NoValidWorkerError
@@ -70,6 +71,7 @@ class Runner:
         self._module = assembled(prepared.module, journal.network.values)
         self._score: tuple[float | None, float | None] = (None, None)
         self._futures: dict[int, tuple[str, Future]] = {}
+        self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
         self._marks: dict[int, Payload] = {}
         self._staging: dict[int, asyncio.Task[None]] = {}
@@ -228,8 +230,6 @@ class Runner:
                     arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
                     payload = pushed if arrived and pushed else self._marks[k]
                     self._staging[k] = self._spawn(self._stage(command, payload))
-                case events.Lease():
-                    self._lease(command)
                 case events.Lost():
                     kept_seconds = self._marks[command.subnet].train_seconds if command.kept_steps else 0.0
                     self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
@@ -239,6 +239,8 @@ class Runner:
                     self._spawn(self._look(command))
                 case events.Finish(status):
                     self._finish(status)
+        if leases := [command for command in commands if isinstance(command, events.Lease)]:
+            self._lease(leases)
         return answer
 
     def _keep(self, k: int, mark: Payload) -> None:
@@ -279,25 +281,26 @@ class Runner:
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def _lease(self, command: events.Lease) -> None:
-        lease = command.lease
-        names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": command.worker}
-        self._record("leased", **names, step=command.step)
-        if not command.step:
-            # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
-            cutting = asyncio.to_thread(self._journal.network.pull, self._subnets[lease.subnet])
-            self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
-        spec = task.Spec(lease, self._address, self._journal.shares, self._job.preemption.mark_every)
-        future = self._client.submit(
-            task.train_subnet,
-            spec,
-            key=f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}",
-            workers=[command.worker],
-            pure=False,
-            retries=0,
-        )
-        self._futures[lease.attempt] = command.worker, future
-        self._spawn(self._follow(lease, command.worker, future))
+    def _lease(self, commands: Sequence[events.Lease]) -> None:
+        """Send leases to their workers, in one graph: the scheduler's work is by the message, not by the task."""
+        keys, specs, workers = [], [], {}
+        for lease, worker, step in ((command.lease, command.worker, command.step) for command in commands):
+            names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
+            self._record("leased", **names, step=step)
+            if not step:
+                # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
+                cutting = asyncio.to_thread(self._journal.network.pull, self._subnets[lease.subnet])
+                self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
+            keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
+            specs.append(task.Spec(lease, self._address, self._journal.shares, self._job.preemption.mark_every))
+            workers[keys[-1]] = [worker]
+        with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
+            futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
+        for command, future in zip(commands, futures, strict=True):
+            self._futures[command.lease.attempt] = command.worker, future
+            self._spawn(self._follow(command.lease, command.worker, future))
+        # Only now: Dask sends a worker something every 5 ms at most, and a release would make the lease wait.
+        self._ended.clear()
 
     async def _follow(self, lease: LeaseId, worker: str, future: Future) -> None:
         """Wait for an attempt's end, of whatever kind; only the ledger says what it achieved."""
@@ -314,7 +317,7 @@ class Runner:
             failed = not (broken_link or isinstance(error, KilledWorker | NoValidWorkerError))
             record = {"ended": "error", "reason": repr(error)[:200]}
             self._failure = record["reason"] if failed else self._failure
-        del self._futures[lease.attempt]
+        self._ended.append(self._futures.pop(lease.attempt)[1])
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)

@@ -267,6 +267,10 @@ def _stored(state: State, event: Stored) -> Step:
     subnet = state.subnets[event.subnet]
     if subnet.phase is not Phase.STORING:
         raise IllegalEventError(f"subnet {event.subnet} was stored while {subnet.phase.value}")
+    worker = state.workers.get(subnet.worker)
+    if worker and worker.attempt == subnet.attempt and subnet.steps == state.rules.local_steps:
+        # Its task has only to return: the next lease may travel meanwhile.
+        state = _with_worker(state, subnet.worker, replace(worker, attempt=None))
     return _with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
 
 
