@@ -7,6 +7,7 @@ and `kind`; the kinds and their fields:
                      run_dir, dashboard
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid
     worker_refused   worker, reason
+    worker_at_risk   worker
     worker_notice    worker
     worker_left      worker, name, cause (notice, kill or end)
     leased           round, subnet, attempt, worker, step
@@ -231,8 +232,9 @@ def _staged(summary: Summary, event: Event) -> None:
 
 
 def _ended_attempt(summary: Summary, event: Event) -> None:
-    if event["worker"] in summary.workers:
-        summary.workers[event["worker"]].subnet = ""
+    worker = summary.workers.get(event["worker"])
+    if worker and worker.subnet == f"{event['round']}/{event['subnet']}":  # else it has its next lease already
+        worker.subnet = ""
 
 
 def _committed(summary: Summary, event: Event) -> None:

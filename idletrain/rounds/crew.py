@@ -90,6 +90,8 @@ class Crew:
                 self._known.discard(address)
                 if self.capacities.pop(address, None):
                     self._left(address, self._names.pop(address))
+            case "at-risk":
+                self._record("worker_at_risk", worker=address)
             case "notice":
                 self._record("worker_notice", worker=address)
                 self._noticed(address)

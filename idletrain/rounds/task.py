@@ -59,6 +59,7 @@ class Node:
 
     def __init__(self) -> None:
         self.draining = threading.Event()
+        self.mark_now = threading.Event()
         self.memory_bytes: int | None = None
         self.loaded: dict[tuple[str, str, int], Loaded] = {}
 
@@ -181,7 +182,9 @@ class Attempt:
             now = time.perf_counter()
             if self._node.draining.is_set():
                 break
-            if now - marked > self._spec.mark_seconds and (mark is None or mark.done()):
+            due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
+            if due and (mark is None or mark.done()):
+                self._node.mark_now.clear()
                 mark, marked = (
                     self._start(self._push(loaded.client, flat.cpu().clone(), self.steps, now - started)),
                     now,

@@ -1,0 +1,300 @@
+"""Which machines to ask for: instance types by what an hour of one usable subnet slot costs on them.
+
+Pure: knows no cloud and no clock; types, offerings and prices are handed in (`market` fetches them). A slot is the RAM,
+the processors and the GPUs that one subnet is trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Market = Literal["spot", "on-demand"]
+MIB, GIB, TIB = 2**20, 2**30, 2**40
+ARCHITECTURE = "x86_64"  # of the project's container image
+# What the kernel, sshd, containerd and the container's own processes hold before the first subnet comes, and the share
+# of a machine's RAM on offer that it ever sees (firmware and the kernel's tables take the rest).
+SYSTEM_BYTES = round(0.7 * GIB)
+VISIBLE_SHARE = 0.94
+# Among equal prices many small nodes lose less at once than a large one: a node that is all of the fleet has to be a
+# fifth cheaper a slot. Spot Instance Advisor's worst class is taken more often than once in five, a month.
+INTERRUPTION_WEIGHT = 0.2
+WANTED_TYPES = 5  # Karpenter warns below; AWS asks for flexibility, 10 being better
+MOST_TYPES = 60  # what Karpenter sends in one CreateFleet
+# How far above the best score a type may be, and how many sizes of one family there may be: families share the same
+# hosts and run dry together. Later pairs count only until there are WANTED_TYPES; at three times the best spot price,
+# on-demand machines of the best type would be as cheap.
+BOUNDS = ((1.5, 2), (1.5, 4), (2.0, 4), (3.0, 8))
+MOST_SAVING = 0.9  # AWS: spot machines cost up to 90 % less; the bound where an on-demand price is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """A kind of machine, as DescribeInstanceTypes tells of it.
+
+    Attributes:
+        gpus: Whole NVIDIA GPUs; of another maker, or parts of one, they are `other_accelerators`.
+        gpu_memory_bytes: Of all of them.
+        other_accelerators: Whether it is paid for something that torch's stock builds cannot use.
+    """
+
+    name: str
+    vcpus: int
+    memory_bytes: int
+    gpus: int = 0
+    gpu_memory_bytes: int = 0
+    architecture: str = ARCHITECTURE
+    burstable: bool = False
+    bare_metal: bool = False
+    current_generation: bool = True
+    other_accelerators: bool = False
+
+    @property
+    def family(self) -> str:
+        """`c7i` of `c7i.large`."""
+        return self.name.partition(".")[0]
+
+    @property
+    def usable_bytes(self) -> int:
+        """RAM that is left for subnets."""
+        return max(0, int((self.memory_bytes - SYSTEM_BYTES) * VISIBLE_SHARE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one subnet needs, and what may serve it.
+
+    Attributes:
+        memory_bytes: RAM of a slot, its worker process included.
+        gpus: GPUs of a slot; with none, machines that have some are left out.
+        most_slots: How many slots of one machine are made use of; all if None.
+        burstable: Whether machines will do that run at full speed only on credit.
+    """
+
+    memory_bytes: int
+    vcpus: int = 1
+    gpus: int = 0
+    most_slots: int | None = None
+    burstable: bool = False
+    architecture: str = ARCHITECTURE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A type in a zone, at its price in one market.
+
+    Attributes:
+        slots: Subnets that train on it at the same time.
+    """
+
+    type: InstanceType
+    zone: str
+    market: Market
+    usd_per_hour: float
+    spot_usd_per_hour: float | None
+    on_demand_usd_per_hour: float | None
+    slots: int
+
+    @property
+    def usd_per_slot_hour(self) -> float:
+        """What offers are compared by."""
+        return self.usd_per_hour / self.slots
+
+    def worst_usd_per_hour(self, max_price: float | None = None) -> float:
+        """What an hour can come to: a spot price moves, but not above the on-demand price or the maximum asked for."""
+        if self.market == "on-demand":
+            return self.usd_per_hour
+        cap = self.on_demand_usd_per_hour or self.usd_per_hour / (1 - MOST_SAVING)
+        return max(self.usd_per_hour, cap if max_price is None else min(cap, max_price))
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What to ask for, the best first."""
+
+    offers: tuple[Offer, ...]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Names of the types."""
+        return tuple(dict.fromkeys(offer.type.name for offer in self.offers))
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Their zones."""
+        return tuple(sorted({offer.zone for offer in self.offers}))
+
+    @property
+    def few(self) -> bool:
+        """Whether a lack of capacity in some of them may leave nothing."""
+        return len(self.types) < WANTED_TYPES
+
+
+def parse_type(item: Mapping[str, Any]) -> InstanceType:
+    """An item of DescribeInstanceTypes."""
+    gpus = item.get("GpuInfo", {}).get("Gpus", ())
+    ours = [gpu for gpu in gpus if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count", 0) >= 1]
+    others = ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+    architectures = item["ProcessorInfo"]["SupportedArchitectures"]
+    return InstanceType(
+        name=item["InstanceType"],
+        vcpus=item["VCpuInfo"]["DefaultVCpus"],
+        memory_bytes=item["MemoryInfo"]["SizeInMiB"] * MIB,
+        gpus=sum(gpu["Count"] for gpu in ours),
+        gpu_memory_bytes=sum(gpu["Count"] * gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) for gpu in ours) * MIB,
+        architecture=ARCHITECTURE if ARCHITECTURE in architectures else architectures[0],
+        burstable=item.get("BurstablePerformanceSupported", False),
+        bare_metal=item.get("BareMetal", False),
+        current_generation=item.get("CurrentGeneration", True),
+        other_accelerators=len(ours) < len(gpus) or any(item.get(other) for other in others),
+    )
+
+
+def slots_of(type_: InstanceType, need: Need) -> int:
+    """How many subnets can train on a machine at the same time; none if it is of the wrong kind."""
+    if not _right_kind(type_, need):
+        return 0
+    slots = [type_.usable_bytes // need.memory_bytes, type_.vcpus // need.vcpus]
+    if need.gpus:
+        slots.append(type_.gpus // need.gpus)
+    if need.most_slots is not None:
+        slots.append(need.most_slots)
+    return min(slots)
+
+
+def _right_kind(type_: InstanceType, need: Need) -> bool:
+    return (
+        type_.architecture == need.architecture
+        and not type_.bare_metal  # boots for ten minutes, and has no price advantage
+        and not type_.other_accelerators
+        and (need.burstable or not type_.burstable)
+        and bool(type_.gpus) == bool(need.gpus)
+        # Old processors cost more a step; old GPUs are most of what there is.
+        and (type_.current_generation or need.gpus > 0)
+    )
+
+
+def rank(
+    types: Collection[InstanceType],
+    offerings: Mapping[str, Collection[str]],
+    spot_prices: Mapping[tuple[str, str], float],
+    on_demand_prices: Mapping[str, float],
+    need: Need,
+    market: Market,
+    max_price: float | None = None,
+) -> tuple[Offer, ...]:
+    """All that can serve a need, the cheapest slot first; of equals the smaller machine.
+
+    Args:
+        types: The catalogue.
+        offerings: The zones in which a type, by name, is offered.
+        spot_prices: USD an hour by type and zone.
+        on_demand_prices: USD an hour by type.
+        need: What one subnet needs.
+        market: Which price counts; where it is not known there is no offer.
+        max_price: USD an hour that one machine may cost.
+    """
+    offers = []
+    for type_ in types:
+        slots = slots_of(type_, need)
+        if not slots:
+            continue
+        on_demand = on_demand_prices.get(type_.name)
+        for zone in offerings.get(type_.name, ()):
+            spot = spot_prices.get((type_.name, zone))
+            price = spot if market == "spot" else on_demand
+            if price is not None and (max_price is None or price <= max_price):
+                offers.append(
+                    Offer(
+                        type=type_,
+                        zone=zone,
+                        market=market,
+                        usd_per_hour=price,
+                        spot_usd_per_hour=spot,
+                        on_demand_usd_per_hour=on_demand,
+                        slots=slots,
+                    )
+                )
+    return tuple(sorted(offers, key=lambda o: (o.usd_per_slot_hour, o.slots, o.type.name, o.zone)))
+
+
+def diversify(offers: Sequence[Offer], count: int) -> Pools:
+    """The pools to ask for: near the best price, in all zones, over as many families as there are.
+
+    Args:
+        offers: What `rank` gave.
+        count: Slots wanted in all; what a machine has above is worth nothing.
+    """
+    scores = {offer: _score(offer, count) for offer in offers}
+    ordered = sorted(offers, key=lambda o: (scores[o], o.type.name, o.zone))
+    best = scores[ordered[0]] if ordered else 0.0
+    admitted: dict[str, float] = {}  # a type's name to the bound that its zones must keep
+    sizes: dict[str, int] = {}
+    for n, (bound, most_sizes) in enumerate(BOUNDS):
+        limit = MOST_TYPES if n == 0 else WANTED_TYPES
+        for offer in ordered:
+            name, family = offer.type.name, offer.type.family
+            if len(admitted) >= limit or scores[offer] > bound * best:
+                break
+            if name not in admitted and sizes.get(family, 0) < most_sizes:
+                admitted[name] = bound
+                sizes[family] = sizes.get(family, 0) + 1
+    return Pools(tuple(o for o in ordered if scores[o] <= admitted.get(o.type.name, 0.0) * best))
+
+
+def _score(offer: Offer, count: int) -> float:
+    used = min(offer.slots, count)
+    return offer.usd_per_hour / used * (1 + INTERRUPTION_WEIGHT * used / count)
+
+
+def nearest(types: Collection[InstanceType], need: Need) -> InstanceType | None:
+    """Of the right kind, the one that comes closest to a slot; None if there is none of that kind."""
+    kind = [type_ for type_ in types if _right_kind(type_, need)]
+    return max(kind, key=lambda t: (min(_shares(t, need).values()), t.usable_bytes, t.name), default=None)
+
+
+def _shares(type_: InstanceType, need: Need) -> dict[str, float]:
+    """How much of a slot's need a machine has, by field, at most all of it."""
+    shares = {"gpu": type_.gpus / need.gpus} if need.gpus else {}
+    shares |= {"memory": type_.usable_bytes / need.memory_bytes, "vcpus": type_.vcpus / need.vcpus}
+    return {field: min(1.0, share) for field, share in shares.items()}
+
+
+def refusal(types: Collection[InstanceType], at_any_price: Sequence[Offer], need: Need, market: Market) -> str:
+    """The sentence for a need that nothing serves.
+
+    Args:
+        types: Those that have a price in the market.
+        at_any_price: What `rank` gives without a maximum.
+        need: What one subnet needs.
+        market: Where it was looked for.
+    """
+    if at_any_price:
+        cheapest = min(at_any_price, key=lambda o: (o.usd_per_hour, o.type.name, o.zone))
+        return (
+            f"nodes.max_price: is below every machine that would do; the cheapest is {cheapest.type.name} in "
+            f"{cheapest.zone} at ${cheapest.usd_per_hour:.4f} an hour: allow that, or leave max_price out"
+        )
+    closest = nearest(types, need)
+    if closest is None:
+        wanted = f"{need.architecture} machine with GPUs" if need.gpus else f"{need.architecture} machine"
+        return f"nodes: no {wanted} has a {market} price here; name another region in cloud.region"
+    missing = [field for field, share in _shares(closest, need).items() if share < 1]
+    if "gpu" in missing:
+        return f"nodes.gpu: no machine has {need.gpus} GPUs; {closest.name} has {closest.gpus}: ask for at most that"
+    if missing:
+        return (
+            f"nodes.memory: no machine has {size(need.memory_bytes)} to spare for a subnet; the nearest is "
+            f"{closest.name} with {size(closest.usable_bytes)}: ask for at most that"
+        )
+    return (
+        f"nodes: {closest.name} would do, but no zone that the run can use offers it or its like as {market}; "
+        "name another region in cloud.region, or another nodes.spot_policy"
+    )
+
+
+def size(count: int) -> str:
+    """Bytes for a person, rounded down: `7.0 GiB`."""
+    unit, name = (TIB, "TiB") if count >= TIB else (GIB, "GiB")
+    return f"{count * 10 // unit / 10:.1f} {name}"
