@@ -1,4 +1,4 @@
-"""Bytes that outlive a process: files that are whole or not there, and room that may run out.
+"""Bytes that outlive a process: files that are whole or not there, room that may run out, objects below an S3 prefix.
 
 `reached` names the points around every durable write; a test kills the process at each of them.
 """
@@ -9,13 +9,18 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from idletrain.errors import RunError
 
 Reached = Callable[[str], None]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CONFLICT_TRIES = 3
+DELETE_BATCH = 1000  # the most that one DeleteObjects takes
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -65,3 +70,102 @@ def only_head(run_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+class ConflictError(Exception):
+    """An object is not as the writer took it to be: somebody else wrote it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object's content, and the tag that this content has in conditional writes."""
+
+    content: bytes
+    tag: str
+
+
+class S3Prefix:
+    """Bytes under keys below one S3 prefix.
+
+    Args:
+        client: A boto3 S3 client.
+        bucket: The bucket's name.
+        prefix: What all keys begin with; ends in `/`, or is empty.
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+        self._client, self.bucket, self.prefix = client, bucket, prefix
+
+    @classmethod
+    def at(cls, url: str, client: Any = None) -> S3Prefix:
+        """The prefix that an `s3://bucket/path` names, with the environment's client unless one is given."""
+        bucket, _, path = url.removeprefix("s3://").partition("/")
+        if client is None:
+            import boto3
+
+            client = boto3.client("s3")
+        return cls(client, bucket, f"{path.rstrip('/')}/" if path.strip("/") else "")
+
+    @property
+    def url(self) -> str:
+        """The prefix as `s3://bucket/path/`."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    def below(self, name: str) -> S3Prefix:
+        """The prefix one level down."""
+        return S3Prefix(self._client, self.bucket, f"{self.prefix}{name}/")
+
+    def get(self, key: str) -> Found | None:
+        """An object, or None where there is none."""
+        try:
+            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+        except self._client.exceptions.NoSuchKey:
+            return None
+        return Found(answer["Body"].read(), answer["ETag"])
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object, whatever was there."""
+        self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a file of any size."""
+        self._client.upload_file(str(path), self.bucket, self.prefix + key)
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Write an object of any size to a file."""
+        self._client.download_file(self.bucket, self.prefix + key, str(path))
+
+    def put_if(self, key: str, content: bytes, tag: str | None) -> str:
+        """Write an object if it still has this tag, or, with None, if there is none; returns the new tag.
+
+        Raises:
+            ConflictError: it has another; nothing was written.
+        """
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        for tries_left in reversed(range(CONFLICT_TRIES)):
+            try:
+                answer = self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
+            except self._client.exceptions.ClientError as error:
+                status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+                if status == HTTPStatus.CONFLICT and tries_left:  # two writers at once: S3 asks to try again
+                    continue
+                if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                    raise ConflictError(f"{self.url}{key} was written by somebody else") from None
+                raise
+            new_tag: str = answer["ETag"]
+            return new_tag
+        raise AssertionError("unreachable")
+
+    def names(self, under: str = "", after: str = "") -> list[str]:
+        """Keys that begin with `under`, in order, without those up to `after`."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix + under, **({"StartAfter": self.prefix + after} if after else {})
+        )
+        return [item["Key"].removeprefix(self.prefix) for page in pages for item in page.get("Contents", ())]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those that are not there are no error."""
+        doomed = [{"Key": self.prefix + key} for key in keys]
+        for start in range(0, len(doomed), DELETE_BATCH):
+            batch = {"Objects": doomed[start : start + DELETE_BATCH], "Quiet": True}
+            self._client.delete_objects(Bucket=self.bucket, Delete=batch)

@@ -1,0 +1,112 @@
+"""A run directory's copy below an S3 prefix: what a lost head's successor starts from, and what a laptop reads.
+
+Files that grow (ledger, events) travel as parts named by their offset, all others whole. A copy is always a state that
+the run directory was in: the ledger's next part follows the files that it speaks of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from idletrain.storage import S3Prefix, write_whole
+
+EVERY_SECONDS = 1.0
+GROWING = ("ledger", "events.jsonl")
+
+
+class Mirror:
+    """Copies one run directory to one prefix.
+
+    Args:
+        run_dir: The run directory.
+        prefix: The run's prefix.
+    """
+
+    def __init__(self, run_dir: Path, prefix: S3Prefix) -> None:
+        self._run_dir, self._prefix = run_dir, prefix
+        self._sent = {name: _end_of(name, prefix.names(f"{name}/"), prefix) for name in GROWING}
+        self._stamps: dict[str, tuple[int, int]] = {}
+
+    async def keep(self) -> None:
+        """Copy what changed, every second, until cancelled."""
+        while True:
+            await asyncio.to_thread(self.copy)
+            await asyncio.sleep(EVERY_SECONDS)
+
+    def copy(self) -> None:
+        """Copy what changed since the last time."""
+        news = {name: self._news(name) for name in GROWING}  # before the files that it speaks of
+        here = self._whole_files()
+        for name in here:
+            self._copy_whole(name)
+        for name, content in news.items():
+            if content:
+                self._prefix.put(f"{name}/{self._sent[name]:015d}", content)
+                self._sent[name] += len(content)
+        gone = self._stamps.keys() - set(here)
+        self._prefix.delete(gone)
+        for name in gone:
+            del self._stamps[name]
+
+    def _whole_files(self) -> list[str]:
+        """Files that are copied whole, a snapshot's manifest behind its data; snapshots without one are not whole."""
+        manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
+        snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
+        paths = [*self._run_dir.glob("job.json"), *sorted(self._run_dir.glob("updates/*")), *snapshots]
+        return [str(path.relative_to(self._run_dir)) for path in paths]
+
+    def _copy_whole(self, name: str) -> None:
+        try:
+            stat = (self._run_dir / name).stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+            if self._stamps.get(name) != stamp:
+                self._prefix.put_file(name, self._run_dir / name)
+                self._stamps[name] = stamp
+        except FileNotFoundError:  # pruned meanwhile: a newer snapshot has taken its place
+            return
+
+    def _news(self, name: str) -> bytes:
+        """Whole lines behind what was sent."""
+        path = self._run_dir / name
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(self._sent[name])
+            content = file.read()
+        return content[: content.rfind(b"\n") + 1]
+
+
+def restore(prefix: S3Prefix, run_dir: Path) -> bool:
+    """Make a run directory from its copy; False where there is none."""
+    keys = prefix.names()
+    if not any(key.startswith("ledger/") for key in keys):
+        return False
+    for key in keys:
+        if key == "job.json" or key.startswith(("snapshots/", "updates/")):
+            (run_dir / key).parent.mkdir(parents=True, exist_ok=True)
+            prefix.get_file(key, run_dir / key)
+    for name in GROWING:
+        write_whole(run_dir / name, b"".join(_content(prefix, key) for key in keys if key.startswith(f"{name}/")))
+    return True
+
+
+def tail(prefix: S3Prefix, name: str, take: Callable[[bytes], None], after: str = "") -> str:
+    """Hand a growing file's new lines to `take`; returns what to pass as `after` next time."""
+    for key in prefix.names(f"{name}/", after):
+        take(_content(prefix, key))
+        after = key
+    return after
+
+
+def _content(prefix: S3Prefix, key: str) -> bytes:
+    found = prefix.get(key)
+    return found.content if found else b""
+
+
+def _end_of(name: str, keys: list[str], prefix: S3Prefix) -> int:
+    """Where the copy of a growing file ends."""
+    if not keys:
+        return 0
+    return int(keys[-1].removeprefix(f"{name}/")) + len(_content(prefix, keys[-1]))
