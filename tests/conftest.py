@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from rehearsal import Sandbox
 
 from idletrain.job import TrainingSettings
 from idletrain.nn import data, models
@@ -55,3 +57,39 @@ def small_program() -> Callable[..., Prepared]:
         return prepare(models.mlp(widths, norm), source, None, named_loss(training.loss), training)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """One rehearsal cloud for all tests."""
+    sandbox = Sandbox(tmp_path_factory.mktemp("machines"))
+    yield sandbox
+    sandbox.close()
+    assert sandbox.process.returncode == 0
+
+
+@pytest.fixture
+def cloud(running: Sandbox) -> Iterator[Sandbox]:
+    """A cloud with nothing in it."""
+    yield running
+    running.clean()
+
+
+@pytest.fixture
+def account(cloud: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our account in it, reached as any process of the cloud would."""
+    for name, value in cloud.environment.items():
+        monkeypatch.setenv(name, value)
+    from idletrain.fleet.aws import Account
+
+    return Account()
+
+
+@pytest.fixture
+def prefix(account: Any) -> Any:
+    """An empty prefix in its bucket."""
+    from idletrain.storage import S3Prefix
+
+    made = S3Prefix(account.s3, account.bucket, f"test-{time.monotonic_ns()}/")
+    yield made
+    made.delete(made.names())

@@ -20,7 +20,7 @@ ELSEWHERE = {
 def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None:
     modules = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")} - ELSEWHERE.keys()
     modules = {m for m in modules if not m.endswith("__init__.py")}
-    places = [TESTS, *(TESTS / p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists())]
+    places = [TESTS, *(TESTS / p.parent.relative_to(PACKAGE) for p in PACKAGE.rglob("*/__init__.py"))]
     tested = {
         str((p.parent / p.name.removeprefix("test_")).relative_to(TESTS)) for d in places for p in d.glob("test_*.py")
     }

@@ -1,0 +1,33 @@
+"""What an account has before anybody launches anything: a bucket and the roles of machines. The default network and the
+machine images' parameters are moto's.
+"""
+
+from __future__ import annotations
+
+import json
+
+from moto.iam.models import iam_backends
+from moto.s3.models import s3_backends
+
+from idletrain.fleet.sandbox.estate import ACCOUNT, REGION
+
+BUCKET = f"idletrain-{ACCOUNT}-{REGION}"  # as infra/aws names it
+ROLES = ("idletrain-head", "idletrain-node")
+EC2_MAY_ASSUME = json.dumps(
+    {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"},
+        ],
+    }
+)
+
+
+def furnish() -> None:
+    """Create them in moto's account."""
+    s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
+    iam = iam_backends[ACCOUNT]["aws"]
+    for role in ROLES:
+        iam.create_role(role, EC2_MAY_ASSUME, "/", None, "", [], "3600")
+        iam.create_instance_profile(role, "/", [])
+        iam.add_role_to_instance_profile(role, role)

@@ -1,0 +1,73 @@
+"""Faults that a test or a rehearsal asks for, and what errors look like on the wire. Pure, but for the queue."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal
+from xml.sax.saxutils import escape
+
+Wire = tuple[int, str, str]
+"""Status, content type, body."""
+HTML = "<html><body><h1>Internal Server Error</h1></body></html>"
+REQUEST = "<RequestId>00000000-0000-0000-0000-000000000000</RequestId>"
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """What the next calls of an action meet.
+
+    Attributes:
+        action: As AWS names it, such as `CreateFleet`.
+        times: How many calls.
+        mode: `error`: the code and status; `drop-reply`: the call is done, and the connection closed without a word;
+            `html`: status 500 with a page, as a proxy in between sends it.
+    """
+
+    action: str
+    code: str = "InternalError"
+    message: str = "A fault that was asked for"
+    status: int = 400
+    times: int = 1
+    mode: Literal["error", "drop-reply", "html"] = "error"
+
+
+class Faults:
+    """A queue of faults; the first that fits a call is used up by it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        with self._lock:
+            self._queue.append(fault)
+
+    def take(self, action: str) -> Fault | None:
+        """The fault that this call meets, if any."""
+        with self._lock:
+            for fault in self._queue:
+                if fault.action == action and fault.times > 0:
+                    fault.times -= 1
+                    return fault
+            return None
+
+    def left(self) -> list[dict[str, Any]]:
+        """Faults that were not met yet."""
+        with self._lock:
+            return [{"action": f.action, "mode": f.mode, "times": f.times} for f in self._queue if f.times > 0]
+
+
+def error(service: str, code: str, message: str, status: int) -> Wire:
+    """An error as a service words it."""
+    inner = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
+    if service == "ec2":
+        body = f"<Response><Errors><Error>{inner}</Error></Errors>{REQUEST.replace('Id>', 'ID>')}</Response>"
+        return status, "text/xml", body
+    if service == "s3":
+        return status, "application/xml", f"<Error>{inner}{REQUEST}</Error>"
+    if service in ("iam", "sts"):
+        kind = "Receiver" if status >= 500 else "Sender"
+        return status, "text/xml", f"<ErrorResponse><Error><Type>{kind}</Type>{inner}</Error>{REQUEST}</ErrorResponse>"
+    return status, "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message})

@@ -1,0 +1,157 @@
+"""The instance metadata service (IMDSv2) of one instance, on a loopback port of its own.
+
+What it says comes from a function that is asked every time: tags, notices and rebalance recommendations are live.
+AWS, "Use IMDSv2" and "Instance metadata categories".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.server
+import json
+import secrets
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import unquote
+
+TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+LONGEST_TTL_SECONDS = 21600  # AWS takes 1 second to 6 hours
+CREDENTIALS_HOURS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an instance may know of itself now.
+
+    Attributes:
+        tags: Its tags, or None where `InstanceMetadataTags` is not enabled.
+        role: Of its instance profile, or empty.
+        taken_at: Unix seconds at which it is taken, once there is a notice.
+        rebalance_at: Unix seconds of a rebalance recommendation.
+    """
+
+    instance: str
+    type: str
+    address: str
+    region: str
+    zone: str
+    tags: Mapping[str, str] | None
+    role: str = ""
+    taken_at: float | None = None
+    rebalance_at: float | None = None
+
+
+def answer(facts: Facts, path: str, now: float) -> str | None:
+    """The text under `/latest/meta-data/`, or None for what is not there."""
+    there = {
+        "instance-id": facts.instance,
+        "instance-type": facts.type,
+        "local-ipv4": facts.address,
+        "placement/region": facts.region,
+        "placement/availability-zone": facts.zone,
+    }
+    if facts.tags is not None:
+        there["tags/instance"] = "\n".join(facts.tags)
+        there |= {f"tags/instance/{key}": value for key, value in facts.tags.items()}
+    if facts.role:
+        there["iam/security-credentials"] = facts.role
+        there[f"iam/security-credentials/{facts.role}"] = json.dumps(_credentials(facts.instance, now))
+    if facts.taken_at is not None:
+        there["spot/instance-action"] = json.dumps({"action": "terminate", "time": iso(facts.taken_at)})
+    if facts.rebalance_at is not None:
+        there["events/recommendations/rebalance"] = json.dumps({"noticeTime": iso(facts.rebalance_at)})
+    return there.get(path.strip("/"))
+
+
+def iso(unix_seconds: float) -> str:
+    """A time as AWS writes it."""
+    return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _credentials(instance: str, now: float) -> dict[str, str]:
+    return {
+        "Code": "Success",
+        "LastUpdated": iso(now),
+        "Type": "AWS-HMAC",
+        "AccessKeyId": f"ASIA{instance.removeprefix('i-').upper():0<16.16}",
+        "SecretAccessKey": secrets.token_urlsafe(30),
+        "Token": secrets.token_urlsafe(96),
+        "Expiration": iso(now + CREDENTIALS_HOURS * 3600),
+    }
+
+
+class MetadataServer(socketserver.ThreadingTCPServer):
+    """The service of one instance, until it is closed.
+
+    Args:
+        ask: Says what the instance may know now.
+    """
+
+    daemon_threads = True
+    request_queue_size = 32
+
+    def __init__(self, ask: Callable[[], Facts]) -> None:
+        self.ask = ask
+        self.tokens: dict[str, float] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def endpoint(self) -> str:
+        """Its base address, as `AWS_EC2_METADATA_SERVICE_ENDPOINT` takes it."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def close(self) -> None:
+        """Take no more calls."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self.server_close()
+
+    def _accept(self) -> None:
+        # serve_forever would wake twice a second for each of a hundred instances
+        with contextlib.suppress(OSError):
+            while True:
+                self.process_request(*self.get_request())
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: MetadataServer
+    timeout = 10  # a caller that connects and says nothing
+
+    def do_PUT(self) -> None:
+        if self.path != "/latest/api/token":
+            return self._reply(HTTPStatus.NOT_FOUND)
+        ttl = self.headers.get(TTL_HEADER, "")
+        if not ttl.isdigit() or not 1 <= int(ttl) <= LONGEST_TTL_SECONDS:
+            return self._reply(HTTPStatus.BAD_REQUEST)
+        token = secrets.token_urlsafe(40)
+        self.server.tokens[token] = time.monotonic() + int(ttl)
+        return self._reply(HTTPStatus.OK, token, {TTL_HEADER: ttl})
+
+    def do_GET(self) -> None:
+        expires = self.server.tokens.get(self.headers.get(TOKEN_HEADER, ""), 0.0)
+        if time.monotonic() >= expires:
+            return self._reply(HTTPStatus.UNAUTHORIZED)
+        path = unquote(self.path)
+        if not path.startswith("/latest/meta-data/"):
+            return self._reply(HTTPStatus.NOT_FOUND)
+        text = answer(self.server.ask(), path.removeprefix("/latest/meta-data/"), time.time())
+        return self._reply(HTTPStatus.NOT_FOUND) if text is None else self._reply(HTTPStatus.OK, text)
+
+    def _reply(self, status: HTTPStatus, text: str = "", headers: Mapping[str, str] | None = None) -> None:
+        content = text.encode()
+        self.send_response(status)
+        for key, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""

@@ -1,0 +1,114 @@
+"""What stands for `shutdown` and `docker` on a rehearsed machine. A program of its own, stdlib only:
+
+python -I -S shims.py shutdown ENDPOINT INSTANCE -h +5|now
+python -I -S shims.py docker BYTES run [OPTIONS] IMAGE ARGS...
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FLAGS = frozenset({"--rm", "--init", "--read-only", "-i", "--interactive", "-t", "--tty"})
+VALUED = frozenset(
+    {
+        "--cap-drop", "--cpus", "-e", "--env", "--gpus", "--hostname", "-h", "--ipc", "--log-driver", "--log-opt",
+        "-m", "--memory", "--name", "--net", "--network", "--pid", "--pull", "--security-opt", "--shm-size",
+        "--stop-timeout", "--tmpfs", "--ulimit", "-u", "--user", "-v", "--volume",
+    }
+)  # fmt: skip
+# A container sees none of the host's variables but those it is given; these stand for the machine itself.
+HOST_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "PYTHONPATH",
+    "AWS_ENDPOINT_URL",
+    "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+)
+
+
+class UsageError(Exception):
+    """Words that the real command would not understand, or that this one does not."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A `docker run`."""
+
+    environment: Mapping[str, str]
+    image: str
+    arguments: tuple[str, ...]
+
+
+def shutdown_seconds(words: Sequence[str]) -> float:
+    """How long until the shutdown that is asked for.
+
+    Raises:
+        UsageError: it is not `-h now` or `-h +MINUTES`.
+    """
+    match words:
+        case ["-h" | "-P", "now" | "+0"]:
+            return 0.0
+        case ["-h" | "-P", at] if at.startswith("+") and at[1:].isdigit():
+            return 60.0 * int(at)
+    raise UsageError(f"shutdown: {' '.join(words)}: this rehearsal knows `-h now` and `-h +MINUTES`")
+
+
+def container(words: Sequence[str], host: Mapping[str, str]) -> Container:
+    """Parse the words after `docker`.
+
+    Args:
+        words: The words.
+        host: The machine's environment.
+
+    Raises:
+        UsageError: it is not `run`, there is an option that is not known, or no image.
+    """
+    if not words or words[0] != "run":
+        raise UsageError(f"docker: {' '.join(words)}: this rehearsal knows `run`")
+    environment = {key: host[key] for key in HOST_VARIABLES if key in host}
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option in FLAGS and not equals:
+            continue
+        if option not in VALUED:
+            raise UsageError(f"docker: unknown flag: {option}")
+        if not equals:
+            if not rest:
+                raise UsageError(f"docker: flag needs an argument: {option}")
+            value = rest.pop(0)
+        if option in ("-e", "--env"):
+            key, given, text = value.partition("=")
+            if given or key in host:
+                environment[key] = text if given else host[key]
+    if not rest:
+        raise UsageError("docker: 'docker run' requires at least 1 argument")
+    return Container(environment, rest[0], tuple(rest[1:]))
+
+
+def _shutdown(endpoint: str, instance: str, *words: str) -> int:
+    body = json.dumps({"instance": instance, "seconds": shutdown_seconds(words)})
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=30)
+    connection.request("POST", "/_sandbox/shutdown", body, {"Content-Type": "application/json"})
+    return 0 if connection.getresponse().status == http.client.OK else 1
+
+
+def _docker(memory_bytes: str, *words: str) -> int:
+    run = container(words, os.environ)
+    command = [sys.executable, "-m", "idletrain", *run.arguments, "--memory", memory_bytes, "--slots", "1"]
+    os.execve(sys.executable, command, dict(run.environment))  # noqa: S606
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(_shutdown(*sys.argv[2:]) if sys.argv[1] == "shutdown" else _docker(*sys.argv[2:]))
+    except UsageError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(125)  # docker's own

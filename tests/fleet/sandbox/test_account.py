@@ -1,0 +1,36 @@
+"""The account holds what a launch expects to find: a network, a bucket, roles for machines, and an image by name."""
+
+from __future__ import annotations
+
+import pytest
+from rehearsal import Sandbox
+
+BUCKET = "idletrain-123456789012-eu-west-1"
+
+
+def test_there_is_a_default_network_in_three_zones(cloud: Sandbox) -> None:
+    (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    found = cloud.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["Subnets"]
+    assert {subnet["AvailabilityZone"] for subnet in found} == {f"eu-west-1{zone}" for zone in "abc"}
+
+
+def test_there_is_a_bucket_in_the_region(cloud: Sandbox) -> None:
+    s3 = cloud.client("s3")
+    assert s3.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == "eu-west-1"
+    s3.put_object(Bucket=BUCKET, Key="a", Body=b"1", IfNoneMatch="*")
+    with pytest.raises(s3.exceptions.ClientError, match="PreconditionFailed"):
+        s3.put_object(Bucket=BUCKET, Key="a", Body=b"2", IfNoneMatch="*")
+    s3.delete_object(Bucket=BUCKET, Key="a")
+
+
+@pytest.mark.parametrize("role", ["idletrain-head", "idletrain-node"])
+def test_machines_have_roles(cloud: Sandbox, role: str) -> None:
+    profile = cloud.client("iam").get_instance_profile(InstanceProfileName=role)["InstanceProfile"]
+    assert [held["RoleName"] for held in profile["Roles"]] == [role]
+
+
+@pytest.mark.parametrize("kind", ["", "gpu/"])
+def test_the_image_that_a_parameter_names_is_there(cloud: Sandbox, kind: str) -> None:
+    name = f"/aws/service/ecs/optimized-ami/amazon-linux-2023/{kind}recommended/image_id"
+    image = cloud.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+    assert len(cloud.ec2.describe_images(ImageIds=[image])["Images"]) == 1

@@ -1,0 +1,159 @@
+"""A rehearsal cloud as a process of its own, for tests, and clients of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+DEADLINE_SECONDS = 20.0
+
+
+class Sandbox:
+    """A sandbox process and clients of it."""
+
+    def __init__(self, logs: Path, *words: str) -> None:
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *words]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin
+        assert self.process.stdout
+        self.logs = logs
+        said = json.loads(self.process.stdout.readline())
+        self.started_seconds = time.perf_counter() - began
+        self.endpoint, self.region = said["endpoint"], said["region"]
+        self._clients: dict[str, Any] = {}
+
+    def client(self, service: str, region: str = "eu-west-1") -> Any:
+        """A boto3 client that tries once."""
+        return boto3.client(
+            service,
+            region_name=region,
+            endpoint_url=self.endpoint,
+            aws_access_key_id="rehearsal",
+            aws_secret_access_key="rehearsal",
+            config=Config(retries={"total_max_attempts": 1}),
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes it a process' cloud."""
+        keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "rehearsal")
+        return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_DEFAULT_REGION": self.region, **keys}
+
+    @property
+    def ec2(self) -> Any:
+        if "ec2" not in self._clients:
+            self._clients["ec2"] = self.client("ec2")
+        return self._clients["ec2"]
+
+    def ask(self, method: str, path: str, **body: Any) -> Any:
+        """Call a control endpoint."""
+        request = urllib.request.Request(f"{self.endpoint}/_sandbox/{path}", json.dumps(body).encode(), method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def refusal(self, method: str, path: str, **body: Any) -> tuple[int, str]:
+        """What a control endpoint says that refuses: status and words."""
+        try:
+            self.ask(method, path, **body)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())["error"]
+        raise AssertionError("it did not refuse")
+
+    def inventory(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = self.ask("GET", "inventory")
+        return found
+
+    def image(self) -> str:
+        name = "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id"
+        if name not in self._clients:
+            self._clients[name] = self.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+        image: str = self._clients[name]
+        return image
+
+    def template(self, program: str = "", **data: Any) -> str:
+        """Make a launch template; returns its id."""
+        encoded = {"UserData": base64.b64encode(program.encode()).decode()} if program else {}
+        body = {"ImageId": self.image(), "InstanceInitiatedShutdownBehavior": "terminate", **encoded, **data}
+        name = f"template-{time.monotonic_ns()}"
+        made = self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=body)
+        id_: str = made["LaunchTemplate"]["LaunchTemplateId"]
+        return id_
+
+    def fleet(self, template: str, count: int, *overrides: dict[str, str], market: str = "spot", **more: Any) -> Any:
+        """Call CreateFleet."""
+        config = {
+            "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "$Default"},
+            "Overrides": list(overrides) or [{"InstanceType": "m5.large", "AvailabilityZone": "eu-west-1a"}],
+        }
+        body = {
+            "Type": "instant",
+            "LaunchTemplateConfigs": [config],
+            "TargetCapacitySpecification": {"TotalTargetCapacity": count, "DefaultTargetCapacityType": market},
+            "SpotOptions": {"AllocationStrategy": "price-capacity-optimized"},
+        }
+        return self.ec2.create_fleet(**{**body, **more})
+
+    def start(self, program: str, count: int = 1, market: str = "spot", **data: Any) -> list[str]:
+        """Start instances that run a program; returns their ids."""
+        return ids_of(self.fleet(self.template(f"#!/bin/bash\n{program}\n", **data), count, market=market))
+
+    def state(self, instance: str) -> dict[str, Any]:
+        """An instance as EC2 describes it."""
+        found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        return dict(found)
+
+    def log(self, instance: str) -> str:
+        log = self.logs / f"{instance}.log"
+        return log.read_text() if log.exists() else ""
+
+    def pids(self, instance: str) -> list[int]:
+        """The processes of an instance's machine."""
+        return [pid for p in self.inventory()["processes"] if p["instance"] == instance for pid in p["pids"]]
+
+    def clean(self) -> None:
+        """Take everything away and lift what was set."""
+        for limit in self.ask("POST", "capacity", market="-", count=0):
+            self.ask("POST", "capacity", market=limit["market"], type=limit["type"], zone=limit["zone"], count=None)
+        left = self.inventory()
+        if left["instances"]:
+            self.ec2.terminate_instances(InstanceIds=left["instances"])
+        for template in left["launch_templates"]:
+            self.ec2.delete_launch_template(LaunchTemplateId=template)
+        for group in left["security_groups"]:
+            self.ec2.delete_security_group(GroupId=group)
+        eventually(lambda: not any(self.inventory().values()))
+        self.ask("POST", "calls/reset")
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.close()
+        self.process.wait(DEADLINE_SECONDS)
+        self.process.stdout.close()
+
+
+def ids_of(answer: Any) -> list[str]:
+    """The instances that a CreateFleet launched."""
+    return [id_ for item in answer["Instances"] for id_ in item["InstanceIds"]]
+
+
+def eventually(check: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
+    """Wait until something is so; returns what it is."""
+    deadline = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+    return found
