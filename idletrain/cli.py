@@ -13,12 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
+from idletrain import cli_cloud, cli_schedule
+from idletrain.cli_cloud import Cloud
+from idletrain.cli_spot import SpotOptions, launch_spot
 from idletrain.errors import IdletrainError, JobError
-from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
 
 BUG_EXIT = 3
 INTERRUPTED_EXIT = 130
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(cli_cloud.app)
+app.add_typer(cli_schedule.app, name="schedule")
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
 RunName = Annotated[str, typer.Argument(help="The run's directory, or its name below runs/.", show_default=False)]
@@ -38,17 +43,37 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def _share(text: str) -> float:
+    from idletrain.fleet.idle import parse_share
+
+    try:
+        return parse_share(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @app.command()
 def launch(
     job: JobFile,
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
-    churn: Annotated[float | None, typer.Option(parser=_seconds, help="Take a local worker this often (15s).")] = None,
+    churn: Annotated[float | None, typer.Option(parser=_seconds, help="Take a worker this often (15s).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this job's run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round, and a last one.")] = False,
+    name: Annotated[str | None, typer.Option(help="The run's name; the job's otherwise.")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Train on spot machines of a cloud.")] = False,
+    cloud: Annotated[Cloud, typer.Option(help="Which cloud, with --spot.")] = Cloud.aws,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before machines are paid for.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start it, and leave it to itself.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="A recorded trace by which the sandbox takes nodes.")] = None,
+    speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded.")] = 1.0,
 ) -> None:
     """Train a job's network."""
-    settings = _job(job, nodes)  # before what takes seconds to import
+    settings = _job(job, nodes, name)  # before what takes seconds to import
+    if spot:
+        asked = SpotOptions(cloud, resume, yes, detach, as_json, churn, trace, speed)
+        launch_spot(settings, asked)
+        return
 
     from rich.console import Console
 
@@ -152,11 +177,22 @@ def worker(
     tls_ca_file: Annotated[Path | None, typer.Option(help="The cluster's CA.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="This worker's certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    when_idle: Annotated[
+        float | None, typer.Option(parser=_share, help="Only while others use less than this of the machine (20%).")
+    ] = None,
 ) -> None:
     """Lend this machine to a run until it ends or a SIGTERM says that the machine is needed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    if when_idle is not None:
+        from idletrain.fleet import idle
+
+        given: dict[str, object] = {"--memory": memory, "--name": name}
+        given |= {"--tls-ca-file": tls_ca_file, "--tls-cert": tls_cert, "--tls-key": tls_key}
+        options = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+        raise typer.Exit(idle.lend(["worker", scheduler, *options], when_idle))
+
     from idletrain.fleet import worker as process
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     security = process.security_from(tls_ca_file, tls_cert, tls_key)
     asyncio.run(process.serve(scheduler, memory, name, security))
 
@@ -180,9 +216,12 @@ def main() -> None:
         sys.exit(BUG_EXIT)
 
 
-def _job(path: Path, nodes: int | None) -> Job:
-    job = load_job(path)
-    return job if nodes is None else job.model_copy(update={"nodes": job.nodes.model_copy(update={"count": nodes})})
+def _job(path: Path, nodes: int | None, name: str | None = None) -> Job:
+    """A job file with what the command line says otherwise."""
+    tree = load_job(path).model_dump(exclude_unset=True)
+    tree |= {"name": name} if name else {}
+    tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}
+    return parse_job(tree)
 
 
 def _prepare(job: Job) -> Any:

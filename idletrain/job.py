@@ -119,7 +119,19 @@ class NodeSettings(_Settings):
 
     count: int = Field(default=4, ge=1)
     memory: MinimumBytes | None = None
-    """RAM that each local worker may use; the machine's free RAM shared out when null."""
+    """RAM that each local worker may use; the machine's free RAM shared out when null. Of a cloud's machines: what
+    each must bring for one subnet."""
+    gpu: int = Field(default=0, ge=0)
+    spot_policy: Literal["spot", "on-demand", "auto"] = "spot"
+    """What the nodes are; `auto` asks for on-demand machines where there are no spot ones."""
+    max_price: float | None = Field(default=None, gt=0)
+    """USD an hour that one node may cost; null for up to the on-demand price."""
+    budget_usd: float | None = Field(default=None, gt=0)
+    """What the whole run may cost: machines carry it as their own deadline."""
+    max_duration: Seconds = 4 * 3600.0
+    """When a run in a cloud ends (and can be resumed), whatever happens."""
+    idle_duration: Seconds = 600.0
+    """How long a run in a cloud waits without a single worker before it ends."""
 
 
 class PreemptionSettings(_Settings):
@@ -140,6 +152,21 @@ class CheckpointSettings(_Settings):
     keep: int = Field(default=2, ge=1)
 
 
+class CloudSettings(_Settings):
+    """Where a run's machines stand, when they are a cloud's."""
+
+    region: str | None = None
+    """Such as eu-west-1; what AWS' own configuration says when null."""
+    image: str | None = None
+    """The container image that machines run, such as 123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1."""
+    ami: str | None = None
+    """The machine image, with Docker; Amazon's ECS-optimized one when null."""
+    head: str = "t3.medium"
+    """The head's instance type: two networks of float32 must fit its memory."""
+    profiles: tuple[str, str] = ("idletrain-head", "idletrain-node")
+    """Instance profiles of head and nodes, as infra/aws makes them."""
+
+
 class Job(_Settings):
     """One job file. Field names are the file's."""
 
@@ -151,6 +178,9 @@ class Job(_Settings):
     nodes: NodeSettings = NodeSettings()
     preemption: PreemptionSettings = PreemptionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    cloud: CloudSettings = CloudSettings()
+    workdir: str | None = None
+    """A directory whose files travel to a cloud's machines and stand on their Python path."""
 
     @property
     def run_dir(self) -> Path:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from distributed.security import Security
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, settings
+from idletrain.fleet.certificates import Identity
 from idletrain.job import Job
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder, Sink
@@ -51,6 +53,8 @@ class Options:
 
     Attributes:
         scheduler: Address of a Dask cluster to use; None starts workers on this machine.
+        cluster: Makes a cluster for the run instead; yields its address and certificates.
+        begun: Called with what stops the run and what records an event, once there is a run.
         resume: Go on with the run of that name.
         churn_seconds: Take a local worker this often, or never.
         sinks: Called with every event.
@@ -58,6 +62,8 @@ class Options:
     """
 
     scheduler: str | None = None
+    cluster: Callable[[], AbstractAsyncContextManager[tuple[str, Security]]] | None = None
+    begun: Callable[[Callable[[], None], Recorder], None] = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
     sinks: Iterable[Sink] = ()
@@ -107,6 +113,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
                 runner = Runner(job, prepared, journal, client, record)
+                options.begun(runner.stop, record)
                 with _stopping(runner.stop):
                     return await runner.run(job.nodes.count)
 
@@ -143,7 +150,11 @@ async def _check_reachable(address: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Security]]:
-    """The user's cluster, or one of our own on loopback with local workers."""
+    """The user's cluster, the one that `options` make, or one of our own on loopback with local workers."""
+    if options.cluster:
+        async with options.cluster() as made:
+            yield made
+        return
     if options.scheduler:
         yield options.scheduler, Security()
         return
@@ -163,8 +174,17 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
 
 
 @contextlib.asynccontextmanager
-async def local_scheduler(run_dir: Path) -> AsyncIterator[str]:
-    """A Dask scheduler in a process of its own that ends with us; yields its address."""
+async def local_scheduler(
+    run_dir: Path, host: str = "127.0.0.1", port: int = 0, identity: Identity | None = None
+) -> AsyncIterator[str]:
+    """A Dask scheduler in a process of its own that ends with us; yields its address.
+
+    Args:
+        run_dir: Where its log and addresses go.
+        host: The address to listen on; beyond loopback an identity is needed.
+        port: The port, or 0 for a free one.
+        identity: Certificates; nobody without the same authority can connect.
+    """
     with (run_dir / "scheduler.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -177,6 +197,8 @@ async def local_scheduler(run_dir: Path) -> AsyncIterator[str]:
         )
     assert process.stdin is not None
     assert process.stdout is not None
+    asked = {"host": host, "port": port, "identity": identity and asdict(identity)}
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
     try:
         address = (await process.stdout.readline()).decode().strip()
         dashboard = (await process.stdout.readline()).decode().strip()

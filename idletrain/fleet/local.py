@@ -31,10 +31,15 @@ class LocalFleet:
         scheduler: Its address.
         memory_bytes: RAM that each may use.
         logs: Directory for their output, one file a worker.
+        name: What their names begin with; must be unique in the cluster.
+        options: More options of `idletrain worker`.
     """
 
-    def __init__(self, scheduler: str, memory_bytes: int, logs: Path) -> None:
-        self._scheduler, self._memory_bytes, self._logs = scheduler, memory_bytes, logs
+    def __init__(
+        self, scheduler: str, memory_bytes: int, logs: Path, name: str = "local", options: Sequence[str] = ()
+    ) -> None:
+        self._scheduler, self._logs, self._name = scheduler, logs, f"{name}-{os.getpid()}"
+        self._options = ("--memory", str(memory_bytes), *options)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._numbers = itertools.count()
         logs.mkdir(exist_ok=True)
@@ -50,6 +55,10 @@ class LocalFleet:
     def notice(self, ids: Collection[str]) -> None:
         """Tell workers that they will be taken."""
         self._signal(ids, signal.SIGTERM)
+
+    def warn(self, ids: Collection[str]) -> None:
+        """Tell workers that they are at a higher risk of that."""
+        self._signal(ids, signal.SIGUSR1)
 
     def alive(self) -> frozenset[str]:
         """Ids of the workers whose processes run."""
@@ -71,9 +80,8 @@ class LocalFleet:
             process.wait()
 
     def _start_one(self) -> str:
-        name = f"local-{os.getpid()}-{next(self._numbers)}"
-        command = [sys.executable, "-m", "idletrain", "worker", self._scheduler]
-        command += ["--name", name, "--memory", str(self._memory_bytes)]
+        name = f"{self._name}-{next(self._numbers)}"
+        command = [sys.executable, "-m", "idletrain", "worker", self._scheduler, "--name", name, *self._options]
         environment = {**os.environ, **WORKER_ENVIRONMENT}
         with (self._logs / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(

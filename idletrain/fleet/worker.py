@@ -53,7 +53,9 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
     node = Node.of(worker)
     node.memory_bytes = memory_bytes
     notice = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _on_sigterm, notice)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, _on_sigterm, notice)
+    loop.add_signal_handler(signal.SIGUSR1, warn, worker, node)
     async with worker:
         closed = asyncio.ensure_future(worker.finished())
         noticed = asyncio.ensure_future(notice.wait())
@@ -61,6 +63,12 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
         if notice.is_set():
             await drain(worker, node)
         noticed.cancel()
+
+
+def warn(worker: Worker, node: Node) -> None:
+    """The machine may be taken before long: bring the running subnet's state home, and tell the head."""
+    worker.log_event("idletrain", {"action": "at-risk", "worker": worker.address})
+    node.mark_now.set()
 
 
 async def drain(worker: Worker, node: Node) -> None:

@@ -144,6 +144,10 @@ _NEWS: dict[str, Callable[[Event], str | None]] = {
     "paused": _tell_reason,
     "resumed": _tell_reason,
     "waiting": _tell_reason,
+    "stopping": _tell_reason,
+    "instance_launched": lambda e: f"{e['instance']} launched ({e['market']} {e['type']} in {e['zone']})",
+    "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",
+    "worker_at_risk": lambda e: f"{e['worker']} is at risk: its state goes home, a spare comes",
     "lost": _tell_lost,
     "refused": lambda e: f"subnet {e['subnet']} of round {e['round']}: a push was refused ({e['reply']})",
 }

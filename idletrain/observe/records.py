@@ -20,6 +20,9 @@ and `kind`; the kinds and their fields:
     evaluated        round, accuracy, loss, seconds
     snapshot         round, seconds
     paused, resumed  reason
+    stopping         reason
+    instance_launched  instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
+    instance_ended   instance, reason
     waiting          reason
     run_ended        status, rounds, accuracy, loss, params_sha256, run_dir
 """
@@ -275,5 +278,6 @@ _ADD: dict[str, Callable[[Summary, Event], None]] = {
     "paused": _noted,
     "resumed": _noted,
     "waiting": _noted,
+    "stopping": _noted,
     "run_ended": _ended,
 }

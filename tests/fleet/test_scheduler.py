@@ -14,6 +14,8 @@ def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_d
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None
+        process.stdin.write('{"host": "127.0.0.1", "port": 0, "identity": null}\n')
+        process.stdin.flush()
         address, dashboard = (process.stdout.readline().strip() for _ in range(2))
         assert address.startswith("tcp://127.0.0.1:")
         assert dashboard.startswith("http://127.0.0.1:")

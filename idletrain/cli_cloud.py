@@ -1,0 +1,351 @@
+"""The command line's part for clouds: what is offered, what a run costs, ending it, looking at it from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idletrain.errors import RunError
+from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+
+CACHE = Path("~/.cache/idletrain").expanduser()
+SANDBOX_FILE = CACHE / "sandbox.json"
+DOCUMENT = "AWS-StartPortForwardingSession"
+app = typer.Typer()
+
+
+class Cloud(enum.StrEnum):
+    """Where machines come from."""
+
+    sandbox = "sandbox"
+    aws = "aws"
+
+
+Name = Annotated[str, typer.Argument(help="The run's name, or its s3:// prefix.", show_default=False)]
+Where = Annotated[Cloud, typer.Option(help="Which cloud.")]
+Region = Annotated[str | None, typer.Option(help="The region; AWS' own configuration says otherwise.")]
+
+
+@app.command()
+def offers(
+    job: Annotated[Path | None, typer.Argument(help="Rank for this job.")] = None,
+    memory: Annotated[str, typer.Option(help="RAM of one slot, without a job.")] = "2GiB",
+    cloud: Where = Cloud.aws,
+    region: Region = None,
+) -> None:
+    """Show what machines cost now, by the price of a usable subnet slot."""
+    from rich.console import Console
+
+    from idletrain.fleet import market
+    from idletrain.fleet.catalog import Need
+    from idletrain.fleet.offers import table
+    from idletrain.spot import need_of
+
+    asked = load_job(job) if job else None
+    need = need_of(asked) if asked else Need(memory_bytes=parse_bytes(memory), most_slots=1)
+    kind: Any = "on-demand" if asked and asked.nodes.spot_policy == "on-demand" else "spot"
+    with account_of(cloud, region) as account:
+        found = market.fetch(account.ec2, account.client("pricing", market.PRICING_REGION), market.Cache(CACHE))
+        Console().print(table(found.offers(need, kind, asked.nodes.max_price if asked else None), found.estimate))
+
+
+@app.command()
+def doctor(
+    job: Annotated[Path | None, typer.Argument(help="A job whose cloud settings to check.")] = None,
+    policy: Annotated[
+        bool, typer.Option("--policy", help="Print the least that the launcher may do, as IAM JSON.")
+    ] = False,
+    cloud: Where = Cloud.aws,
+    region: Region = None,
+) -> None:
+    """Check an account: credentials, network, bucket, roles, quotas."""
+    from idletrain.fleet import doctor as checks
+    from idletrain.fleet import policy as policies
+    from idletrain.job import CloudSettings
+
+    settings = load_job(job).cloud if job else CloudSettings()
+    with account_of(cloud, region or settings.region) as account:
+        if policy:
+            scope = policies.Scope(account=account.number, region=account.region, bucket=account.bucket)
+            typer.echo(json.dumps(policies.launcher_policy(scope), indent=2))
+            return
+        findings = checks.examine(account, settings, account.bucket)
+    for finding in findings:
+        sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.well]
+        typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
+    if any(finding.well is False for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
+    """End a run and everything it has made; safe to repeat."""
+    from idletrain.fleet.teardown import down as take_down
+
+    with account_of(cloud, region) as account:
+        prefix = prefix_of(account, name)
+        take_down(account, _run_name(name), prefix)
+    typer.echo(f"{_run_name(name)}: nothing of it is left; its records and snapshots stay in {prefix.url}")
+
+
+@app.command()
+def reap(
+    older_than: Annotated[str, typer.Option(help="Leave runs alone that began less than this ago.")] = "10m",
+    yes: Annotated[bool, typer.Option("--yes", help="End them; otherwise they are only named.")] = False,
+    cloud: Where = Cloud.aws,
+    region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
+) -> None:
+    """Find by tag what outlived its deadline or its head, and end it."""
+    from idletrain.fleet import teardown
+    from idletrain.storage import S3Prefix
+
+    grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
+    places: list[str | None] = [*region] if region else [None]
+    for place in places:
+        with account_of(cloud, place) as account:
+            found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)
+            for orphan in found:
+                typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
+                if yes:
+                    teardown.down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
+            if not found:
+                typer.echo(f"{account.region}: nothing is left over")
+
+
+@app.command(name="cost")
+def show_cost(
+    name: Name,
+    cloud: Where = Cloud.aws,
+    region: Region = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
+    with account_of(cloud, region) as account:
+        events = read_events(prefix_of(account, name))
+    totals = bill_of(events)
+    typer.echo(json.dumps(totals) if as_json else cost_line(totals))
+
+
+@app.command()
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run ends.")] = False,
+    node: Annotated[str | None, typer.Option(help="A machine's console instead of the run's news.")] = None,
+    cloud: Where = Cloud.aws,
+    region: Region = None,
+) -> None:
+    """Print what happened in a run."""
+    from idletrain.observe.display import Lines
+    from idletrain.spot import follow as follow_run
+
+    with account_of(cloud, region) as account:
+        if node:
+            typer.echo(account.console(node))
+            return
+        prefix, lines = prefix_of(account, name), Lines(sys.stdout)
+        if follow:
+            follow_run(prefix, lines)
+            return
+        for event in read_events(prefix):
+            lines(event)
+
+
+@app.command()
+def interrupt(
+    name: Name,
+    node: Annotated[str | None, typer.Option(help="The instance; the oldest node otherwise.")] = None,
+    cloud: Where = Cloud.aws,
+    region: Region = None,
+) -> None:
+    """Ask a node to go as if the cloud wanted it back: a rehearsal of a spot interruption."""
+    from idletrain.fleet.requests import TAG
+
+    with account_of(cloud, region) as account:
+        nodes = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "worker"]
+        chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
+        if not chosen:
+            known = ", ".join(i.id for i in nodes) or "none"
+            raise RunError(f"run {_run_name(name)} has no running node {node or ''}; there are: {known}")
+        account.mark(chosen, {TAG + "interrupt": "asked"})
+    typer.echo(f"{chosen[0]}: asked to go; its partial steps go home first")
+
+
+@app.command()
+def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
+    """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
+    with account_of(cloud, region) as account:
+        events = read_events(prefix_of(account, name))
+        pages = [event["dashboard"] for event in events if event["kind"] == "run_started"]
+        heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
+        if not pages or not heads:
+            raise RunError(f"run {_run_name(name)} is not going on; `idletrain status` shows how it ended")
+        if cloud is Cloud.sandbox:
+            typer.echo(pages[-1])
+            return
+        port = pages[-1].rsplit(":", 1)[1].split("/")[0]
+        typer.echo(f"http://127.0.0.1:{port}/status while this command runs")
+        asked = json.dumps({"portNumber": [port], "localPortNumber": [port]})
+        command = ["aws", "ssm", "start-session", "--region", account.region, "--target", heads[0].id]
+        try:
+            subprocess.run([*command, "--document-name", DOCUMENT, "--parameters", asked], check=True)
+        except FileNotFoundError:
+            raise RunError("the tunnel needs the AWS CLI and its session-manager-plugin; install both") from None
+        except subprocess.CalledProcessError as error:
+            raise RunError(f"the tunnel ended with exit code {error.returncode}; see above") from None
+
+
+@app.command()
+def node(
+    memory: Annotated[str | None, typer.Option(help="RAM to use (2GiB); all but the system's otherwise.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Worker processes; as many as fit otherwise.")] = None,
+) -> None:
+    """Be what this cloud machine's tags say: a run's head, one of its nodes, or what starts a scheduled run."""
+    from idletrain.fleet.metadata import Metadata
+    from idletrain.fleet.requests import TAG
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    metadata = Metadata()
+    role = metadata.tags().get(TAG + "role")
+    if role == "head":
+        from idletrain import head
+
+        asyncio.run(head.serve(metadata))
+    elif role == "starter":
+        from idletrain import scheduled
+
+        scheduled.start(metadata, Path.cwd())
+    else:
+        from idletrain.fleet import node as worker
+
+        asyncio.run(worker.serve(metadata, parse_bytes(memory) if memory else None, slots))
+
+
+# --- what launch needs, too -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def account_of(cloud: Cloud, region: str | None) -> Iterator[Any]:
+    """The account that a command is about; the sandbox's is the one that a `launch --cloud sandbox` has open."""
+    if cloud is Cloud.sandbox and not in_sandbox():
+        if not SANDBOX_FILE.exists():
+            raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+        enter_sandbox(json.loads(SANDBOX_FILE.read_text()))
+        region = None
+    from idletrain.fleet.aws import Account, explained
+
+    with explained():
+        yield Account(region)
+
+
+def in_sandbox() -> bool:
+    """Whether a sandbox is this process' cloud already."""
+    return "AWS_ENDPOINT_URL" in os.environ
+
+
+@contextmanager
+def sandbox(arguments: list[str], logs: Path) -> Iterator[subprocess.Popen[str]]:
+    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers."""
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *arguments]
+    with (
+        (logs / "sandbox.log").open("w") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            SANDBOX_FILE.unlink(missing_ok=True)
+
+
+def opened(process: subprocess.Popen[str]) -> None:
+    """Wait for a sandbox and make it this process' cloud.
+
+    Raises:
+        RunError: it does not start.
+    """
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RunError("the sandbox did not start; see sandbox.log, and install idletrain[sandbox]")
+    SANDBOX_FILE.parent.mkdir(parents=True, exist_ok=True)
+    SANDBOX_FILE.write_text(line)
+    enter_sandbox(json.loads(line))
+
+
+def enter_sandbox(address: dict[str, str]) -> None:
+    """Point AWS' own configuration at a sandbox; its keys are not secret, as they open nothing else."""
+    os.environ |= {
+        "AWS_ENDPOINT_URL": address["endpoint"],
+        "AWS_DEFAULT_REGION": address["region"],
+        "AWS_ACCESS_KEY_ID": "sandbox",
+        "AWS_SECRET_ACCESS_KEY": "sandbox",
+    }
+    for leaking in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        os.environ.pop(leaking, None)
+
+
+def prefix_of(account: Any, name: str) -> Any:
+    """A run's prefix: below the account's own bucket, unless it is given whole."""
+    from idletrain.storage import S3Prefix
+
+    return S3Prefix.at(name if name.startswith("s3://") else f"s3://{account.bucket}/runs/{name}", account.s3)
+
+
+def run_prefix(account: Any, job: Job) -> Any:
+    """Where a job's run goes: below `checkpoint.to` if that is in S3, else below the account's own bucket."""
+    to = job.checkpoint.to
+    return prefix_of(account, f"{to.rstrip('/')}/{job.name}" if to.startswith("s3://") else job.name)
+
+
+def read_events(prefix: Any) -> list[dict[str, Any]]:
+    """All events of a run so far."""
+    from idletrain.fleet import record
+    from idletrain.rounds import mirror
+
+    record.read(prefix)
+    found: list[dict[str, Any]] = []
+    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(json.loads(x) for x in content.splitlines()))
+    return found
+
+
+def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
+    """What a run has cost, in USD."""
+    from idletrain.fleet import cost
+
+    bill, now = cost.accrued(events, time.time()), time.time()
+    return {
+        "spent_usd": bill.spent_usd,
+        "usd_per_hour": bill.usd_per_hour,
+        "on_demand_usd": bill.on_demand_usd,
+        "saving": bill.saving,
+        "wasted_usd": cost.wasted_usd(events, now),
+        "forecast_usd": cost.forecast_usd(events, now),
+    }
+
+
+def cost_line(totals: dict[str, Any]) -> str:
+    """The bill in one line."""
+    return (
+        f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
+        f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
+    )
+
+
+def _run_name(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,136 @@
+"""`idletrain launch --spot`: show the plan, ask, start, follow; in a cloud or in its rehearsal."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from idletrain.cli_cloud import (
+    CACHE,
+    Cloud,
+    account_of,
+    bill_of,
+    cost_line,
+    in_sandbox,
+    opened,
+    read_events,
+    run_prefix,
+    sandbox,
+)
+from idletrain.errors import JobError
+from idletrain.job import Job
+
+SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
+SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
+
+
+@dataclass(frozen=True)
+class SpotOptions:
+    """What the command line asks of a run in a cloud."""
+
+    cloud: Cloud
+    resume: bool
+    yes: bool
+    detach: bool
+    as_json: bool
+    churn_seconds: float | None
+    trace: Path | None
+    speed: float
+
+
+def launch_spot(job: Job, asked: SpotOptions) -> None:
+    """Run a job in a cloud.
+
+    Raises:
+        JobError: the job cannot run there; nothing was made.
+        RunError: it cannot go on.
+    """
+    _refuse(job, asked)
+    with contextlib.ExitStack() as stack:
+        if asked.cloud is Cloud.sandbox and not in_sandbox():
+            own = stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox"))
+            _check(job, asked)  # while it starts
+            opened(own)
+        else:
+            _check(job, asked)
+        account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
+        _run(job, account, asked)
+
+
+def _run(job: Job, account: Any, asked: SpotOptions) -> None:
+    from rich.console import Console
+
+    from idletrain import spot
+    from idletrain.fleet import doctor
+    from idletrain.fleet.offers import plan_lines
+    from idletrain.observe import display
+
+    prefix = run_prefix(account, job)
+    image = job.cloud.image or SANDBOX_IMAGE
+    missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
+    if faults := [fault for fault in missing if fault]:
+        raise JobError(faults)
+    plan = spot.make_plan(job, account, CACHE)
+    if not asked.as_json:
+        for line in plan_lines(plan.quote, plan.estimate):
+            typer.echo(line)
+    if not asked.yes and asked.cloud is Cloud.aws:
+        typer.confirm("Start it?", abort=True)
+    made = spot.start(plan, account, prefix, image=image, resume=asked.resume)
+    if asked.detach:
+        typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
+        return
+    shown = display.choose(asked.as_json, Console())
+    try:
+        with shown:
+            spot.follow(prefix, shown)
+    except KeyboardInterrupt:
+        if asked.cloud is Cloud.aws:
+            typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
+        raise
+    if not asked.as_json:
+        for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
+            typer.echo(line)
+        typer.echo(f"  {prefix.url}model.safetensors")
+        typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
+
+
+def _check(job: Job, asked: SpotOptions) -> None:
+    """Read the model and the data as machines will: what is wrong with them costs nothing here."""
+    if not asked.as_json:
+        typer.echo("idletrain: reading the model and the data", err=True)
+    import sys
+
+    sys.path.insert(0, "")
+    from idletrain.nn.prepare import from_settings
+
+    from_settings(job.model, job.data, job.training)
+
+
+def _refuse(job: Job, asked: SpotOptions) -> None:
+    faults = []
+    if asked.cloud is Cloud.aws:
+        if job.cloud.image is None:
+            faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+        if asked.churn_seconds or asked.trace:
+            faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
+    elif asked.detach:
+        faults.append("--detach: the sandbox ends with this command; leave it out")
+    if asked.trace and not asked.trace.is_file():
+        faults.append(f"--trace: {asked.trace} is not a file; name one with lines `milliseconds,add|remove,node`")
+    if faults:
+        raise JobError(faults)
+
+
+def _takings(asked: SpotOptions) -> list[str]:
+    """How the sandbox takes nodes back, as its process' arguments."""
+    arguments = ["--notice", SANDBOX_NOTICE]
+    if asked.churn_seconds:
+        arguments += ["--churn", f"{asked.churn_seconds}s"]
+    if asked.trace:
+        arguments += ["--trace", str(asked.trace), "--speed", str(asked.speed)]
+    return arguments

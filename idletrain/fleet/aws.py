@@ -1,0 +1,323 @@
+"""The calls to AWS that runs need: thin, safe to repeat, blocking. Bodies and meanings are in `requests`.
+
+A second EC2 client never retries: botocore takes a lack of capacity for a server error and would ask four times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+from idletrain.errors import JobError, RunError
+from idletrain.fleet import requests
+from idletrain.fleet.certificates import Identity
+from idletrain.fleet.requests import TAG, Outcome, Pool, Site
+
+AMI_PARAMETERS = {
+    False: "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
+    True: "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
+}
+ALIVE = ("pending", "running", "stopping", "stopped")
+RUNNING = ("pending", "running")
+RELEASE_SECONDS = 60.0  # a group can be deleted once no interface uses it: half a minute after its machines' end
+RELEASE_PAUSE_SECONDS = 1.0
+GONE = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine as EC2 describes it."""
+
+    id: str
+    state: str
+    pool: Pool
+    launched_at: float
+    address: str
+    tags: Mapping[str, str]
+    reason: str
+
+    @property
+    def run(self) -> str:
+        """The run that it belongs to."""
+        return self.tags[TAG + "run"]
+
+    @property
+    def role(self) -> str:
+        """`head` or `worker`."""
+        return self.tags.get(TAG + "role", "")
+
+
+@dataclass(frozen=True)
+class Remnant:
+    """Something of a run that is not a machine."""
+
+    kind: Literal["group", "template", "parameter"]
+    id: str
+    tags: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn what AWS refuses into one sentence; what is not known here keeps AWS' own words.
+
+    Raises:
+        JobError: there are no credentials or no region.
+        RunError: anything else.
+    """
+    try:
+        yield
+    except NoCredentialsError:
+        raise JobError("AWS: there are no credentials; run `aws configure`, or set AWS_PROFILE") from None
+    except NoRegionError:
+        raise JobError("cloud.region: no region is set; name one, such as region: eu-west-1") from None
+    except ClientError as error:
+        code, words = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
+        raise RunError(f"AWS refuses {error.operation_name}: {code}: {words}; `idletrain doctor` may say why") from None
+    except BotoCoreError as error:
+        raise RunError(f"AWS cannot be asked: {error}; check the network and `idletrain doctor`") from None
+
+
+class Account:
+    """An account in one region.
+
+    Args:
+        region: The region; AWS' own configuration says which when None.
+    """
+
+    def __init__(self, region: str | None = None) -> None:
+        with explained():
+            self._session = boto3.Session(region_name=region)
+            standard = Config(retries={"mode": "standard", "total_max_attempts": 10})
+            self.ec2 = self._session.client("ec2", config=standard)
+            self._launcher = self._session.client("ec2", config=Config(retries={"total_max_attempts": 1}))
+            self.ssm = self._session.client("ssm", config=standard)
+            self.s3 = self._session.client("s3", config=standard)
+        self.region: str = self.ec2.meta.region_name
+
+    def client(self, service: str, region: str | None = None) -> Any:
+        """A client of another service."""
+        with explained():
+            return self._session.client(service, region_name=region or self.region)
+
+    @functools.cached_property
+    def owner(self) -> str:
+        """Who we are, as an ARN."""
+        with explained():
+            arn: str = self.client("sts").get_caller_identity()["Arn"]
+            return arn
+
+    @property
+    def number(self) -> str:
+        """The account's number."""
+        return str(self.owner).split(":")[4]
+
+    @property
+    def bucket(self) -> str:
+        """The bucket that infra/aws makes for it in this region."""
+        return f"idletrain-{self.number}-{self.region}"
+
+    def console(self, instance: str) -> str:
+        """What a machine has printed, as far as the cloud has kept it."""
+        with explained():
+            output: str = self.ec2.get_console_output(InstanceId=instance).get("Output", "")
+            return output
+
+    # --- what is there ------------------------------------------------------------------------------------------
+
+    def site(self, ami: str | None, gpu: bool) -> Site:
+        """The default network and the machine image.
+
+        Raises:
+            JobError: there is none.
+        """
+        with explained():
+            vpcs = self.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+            if not vpcs:
+                raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
+            vpc = vpcs[0]["VpcId"]
+            found = self.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+            image = ami or self.ssm.get_parameter(Name=AMI_PARAMETERS[gpu])["Parameter"]["Value"]
+            if not self.ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image]}])["Images"]:
+                raise JobError(
+                    f"cloud.ami: there is no machine image {image} in {self.region}; name one or leave it out"
+                )
+        return Site(self.region, vpc, {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found}, image)
+
+    def instances(self, run: str | None = None, states: Collection[str] = ALIVE) -> list[Instance]:
+        """Machines of a run, or of all runs, by tag."""
+        wanted = [{"Name": "instance-state-name", "Values": list(states)}]
+        wanted.append(
+            {"Name": f"tag:{TAG}run", "Values": [run]} if run else {"Name": "tag-key", "Values": [f"{TAG}run"]}
+        )
+        with explained():
+            pages = self.ec2.get_paginator("describe_instances").paginate(Filters=wanted)
+            return [_instance(item) for page in pages for group in page["Reservations"] for item in group["Instances"]]
+
+    def remnants(self, run: str | None = None) -> list[Remnant]:
+        """Everything but machines that is tagged with a run, or with any."""
+        key = [{"Name": f"tag:{TAG}run", "Values": [run]} if run else {"Name": "tag-key", "Values": [f"{TAG}run"]}]
+        with explained():
+            groups = self.ec2.describe_security_groups(Filters=key)["SecurityGroups"]
+            templates = self.ec2.describe_launch_templates(Filters=key)["LaunchTemplates"]
+            path = f"/idletrain/{run}/" if run else "/idletrain/"
+            pages = self.ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
+            names = [parameter["Name"] for page in pages for parameter in page["Parameters"]]
+            return [
+                *(Remnant("group", group["GroupId"], _tags(group)) for group in groups),
+                *(Remnant("template", item["LaunchTemplateId"], _tags(item)) for item in templates),
+                *(Remnant("parameter", name, self._parameter_tags(name)) for name in names),
+            ]
+
+    def _parameter_tags(self, name: str) -> dict[str, str]:
+        found = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
+        return {tag["Key"]: tag["Value"] for tag in found}
+
+    # --- what a run makes ---------------------------------------------------------------------------------------
+
+    def make_group(self, run: str, vpc: str, tags: Mapping[str, str]) -> str:
+        """The run's security group; made once, however often asked."""
+        with explained():
+            try:
+                group: str = self.ec2.create_security_group(**requests.security_group(run, vpc, tags))["GroupId"]
+            except ClientError as error:
+                if _code(error) != "InvalidGroup.Duplicate":
+                    raise
+                group = next(remnant.id for remnant in self.remnants(run) if remnant.kind == "group")
+            try:
+                self.ec2.authorize_security_group_ingress(**requests.ingress(group))
+            except ClientError as error:
+                if _code(error) != "InvalidPermission.Duplicate":
+                    raise
+        return group
+
+    def put_identities(self, run: str, identities: Mapping[str, Identity], tags: Mapping[str, str]) -> None:
+        """Lay a run's certificates where its machines, and nobody else, may read them."""
+        with explained():
+            for role, identity in identities.items():
+                name = _parameter(run, role)
+                self.ssm.put_parameter(  # tags go with the making alone, so an old one is not overwritten
+                    Name=name, Value=identity.as_json(), Type="SecureString", Tags=requests.tag_list(tags)
+                )
+
+    def identity(self, run: str, role: str) -> Identity:
+        """A role's certificates, on one of the run's machines."""
+        with explained():
+            found = self.ssm.get_parameter(Name=_parameter(run, role), WithDecryption=True)
+        return Identity.from_json(found["Parameter"]["Value"])
+
+    def make_template(self, body: Mapping[str, Any]) -> str:
+        """The run's launch template."""
+        with explained():
+            template: str = self.ec2.create_launch_template(**body)["LaunchTemplate"]["LaunchTemplateId"]
+        return template
+
+    def start_head(self, body: Mapping[str, Any]) -> str:
+        """The run's head; the same body, with its token, never starts a second."""
+        with explained():
+            instance: str = self._launcher.run_instances(**body)["Instances"][0]["InstanceId"]
+        return instance
+
+    def start_nodes(self, site: Site, body: Mapping[str, Any], pools: Collection[Pool]) -> Outcome:
+        """Nodes, as many as there are; what is missing is in the outcome."""
+        market = next(iter(pools)).market
+        try:
+            answer = self._launcher.create_fleet(**body)
+        except ClientError as error:
+            return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
+        except BotoCoreError:  # no answer: the request may have been carried out; its token says so if repeated
+            return Outcome(again=True)
+        return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
+
+    # --- what a run leaves --------------------------------------------------------------------------------------
+
+    def terminate(self, ids: Collection[str]) -> None:
+        """End machines; those that are gone, or not yet visible, are no error (they are looked for again by tag)."""
+        if not ids:
+            return
+        try:
+            self.ec2.terminate_instances(InstanceIds=list(ids))
+        except ClientError:
+            for id_ in ids:  # a single unknown id refuses them all
+                with explained(), _unless(GONE):
+                    self.ec2.terminate_instances(InstanceIds=[id_])
+
+    def _delete_group(self, group: str) -> None:
+        """Delete a security group as soon as its machines let go of it."""
+        deadline = time.monotonic() + RELEASE_SECONDS
+        with explained():
+            while True:
+                try:
+                    with _unless(GONE):
+                        self.ec2.delete_security_group(GroupId=group)
+                    return
+                except ClientError as error:
+                    if _code(error) != "DependencyViolation" or time.monotonic() > deadline:
+                        raise
+                time.sleep(RELEASE_PAUSE_SECONDS)
+
+    def delete(self, remnant: Remnant) -> None:
+        """Delete what is not a machine."""
+        if remnant.kind == "group":
+            self._delete_group(remnant.id)
+        elif remnant.kind == "template":
+            with explained(), _unless((*GONE, "MissingParameter")):
+                self.ec2.delete_launch_template(LaunchTemplateId=remnant.id)
+        else:
+            with explained(), _unless(("ParameterNotFound",)):
+                self.ssm.delete_parameter(Name=remnant.id)
+
+    def leave_group(self, instance: str) -> None:
+        """Put a machine into its VPC's default group, so that its run's group can be deleted before it ends."""
+        with explained():
+            found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+            same = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "group-name", "Values": ["default"]}]
+            default = self.ec2.describe_security_groups(Filters=same)["SecurityGroups"][0]["GroupId"]
+            self.ec2.modify_instance_attribute(InstanceId=instance, Groups=[default])
+
+    def mark(self, ids: Collection[str], tags: Mapping[str, str]) -> None:
+        """Set tags on machines; they read them from their metadata."""
+        with explained():
+            self.ec2.create_tags(Resources=list(ids), Tags=requests.tag_list(tags))
+
+
+@contextlib.contextmanager
+def _unless(codes: Collection[str]) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        if _code(error) not in codes:
+            raise
+
+
+def _code(error: ClientError) -> str:
+    code: str = error.response["Error"]["Code"]
+    return code
+
+
+def _parameter(run: str, role: str) -> str:
+    return f"/idletrain/{run}/{role}/tls"
+
+
+def _tags(item: Mapping[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+
+
+def _instance(item: Mapping[str, Any]) -> Instance:
+    market = "spot" if item.get("InstanceLifecycle") == "spot" else "on-demand"
+    return Instance(
+        id=item["InstanceId"],
+        state=item["State"]["Name"],
+        pool=Pool(market, item["InstanceType"], item["Placement"]["AvailabilityZone"]),
+        launched_at=item["LaunchTime"].timestamp(),
+        address=item.get("PrivateIpAddress", ""),
+        tags=_tags(item),
+        reason=item.get("StateReason", {}).get("Code", ""),
+    )

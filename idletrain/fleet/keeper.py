@@ -1,0 +1,183 @@
+"""Keeps a run's nodes: looks what is there, asks `reconcile` what is missing, and carries it out.
+
+Lives in the head. The truth is the cloud's list of machines by tag, never the answer to a request, which may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from idletrain.fleet import cost, reconcile, requests
+from idletrain.fleet.aws import Account, Instance
+from idletrain.fleet.reconcile import Launch, Machine, Terminate
+from idletrain.fleet.record import Record
+from idletrain.fleet.requests import TAG, Pool
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
+AGAIN_SECONDS = 1.0
+STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
+INTERRUPTED = "Server.SpotInstanceTermination"
+
+
+class Keeper:
+    """One run's fleet; also a sink of the run's events, from which it learns which machines have workers.
+
+    Args:
+        account: The account.
+        record: The run.
+        scheduler: The address that nodes join.
+    """
+
+    def __init__(self, account: Account, record: Record, scheduler: str) -> None:
+        self._account, self._record = account, record
+        self._tags = {**record.tags, TAG + "scheduler": scheduler, TAG + "slots": f"{record.most_slots}"}
+        self._tags[TAG + "slot-bytes"] = f"{record.need_bytes}"
+        self._workers: dict[str, str] = {}
+        self._joined: set[str] = set()
+        self._workerless: dict[str, float] = {}
+        self._leaving: set[str] = set()
+        self._at_risk: set[str] = set()
+        self._dry: dict[Pool, float] = {}
+        self._unanswered: tuple[Launch, dict[str, Any]] | None = None
+        self._attempts = 0
+        self._news: list[Mapping[str, Any]] = []
+        self._told = 0
+        self._tell: Callable[..., None] | None = None
+        self._changed = asyncio.Event()
+        self.idle_since: float | None = time.monotonic()
+
+    def attach(self, tell: Callable[..., None]) -> None:
+        """Record what happens from here on, and what has happened."""
+        self._tell = tell
+        self._flush()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Take one of the run's events."""
+        worker = event.get("worker", "")
+        match event["kind"]:
+            case "worker_joined":
+                self._workers[worker] = machine = event["name"].rsplit("-", 2)[0]
+                self._joined.add(machine)
+                self._workerless.pop(machine, None)
+                self.idle_since = None
+            case "worker_left" if worker in self._workers:
+                machine = self._workers.pop(worker)
+                if machine not in self._workers.values():
+                    self._workerless[machine] = time.time()
+                if not self._workers:
+                    self.idle_since = time.monotonic()
+                self._changed.set()
+            case "worker_notice" if worker in self._workers:
+                self._leaving.add(self._workers[worker])
+                self._changed.set()
+            case "worker_at_risk" if worker in self._workers:
+                self._at_risk.add(self._workers[worker])
+                self._changed.set()
+
+    @property
+    def spent_usd(self) -> float:
+        """What the machines have cost so far."""
+        return cost.accrued(self._news, time.time()).spent_usd
+
+    async def keep(self) -> None:
+        """Keep the fleet until cancelled.
+
+        Raises:
+            RunError: the cloud refuses machines for a reason that waiting does not mend.
+        """
+        while True:
+            pause = await self.look()
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), pause)
+            except TimeoutError:
+                continue
+
+    async def look(self) -> float:
+        """Look, decide, act; returns the seconds until the next look, unless something happens before."""
+        found = await asyncio.to_thread(self._account.instances, self._record.run, STATES)
+        self._account_for(found)
+        budget = self._record.job["nodes"]["budget_usd"]
+        allowed = cost.launches_allowed(self.spent_usd, budget)
+        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in ("pending", "running")]
+        now, acted = time.time(), False
+        if self._unanswered:
+            await self._launch(*self._unanswered)
+            return AGAIN_SECONDS
+        for command in reconcile.decide(self._record.wanted, machines, self._dry, allowed, now):
+            match command:
+                case Terminate(ids, why):
+                    logger.info("terminating %s: %s", ", ".join(ids), why)
+                    await asyncio.to_thread(self._account.terminate, ids)
+                case Launch():
+                    self._attempts += 1
+                    await self._launch(command, self._body(command))
+            acted = True
+        soon = acted or any(m.workerless_since is not None for m in machines)
+        return AGAIN_SECONDS if soon else LOOK_SECONDS
+
+    def _body(self, asked: Launch) -> dict[str, Any]:
+        """A request of its own: another head, or another attempt, has another token."""
+        record = self._record
+        attempt = f"{record.run}/{record.created}/{record.generation}/{self._attempts}"
+        price = record.job["nodes"]["max_price"]
+        return requests.fleet(record.site, asked.pools, asked.count, attempt, self._tags, price)
+
+    async def _launch(self, asked: Launch, body: dict[str, Any]) -> None:
+        outcome = await asyncio.to_thread(self._account.start_nodes, self._record.site, body, asked.pools)
+        self._unanswered = (asked, body) if outcome.again else None
+        if outcome.again:
+            return
+        requests.refuse_fatal(outcome, "nodes")
+        self._dry |= reconcile.after_launch(asked, len(outcome.machines), outcome.dry, time.time())
+        if outcome.quota:
+            self._note("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
+
+    def _machine(self, instance: Instance) -> Machine:
+        return Machine(
+            id=instance.id,
+            pool=instance.pool,
+            launched_at=instance.launched_at,
+            joined=instance.id in self._joined,
+            workerless_since=self._workerless.get(instance.id),
+            leaving=instance.id in self._leaving,
+            at_risk=instance.id in self._at_risk,
+        )
+
+    def _account_for(self, found: list[Instance]) -> None:
+        """Note machines that are new and machines that have ended; a pool that takes back is dry for a while."""
+        launched = {event["instance"] for event in self._news if event["kind"] == "instance_launched"}
+        ended = {event["instance"] for event in self._news if event["kind"] == "instance_ended"}
+        for instance in found:
+            pool = instance.pool
+            if instance.id not in launched:
+                self._note(
+                    "instance_launched",
+                    t=instance.launched_at,
+                    instance=instance.id,
+                    role=instance.role,
+                    type=pool.type,
+                    zone=pool.zone,
+                    market=pool.market,
+                    usd_per_hour=self._record.prices.get(pool),
+                    on_demand_usd_per_hour=self._record.on_demand.get(pool.type),
+                )
+            if instance.state in ("shutting-down", "terminated") and instance.id not in ended:
+                self._note("instance_ended", instance=instance.id, reason=instance.reason)
+                if instance.reason == INTERRUPTED:
+                    self._dry[pool] = time.time() + reconcile.DRY_SECONDS
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._news.append({"kind": kind, "t": time.time(), **fields})
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._tell is not None:
+            for event in self._news[self._told :]:
+                self._tell(**event)
+            self._told = len(self._news)

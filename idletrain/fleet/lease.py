@@ -1,0 +1,77 @@
+"""Who leads a run: a lease below its prefix, kept by conditional writes, so that no two heads write one run.
+
+A dead head's lease runs out; nobody has to take it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from idletrain.errors import RefusedError
+from idletrain.storage import ConflictError, S3Prefix
+
+KEY = "lease.json"
+LEASE_SECONDS = 30.0
+RENEW_SECONDS = 8.0  # three tries before it runs out
+POLL_SECONDS = 1.0
+
+
+class Lease:
+    """One head's hold on a run.
+
+    Args:
+        prefix: The run's prefix.
+        holder: Who we are; an instance id.
+    """
+
+    def __init__(self, prefix: S3Prefix, holder: str) -> None:
+        self._prefix, self._holder, self._tag = prefix, holder, ""
+
+    async def take(self) -> None:
+        """Take the lease; waits for one that nobody renews to run out.
+
+        Raises:
+            RefusedError: another head leads the run.
+        """
+        found = await asyncio.to_thread(self._prefix.get, KEY)
+        if found and json.loads(found.content)["holder"]:
+            await self._outlive(found.tag)
+            found = await asyncio.to_thread(self._prefix.get, KEY)
+        await self._write(found.tag if found else None, self._holder)
+
+    async def keep(self) -> None:
+        """Renew the lease until cancelled.
+
+        Raises:
+            RefusedError: it was lost; whatever we write from now on is another's to write.
+        """
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            await self._write(self._tag, self._holder)
+
+    async def give_back(self) -> None:
+        """Let the next head have it at once."""
+        await self._write(self._tag, "")
+
+    async def _outlive(self, tag: str) -> None:
+        """Wait as long as a lease lasts; a living holder renews it meanwhile. Our clock alone counts."""
+        until = time.monotonic() + LEASE_SECONDS
+        while time.monotonic() < until:
+            await asyncio.sleep(POLL_SECONDS)
+            found = await asyncio.to_thread(self._prefix.get, KEY)
+            if found is None or not json.loads(found.content)["holder"]:
+                return
+            if found.tag != tag:
+                raise self._refusal(json.loads(found.content)["holder"])
+
+    async def _write(self, tag: str | None, holder: str) -> None:
+        content = json.dumps({"holder": holder, "renewed": time.time()}).encode()
+        try:
+            self._tag = await asyncio.to_thread(self._prefix.put_if, KEY, content, tag)
+        except ConflictError:
+            raise self._refusal("another head") from None
+
+    def _refusal(self, holder: str) -> RefusedError:
+        return RefusedError(f"{holder} leads the run in {self._prefix.url}; stop it first, with `idletrain down`")

@@ -1,0 +1,111 @@
+"""What EC2's instance metadata service (IMDSv2) tells a machine of itself: its tags, and that it will be taken.
+
+Knows nothing of what follows from it. AWS, "Instance metadata and user data" and "Spot Instance interruption notices".
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+ADDRESS = "http://169.254.169.254"
+TIMEOUT_SECONDS = 2.0  # it is a hop away; aws-node-termination-handler waits as long
+TOKEN_SECONDS = 21600  # the longest that IMDSv2 gives
+
+
+class NoMetadataError(Exception):
+    """The service cannot be reached, or does not answer as IMDSv2 does."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What the cloud has announced.
+
+    Attributes:
+        notice: This machine is taken in about two minutes, or was asked to go by `idletrain interrupt`.
+        rebalance: It is at a higher risk of that; many who are told so stay for hours.
+    """
+
+    notice: bool = False
+    rebalance: bool = False
+
+
+class Metadata:
+    """The service, with its token kept between calls.
+
+    Args:
+        address: Its base address; the standard variable names another one for rehearsals.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = (address or os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or ADDRESS).rstrip("/")
+        self._token = ""
+
+    def instance_id(self) -> str:
+        """This machine's id, `i-...`."""
+        return self._required("instance-id")
+
+    def private_address(self) -> str:
+        """Its address within the VPC."""
+        return self._required("local-ipv4")
+
+    def region(self) -> str:
+        """Where it stands, such as `eu-west-1`."""
+        return self._required("placement/region")
+
+    def tags(self) -> dict[str, str]:
+        """Its tags; they need `InstanceMetadataTags` in the launch request."""
+        return {key: self._required(f"tags/instance/{key}") for key in self._required("tags/instance").split()}
+
+    def announced(self) -> Announcement:
+        """What is announced now; nothing in the ordinary case.
+
+        Raises:
+            NoMetadataError: no answer.
+        """
+        action = self._get("spot/instance-action")
+        asked = self._get("tags/instance/idletrain:interrupt")
+        taken = action is not None and json.loads(action)["action"] in ("terminate", "stop", "hibernate")
+        return Announcement(taken or asked is not None, self._get("events/recommendations/rebalance") is not None)
+
+    def _required(self, path: str) -> str:
+        found = self._get(path)
+        if found is None:
+            raise NoMetadataError(f"the instance metadata service has no {path}")
+        return found
+
+    def _get(self, path: str) -> str | None:
+        """The text below `meta-data/`, or None where there is none; a token that expired is renewed once."""
+        for last in (False, True):
+            self._token = self._token or self._new_token()
+            try:
+                return self._fetch(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+            except urllib.error.HTTPError as error:
+                if error.code == http.HTTPStatus.NOT_FOUND:
+                    return None
+                if error.code != http.HTTPStatus.UNAUTHORIZED or last:
+                    raise NoMetadataError(f"{path}: {error}") from None
+                self._token = ""
+        raise AssertionError("unreachable")
+
+    def _new_token(self) -> str:
+        lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+        try:
+            return self._fetch("/latest/api/token", lifetime, method="PUT")
+        except urllib.error.HTTPError as error:
+            raise NoMetadataError(f"no token: {error}") from None
+
+    def _fetch(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
+        request = urllib.request.Request(self._address + path, headers=headers, method=method)  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise NoMetadataError(f"{self._address} does not answer ({error}); is this an EC2 instance?") from None

@@ -1,0 +1,297 @@
+"""The bodies of the requests that make a run's machines, and what their answers mean: pure, so that each can be read
+and tested without a cloud.
+
+Every resource gets its tags in the call that makes it: what crashed a moment later is still found by tag.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from idletrain.errors import RunError
+
+USER_DATA_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
+TAG = "idletrain:"
+FIRST_PORT, LAST_PORT = 1024, 65535
+SHUTDOWN_MARGIN_MINUTES = 1  # `shutdown` counts whole minutes from boot, a bill from the launch
+# What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
+# (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
+DRY = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "InsufficientFreeAddressesInSubnet",
+        "InsufficientHostCapacity",
+        "InsufficientReservedInstanceCapacity",
+        "ReservationCapacityExceeded",
+        "SpotMaxPriceTooLow",
+        "UnfulfillableCapacity",
+        "Unsupported",
+    }
+)
+QUOTA = frozenset(
+    {"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "MaxFleetCountExceeded", "InstanceLimitExceeded"}
+)
+AGAIN = frozenset(
+    {
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "InternalError",
+        "InternalFailure",
+        "ServerInternal",
+        "ServiceUnavailable",
+        "Unavailable",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where a machine can come from."""
+
+    market: str
+    """`spot` or `on-demand`."""
+    type: str
+    zone: str
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A machine that an answer speaks of."""
+
+    id: str
+    pool: Pool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a launch request came to: its machines count, its errors only say where not to ask again soon.
+
+    Attributes:
+        machines: What was launched, whatever else went wrong.
+        dry: Pools without capacity.
+        quota: The account's limit that was met, as AWS names it, or empty.
+        again: Whether the same request, with the same token, is worth repeating.
+        fatal: Why no request will succeed, or empty.
+    """
+
+    machines: tuple[Launched, ...] = ()
+    dry: frozenset[Pool] = frozenset()
+    quota: str = ""
+    again: bool = False
+    fatal: str = ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the account a run's machines stand."""
+
+    region: str
+    vpc: str
+    subnets: Mapping[str, str]
+    """Zone to subnet."""
+    ami: str
+    group: str = ""
+    template: str = ""
+
+
+def tags(run: str, prefix: str, owner: str, version: str, created: float, deadline: float) -> dict[str, str]:
+    """What everything of a run is found by; times are Unix seconds."""
+    values = {
+        "run": run,
+        "prefix": prefix,
+        "owner": owner,
+        "version": version,
+        "created": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(timespec="seconds"),
+        "deadline": str(int(deadline)),
+    }
+    return {TAG + key: value for key, value in values.items()} | {"Name": f"idletrain-{run}"}
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tags as EC2 takes them."""
+    return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+
+
+def tagged(tags: Mapping[str, str], *kinds: str) -> list[dict[str, Any]]:
+    """`TagSpecifications` for kinds of resources."""
+    return [{"ResourceType": kind, "Tags": tag_list(tags)} for kind in kinds]
+
+
+def token(*parts: object) -> str:
+    """A ClientToken (64 ASCII characters) that is the same only for the very same request."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def user_data(deadline: float, now: float, image: str, environment: Mapping[str, str]) -> str:
+    """What a machine runs when it boots; its own deadline is armed before anything that can fail.
+
+    Raises:
+        ValueError: it would be longer than 4 KB.
+    """
+    minutes = max(1, int((deadline - now) / 60) - SHUTDOWN_MARGIN_MINUTES)
+    variables = "".join(f" --env {shlex.quote(f'{key}={value}')}" for key, value in sorted(environment.items()))
+    text = (
+        "#!/bin/bash\n"
+        "# The deadline first: whatever happens below, this machine ends by itself.\n"
+        f"shutdown -h +{minutes}\n"
+        f"docker run --rm --network host{variables} {shlex.quote(image)} node\n"
+        "shutdown -h now\n"
+    )
+    if len(text) > USER_DATA_BYTES:
+        raise ValueError(f"user data of {len(text)} bytes; {USER_DATA_BYTES} are meant to do")
+    return text
+
+
+def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """Body of CreateSecurityGroup."""
+    return {
+        "GroupName": f"idletrain-{run}",
+        "Description": f"Machines of the idletrain run {run}; they talk to each other alone",
+        "VpcId": vpc,
+        "TagSpecifications": tagged(tags, "security-group"),
+    }
+
+
+def ingress(group: str) -> dict[str, Any]:
+    """Body of AuthorizeSecurityGroupIngress: from the group itself and from nowhere else."""
+    inside = {
+        "IpProtocol": "tcp",
+        "FromPort": FIRST_PORT,
+        "ToPort": LAST_PORT,
+        "UserIdGroupPairs": [{"GroupId": group}],
+    }
+    return {"GroupId": group, "IpPermissions": [inside]}
+
+
+def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """Body of CreateLaunchTemplate: what all machines of a run have in common."""
+    return {
+        "LaunchTemplateName": f"idletrain-{run}",
+        "ClientToken": token("template", run, tags),
+        "TagSpecifications": tagged(tags, "launch-template"),
+        "LaunchTemplateData": {
+            "ImageId": site.ami,
+            "SecurityGroupIds": [site.group],
+            "IamInstanceProfile": {"Name": profile},
+            "UserData": base64.b64encode(boot.encode()).decode(),
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpEndpoint": "enabled",
+                "HttpPutResponseHopLimit": 1,  # containers share the host's network
+                "InstanceMetadataTags": "enabled",
+            },
+            "TagSpecifications": tagged(tags, "instance", "volume", "network-interface"),
+        },
+    }
+
+
+def head(site: Site, type_: str, profile: str, tags: Mapping[str, str], generation: int) -> dict[str, Any]:
+    """Body of RunInstances for a run's one on-demand machine."""
+    body = {
+        "LaunchTemplate": {"LaunchTemplateId": site.template, "Version": "$Default"},
+        "InstanceType": type_,
+        "IamInstanceProfile": {"Name": profile},
+        "SubnetId": site.subnets[min(site.subnets)],
+        "MinCount": 1,
+        "MaxCount": 1,
+    }
+    key = token("head", generation, body)
+    marked = {**tags, TAG + "role": "head", TAG + "launch": key}
+    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "instance", "volume")}
+
+
+def fleet(
+    site: Site,
+    pools: Sequence[Pool],
+    count: int,
+    attempt: str,
+    tags: Mapping[str, str],
+    max_price: float | None,
+) -> dict[str, Any]:
+    """Body of CreateFleet for nodes of one market; its token differs for every attempt, so that none is taken for an
+    older one that asked for something else.
+    """
+    market = pools[0].market
+    price = {"MaxPrice": str(max_price)} if max_price is not None and market == "spot" else {}
+    overrides = [{"InstanceType": pool.type, "SubnetId": site.subnets[pool.zone], **price} for pool in pools]
+    template = {"LaunchTemplateId": site.template, "Version": "$Default"}
+    body: dict[str, Any] = {
+        "Type": "instant",
+        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template, "Overrides": overrides}],
+        "TargetCapacitySpecification": {"TotalTargetCapacity": count, "DefaultTargetCapacityType": market},
+    }
+    if market == "spot":
+        body["SpotOptions"] = {
+            "AllocationStrategy": "price-capacity-optimized",
+            "InstanceInterruptionBehavior": "terminate",
+        }
+    else:
+        body["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
+    key = token("fleet", attempt, body)
+    marked = {**tags, TAG + "role": "worker", TAG + "launch": key}
+    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "instance", "volume")}
+
+
+def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> Outcome:
+    """Read CreateFleet's answer, which may hold machines and errors at the same time.
+
+    Args:
+        answer: The answer.
+        market: What was asked for.
+        zones: Subnet to zone.
+    """
+    machines = tuple(
+        Launched(id_, _pool(item["LaunchTemplateAndOverrides"]["Overrides"], item.get("Lifecycle", market), zones))
+        for item in answer.get("Instances") or ()
+        for id_ in item["InstanceIds"]
+    )
+    outcome = Outcome(machines)
+    for error in answer.get("Errors") or ():
+        pool = _pool(error["LaunchTemplateAndOverrides"]["Overrides"], market, zones)
+        outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), {pool}))
+    return outcome
+
+
+def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> Outcome:
+    """What an error code means; one that nobody has heard of ends the run, with its own words."""
+    if code in DRY:
+        return Outcome(dry=frozenset(pools))
+    if code in QUOTA:
+        return Outcome(dry=frozenset(pools), quota=code)
+    if code in AGAIN:
+        return Outcome(again=True)
+    return Outcome(fatal=f"{code}: {message}")
+
+
+def refuse_fatal(outcome: Outcome, what: str) -> None:
+    """Turn what will not get better into the run's error.
+
+    Raises:
+        RunError: the outcome is fatal and nothing was launched.
+    """
+    if outcome.fatal and not outcome.machines:
+        raise RunError(f"the cloud refuses {what}: {outcome.fatal}; mend that and start again")
+
+
+def _merge(one: Outcome, other: Outcome) -> Outcome:
+    return Outcome(
+        one.machines + other.machines,
+        one.dry | other.dry,
+        one.quota or other.quota,
+        one.again or other.again,
+        one.fatal or other.fatal,
+    )
+
+
+def _pool(overrides: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> Pool:
+    zone = zones.get(overrides.get("SubnetId", ""), overrides.get("AvailabilityZone", ""))
+    return Pool(market, overrides["InstanceType"], zone)

@@ -1,0 +1,96 @@
+"""Leaves nothing behind: ends what a run has made, found by tag, and says what survives.
+
+Safe to repeat, from anywhere: it needs neither the machine that started the run nor the run's record.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from idletrain.errors import RunError
+from idletrain.fleet import record
+from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet.requests import TAG
+from idletrain.storage import S3Prefix
+
+GONE_SECONDS = 300.0  # machines end in a minute or two
+POLL_SECONDS = 1.0
+CLEAN_READS = 2  # EC2's lists are consistent after a while only
+
+
+def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -> None:
+    """End everything of a run.
+
+    Args:
+        account: The account.
+        run: The run's name.
+        prefix: Where its record is, if that is known.
+        spare: The instance that does this: it leaves the run's group, and ends by itself.
+
+    Raises:
+        RunError: something survives; it is named.
+    """
+    _note(prefix, "ending")
+    _end_machines(account, run, spare)
+    if spare:
+        account.leave_group(spare)
+    for remnant in account.remnants(run):
+        account.delete(remnant)
+    survivors = [machine.id for machine in account.instances(run) if machine.id != spare]
+    survivors += [remnant.id for remnant in account.remnants(run)]
+    if survivors:
+        raise RunError(f"of run {run} there are still {', '.join(survivors)}; repeat `idletrain down {run}`")
+    _note(prefix, "ended")
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A run whose machines nobody leads any more."""
+
+    run: str
+    prefix: str
+    why: str
+
+
+def orphans(
+    machines: Collection[Instance], remnants: Collection[Remnant], now: float, grace_seconds: float
+) -> list[Orphan]:
+    """Runs to be taken down: past their deadline, or without a head for longer than starting one takes.
+
+    Args:
+        machines: All that are tagged with a run and not terminated.
+        remnants: Everything else that is.
+        now: Unix seconds.
+        grace_seconds: How long a run may be without a head after it was created.
+    """
+    led = {machine.run for machine in machines if machine.role == "head"}
+    found: dict[str, Orphan] = {}
+    for tags in (*(machine.tags for machine in machines), *(remnant.tags for remnant in remnants)):
+        run, prefix = tags[TAG + "run"], tags[TAG + "prefix"]
+        age = now - datetime.datetime.fromisoformat(tags[TAG + "created"]).timestamp()
+        if now > float(tags[TAG + "deadline"]):
+            found[run] = Orphan(run, prefix, "its deadline has passed")
+        elif run not in led and age > grace_seconds:
+            found.setdefault(run, Orphan(run, prefix, "it has no head"))
+    return [found[run] for run in sorted(found)]
+
+
+def _end_machines(account: Account, run: str, spare: str) -> None:
+    deadline = time.monotonic() + GONE_SECONDS
+    clean = 0
+    while clean < CLEAN_READS:
+        left = [machine.id for machine in account.instances(run) if machine.id != spare]
+        account.terminate(left)
+        clean = 0 if left else clean + 1
+        if left and time.monotonic() > deadline:
+            raise RunError(f"of run {run} there are still {', '.join(left)}; repeat `idletrain down {run}`")
+        if clean < CLEAN_READS:
+            time.sleep(POLL_SECONDS if left else POLL_SECONDS / 5)
+
+
+def _note(prefix: S3Prefix | None, state: str) -> None:
+    if prefix is not None and prefix.get(record.KEY) is not None:
+        record.update(prefix, state=state)

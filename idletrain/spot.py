@@ -1,0 +1,241 @@
+"""Starts a run in a cloud and follows it, from the user's machine: plan, ask, write down, make, look.
+
+After the head has started nothing here is needed any more: the run goes on with the laptop closed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import math
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pathspec
+
+from idletrain.errors import JobError, RunError
+from idletrain.fleet import catalog, certificates, cost, market, record, requests, teardown
+from idletrain.fleet.aws import Account, explained
+from idletrain.fleet.catalog import Market, Need, Offer
+from idletrain.fleet.cost import Quote
+from idletrain.fleet.node import WORKDIR
+from idletrain.fleet.reconcile import Wanted
+from idletrain.fleet.record import Record
+from idletrain.fleet.requests import Pool, Site
+from idletrain.job import Job
+from idletrain.observe.records import Sink
+from idletrain.rounds import mirror
+from idletrain.rounds.task import version
+from idletrain.storage import Reached, S3Prefix
+
+SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
+WORKDIR_BYTES = 50 << 20
+FOLLOW_SECONDS = 1.0
+SILENCE_SECONDS = 120.0  # of a head: its boot and its first import take a minute on a small machine
+ROLES = ("head", "worker")
+MARKETS: Mapping[str, tuple[Market, ...]] = {
+    "spot": ("spot",),
+    "on-demand": ("on-demand",),
+    "auto": ("spot", "on-demand"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would be made of, before anything is."""
+
+    job: Job
+    site: Site
+    quote: Quote
+    offers: tuple[Offer, ...]
+    estimate: bool
+    packed: bytes | None
+
+
+def make_plan(job: Job, account: Account, cache: Path) -> Plan:
+    """Look at the market and at the account.
+
+    Raises:
+        JobError: no machine fits, the budget is too small, or the account lacks something.
+    """
+    nodes = job.nodes
+    site = account.site(job.cloud.ami, gpu=nodes.gpu > 0)
+    with explained():
+        found = market.fetch(account.ec2, account.client("pricing", market.PRICING_REGION), market.Cache(cache))
+    offers = _pools(job, found, site)
+    head_price = found.on_demand_prices.get(job.cloud.head)
+    if head_price is None:
+        raise JobError(f"cloud.head: there is no machine type {job.cloud.head} here; name one, such as t3.medium")
+    quote = Quote(
+        pools=catalog.Pools(offers),
+        nodes=nodes.count,
+        head_type=job.cloud.head,
+        head_usd_per_hour=head_price,
+        max_duration_seconds=nodes.max_duration,
+        max_price=nodes.max_price,
+        budget_usd=nodes.budget_usd,
+    )
+    if fault := cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour):
+        raise JobError(fault)
+    return Plan(job, site, quote, offers, found.estimate, pack(Path(job.workdir)) if job.workdir else None)
+
+
+def start(
+    plan: Plan,
+    account: Account,
+    prefix: S3Prefix,
+    *,
+    image: str,
+    resume: bool,
+    reached: Reached = lambda _name: None,
+) -> Record:
+    """Make a run's machines; what was made is taken down again if that fails half way.
+
+    Args:
+        plan: What to make.
+        account: Where.
+        prefix: The run's prefix.
+        image: The container image that machines run.
+        resume: Go on with the run that is there.
+        reached: Called behind everything that is made, with its name.
+
+    Raises:
+        JobError: the name is taken, or there is nothing to resume.
+        RunError: the cloud refuses.
+    """
+    made = _write_down(plan, account, prefix, resume)
+    reached("record")
+    try:
+        _make(plan, made, account, prefix, image, reached)
+    except BaseException:
+        teardown.down(account, made.run, prefix)
+        raise
+    return made
+
+
+def follow(prefix: S3Prefix, sink: Sink) -> Record:
+    """Hand a run's events to a display until the run has ended; reads nothing but its prefix.
+
+    Raises:
+        RunError: the head gave up, or is not heard of any more.
+    """
+    seen, heard = "", time.monotonic()
+
+    def take(content: bytes) -> None:
+        for line in content.splitlines():
+            sink(json.loads(line))
+
+    while True:
+        now = record.read(prefix)
+        last = mirror.tail(prefix, "events.jsonl", take, seen)
+        if last != seen:
+            seen, heard = last, time.monotonic()
+        if now.failure:
+            raise RunError(now.failure)
+        if now.state == "ended":
+            return now
+        if time.monotonic() - heard > SILENCE_SECONDS:
+            raise RunError(
+                f"the head of {now.run} has said nothing for {SILENCE_SECONDS:.0f} s; see `idletrain logs {now.run}`, "
+                f"then go on with --resume or end it with `idletrain down {now.run}`"
+            )
+        time.sleep(FOLLOW_SECONDS)
+
+
+def need_of(job: Job) -> Need:
+    """What one subnet of a job needs of a machine, and how many of a machine's slots the job makes use of."""
+    slots = math.ceil(job.training.subnets / job.nodes.count)
+    return Need(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
+
+
+def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:
+    """The pools to ask for, in each market that the job allows; of two, one may have nothing."""
+    need, nodes = need_of(job), job.nodes
+    faults: list[str] = []
+    offers: tuple[Offer, ...] = ()
+    for kind in MARKETS[nodes.spot_policy]:
+        try:
+            there = found.offers(need, kind, nodes.max_price, site.subnets)
+        except JobError as error:
+            faults += error.faults
+        else:
+            offers += catalog.diversify(there, (need.most_slots or 1) * nodes.count).offers
+    if not offers:
+        raise JobError(faults)
+    return offers
+
+
+def pack(workdir: Path) -> bytes:
+    """The user's own code as an archive, without what git ignores.
+
+    Raises:
+        JobError: it is not a directory, or too large to travel.
+    """
+    if not workdir.is_dir():
+        raise JobError(f"workdir: {workdir} is not a directory; name the one that holds your code")
+    ignored = workdir / ".gitignore"
+    lines = ignored.read_text().splitlines() if ignored.exists() else []
+    skipped = pathspec.PathSpec.from_lines("gitignore", [*lines, ".git/", "__pycache__/"])
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name in sorted(set(skipped.match_tree_files(workdir, negate=True))):
+            archive.add(workdir / name, arcname=name, recursive=False)
+            if content.tell() > WORKDIR_BYTES:
+                raise JobError(f"workdir: {workdir} is larger than 50 MB; name its large files in .gitignore")
+    return content.getvalue()
+
+
+def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) -> Record:
+    """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
+    job, now = plan.job, time.time()
+    deadline = now + plan.quote.deadline_seconds
+    pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
+    head_zone = min(plan.site.subnets)
+    head = Pool("on-demand", job.cloud.head, head_zone)
+    made = Record(
+        run=job.name,
+        job=job.model_dump(mode="json"),
+        tags=requests.tags(job.name, prefix.url, account.owner, version(), now, deadline),
+        created=now,
+        deadline=deadline,
+        site=plan.site,
+        wanted=Wanted(job.nodes.count, job.nodes.spot_policy, pools),
+        head=head,
+        prices={pool: offer.usd_per_hour for pool, offer in zip(pools, plan.offers, strict=True)}
+        | {head: plan.quote.head_usd_per_hour},
+        on_demand={o.type.name: o.on_demand_usd_per_hour for o in plan.offers if o.on_demand_usd_per_hour is not None}
+        | {head.type: plan.quote.head_usd_per_hour},
+        need_bytes=need_of(job).memory_bytes,
+        most_slots=need_of(job).most_slots or 1,
+    )
+    if not resume:
+        record.claim(prefix, made)
+        return made
+    before = record.read(prefix)
+    teardown.down(account, job.name, prefix)
+    made = replace(made, generation=before.generation + 1)
+    prefix.put(record.KEY, made.as_json())
+    return made
+
+
+def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: str, reached: Reached) -> None:
+    if plan.packed is not None:
+        prefix.put(WORKDIR, plan.packed)
+    group = account.make_group(made.run, made.site.vpc, made.tags)
+    reached("group")
+    until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
+    account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
+    reached("identities")
+    boot = requests.user_data(made.deadline, time.time(), image, {})
+    site = replace(made.site, group=group)
+    head_profile, node_profile = plan.job.cloud.profiles
+    template = account.make_template(requests.launch_template(made.run, site, node_profile, boot, made.tags))
+    site = replace(site, template=template)
+    record.update(prefix, site=site)
+    reached("template")
+    account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation))
+    reached("head")

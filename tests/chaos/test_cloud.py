@@ -1,0 +1,344 @@
+"""A run in the rehearsal cloud whose machines are noticed, taken and killed; and what is left when its launcher dies.
+
+One run serves several tests: it takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from distributed.core import rpc
+from distributed.security import Security
+from rehearsal import Sandbox
+
+from idletrain import spot
+from idletrain.fleet import certificates, record, requests
+from idletrain.fleet.aws import Account
+from idletrain.job import Job, parse_job
+from idletrain.rounds import mirror
+from idletrain.storage import S3Prefix
+
+from .helpers import PATIENCE_SECONDS, train_alone, until
+
+NOTICE_SECONDS = 5.0
+IDLETRAIN = (sys.executable, "-m", "idletrain")
+STEPS = ("record", "group", "identities", "template", "head")
+
+
+def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
+    """Digits, in rounds of about a second on two cores."""
+    return {
+        "name": name,
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},
+        "data": {"name": "digits"},
+        "training": {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}},
+        "nodes": {"count": 3, "memory": "1GiB"},
+        "preemption": {"mark_every": "200ms"},
+    }
+
+
+class Launcher:
+    """`idletrain launch --spot --cloud sandbox` as a process, and its run seen through its prefix."""
+
+    def __init__(self, cloud: Sandbox, account: Account, tree: dict[str, Any], place: Path, *options: str) -> None:
+        self.cloud, self.account, self.name = cloud, account, tree["name"]
+        (place / "job.yaml").write_text(yaml.safe_dump(tree))
+        self.prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{self.name}", account.s3)
+        self._out = (place / f"out-{time.monotonic_ns()}").open("w+")
+        self.process = subprocess.Popen(
+            [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options],
+            env={**os.environ, **cloud.environment, "HOME": str(place)},
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            cwd=place,
+        )
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        mirror.tail(self.prefix, "events.jsonl", lambda lines: found.extend(map(json.loads, lines.splitlines())))
+        return [event for event in found if kind in ("", event["kind"])]
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        def check() -> Any:
+            assert self.process.poll() is None, self.output()
+            return condition()
+
+        return until(what, check)
+
+    def output(self) -> str:
+        self._out.seek(0)
+        return self._out.read()
+
+    def last(self) -> dict[str, Any]:
+        lines = [line for line in self.output().splitlines() if line.startswith("{")]
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._out.close()
+
+    def workers(self) -> dict[str, str]:
+        """Instances whose workers are there, and the workers' addresses."""
+        there = {e["worker"]: e["name"].rsplit("-", 2)[0] for e in self.events("worker_joined")}
+        for event in self.events("worker_left"):
+            there.pop(event["worker"], None)
+        return {instance: worker for worker, instance in there.items()}
+
+
+@dataclass
+class Night:
+    """A disturbed run, as it was found."""
+
+    code: int
+    last: dict[str, Any]
+    events: list[dict[str, Any]]
+    key_lines: set[str]
+    texts: dict[str, str]
+    inventory: dict[str, list[Any]]
+    intruders: dict[str, str]
+    second_head: str
+    started: float
+    job: Job
+    ended_alone: set[str] = field(default_factory=set)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cloud")
+
+
+@pytest.fixture(scope="module")
+def own(running: Sandbox) -> Iterator[Account]:
+    """The account, for as long as this module's tests last."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield Account()
+    running.clean()
+
+
+@pytest.fixture(scope="module")
+def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
+    """A run during which a node is given notice, one is taken, one killed, a second head and strangers come."""
+    tree, started = job_tree("night"), time.time()
+    run = Launcher(running, own, tree, home)
+    try:
+        run.until("a round", lambda: run.events("round_committed"))
+        key = own.identity("night", "worker").key
+        texts = {f"{p.pid}": " ".join(p.cmdline()) for p in processes(running)}
+        made = record.read(run.prefix)
+        texts["user data"] = user_data(own, made.site.template)
+        second = own.start_head(requests.head(made.site, "t3.medium", "idletrain-head", made.tags, 99))
+        scheduler = f"tls://{head_of(own).address}:8786"
+        intruders = {name: asyncio.run(knock(scheduler, security)) for name, security in strangers().items()}
+        disturb(run)
+        until("the second head's end", lambda: running.state(second)["State"]["Name"] == "terminated")
+        code = run.process.wait(PATIENCE_SECONDS)
+        until("the head's end", lambda: not running.inventory()["processes"])
+        texts |= {path.name: path.read_text() for path in running.logs.iterdir()} | {"output": run.output()}
+        texts["events"] = json.dumps(run.events())
+        yield Night(
+            code=code,
+            last=run.last() if code == 0 else {"output": run.output()},
+            events=run.events(),
+            key_lines={line for line in key.splitlines() if "PRIVATE" not in line},
+            texts=texts,
+            inventory=running.inventory(),
+            intruders=intruders,
+            second_head=running.log(second),
+            started=started,
+            job=parse_job(tree),
+        )
+    finally:
+        run.end()
+
+
+def disturb(run: Launcher) -> None:
+    """A notice, a taking and a kill, each of a node that trains, one after the other has been made good."""
+    for n, disturbance in enumerate((notice, take, kill)):
+        nodes = run.until("two workers", lambda: len(there := run.workers()) >= 2 and there)
+        disturbance(run, min(nodes))
+        run.until("its leaving", lambda n=n: len(run.events("worker_left")) > n)
+
+
+def notice(run: Launcher, instance: str) -> None:
+    run.cloud.ask("POST", "notice", instance=instance, seconds=NOTICE_SECONDS)
+
+
+def take(run: Launcher, instance: str) -> None:
+    run.cloud.ask("POST", "take", instance=instance)
+
+
+def kill(run: Launcher, instance: str) -> None:
+    for process in processes(run.cloud, instance):
+        if "worker" in process.cmdline():
+            process.kill()
+
+
+def processes(cloud: Sandbox, instance: str = "") -> list[psutil.Process]:
+    pids = [pid for p in cloud.inventory()["processes"] if instance in ("", p["instance"]) for pid in p["pids"]]
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def head_of(account: Account, run: str = "night") -> Any:
+    heads = [instance for instance in account.instances(run, ("running",)) if instance.role == "head"]
+    return min(heads, key=lambda head: head.launched_at)
+
+
+def user_data(account: Account, template: str) -> str:
+    import base64
+
+    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    return base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
+
+
+def strangers() -> dict[str, Security]:
+    """Peers that must not get in: one without TLS, one with another run's certificate."""
+    import datetime
+
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    return {"plain": Security(), "other": certificates.issue("other", ("worker",), soon)["worker"].security()}
+
+
+async def knock(scheduler: str, security: Security) -> str:
+    """What becomes of a peer that tries to talk to a scheduler."""
+    address = scheduler if security.tls_ca_file else scheduler.replace("tls://", "tcp://")
+    try:
+        async with rpc(address, connection_args=security.get_connection_args("worker"), timeout=3) as remote:
+            await remote.identity()
+    except (TimeoutError, OSError, ValueError) as error:
+        return f"refused: {error!r}"
+    return "let in"
+
+
+def test_the_run_ends_with_the_bits_of_an_undisturbed_one(night: Night) -> None:
+    assert night.code == 0, night.last
+    assert night.last["params_sha256"] == train_alone(night.job)[-1]
+    staged = Counter((event["round"], event["subnet"]) for event in night.of("staged"))
+    assert set(staged.values()) == {1}
+    assert len(staged) == 16 * 3
+
+
+def test_every_disturbance_happened_and_was_made_good(night: Night) -> None:
+    causes = [event["cause"] for event in night.of("worker_left") if event["cause"] != "end"]
+    assert Counter(causes) == {"notice": 1, "kill": 2}
+    reasons = Counter(event["reason"] for event in night.of("instance_ended"))
+    assert reasons["Server.SpotInstanceTermination"] == 1
+    assert len(night.of("instance_launched")) >= 3 + 3 + 1  # nodes, replacements, the head
+
+
+def test_a_noticed_node_s_partial_steps_are_kept(night: Night) -> None:
+    noticed = [event for event in night.of("lost") if event["cause"] == "notice"]
+    assert all(event["lost_steps"] <= 1 for event in noticed)
+
+
+def test_nothing_is_left_behind(night: Night) -> None:
+    assert not any(night.inventory.values()), night.inventory
+
+
+def test_keys_are_in_no_log_event_argument_or_user_data(night: Night) -> None:
+    assert night.key_lines
+    for where, text in night.texts.items():
+        assert not [line for line in night.key_lines if line in text], where
+        assert "PRIVATE KEY" not in text, where
+
+
+def test_strangers_are_not_let_in(night: Night) -> None:
+    assert {name: text.split(":")[0] for name, text in night.intruders.items()} == dict.fromkeys(
+        ("plain", "other"), "refused"
+    )
+
+
+def test_a_second_head_refuses(night: Night) -> None:
+    assert "leads the run in s3://" in night.second_head
+    assert "Traceback" not in night.second_head
+
+
+def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -> None:
+    (line,) = [line for line in night.texts["user data"].splitlines() if line.startswith("shutdown -h +")]
+    assert 60 * int(line.rsplit("+", 1)[1]) <= night.job.nodes.max_duration
+
+
+def launch_until(step: str, cache: Path) -> Job:
+    """Launch a run from a process that is killed behind a step."""
+    job = parse_job(job_tree(f"killed-{step}"))
+    pid = os.fork()
+    if not pid:
+        account = Account()
+        plan = spot.make_plan(job, account, cache)
+
+        def reached(name: str) -> None:
+            if name == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{job.name}", account.s3)
+        spot.start(plan, account, prefix, image="idletrain", resume=False, reached=reached)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    return job
+
+
+def run_command(*words: str) -> str:
+    done = subprocess.run([*IDLETRAIN, *words, "--cloud", "sandbox"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
+    cloud: Sandbox, account: Account, tmp_path: Path
+) -> None:
+    for step in STEPS:
+        job = launch_until(step, tmp_path)
+        prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{job.name}", account.s3)
+        assert record.read(prefix).state == "running"
+    found = cloud.inventory()
+    assert (len(found["security_groups"]), len(found["launch_templates"]), len(found["instances"])) == (4, 2, 1)
+    reaped = run_command("reap", "--older-than", "0s", "--yes")
+    assert [step for step in STEPS if f"killed-{step}: it has no head" in reaped] == ["group", "identities", "template"]
+    run_command("down", "killed-head")  # it has a head, which leads the run whoever watches
+    run_command("down", "killed-head")
+    run_command("down", "killed-record")
+    until("the machines' end", lambda: not any(cloud.inventory().values()))
+    assert "nothing is left over" in run_command("reap", "--older-than", "0s", "--yes")
+
+
+def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
+    cloud: Sandbox, account: Account, tmp_path: Path
+) -> None:
+    tree = job_tree("headless", rounds=5)
+    first = Launcher(cloud, account, tree, tmp_path)
+    try:
+        first.until("two rounds", lambda: len(first.events("round_committed")) >= 2)
+        first.end()
+        account.terminate([head_of(account, "headless").id])
+        until("the nodes' own end", lambda: not cloud.inventory()["processes"])
+    finally:
+        first.end()
+    second = Launcher(cloud, account, tree, tmp_path, "--resume")
+    try:
+        assert second.process.wait(PATIENCE_SECONDS) == 0, second.output()
+        assert second.last()["params_sha256"] == train_alone(parse_job(tree))[-1]
+        assert len(second.events("run_started")) == 2
+        assert second.events("run_started")[1]["resumed_at"] >= 1
+    finally:
+        second.end()
+    until("the head's end", lambda: not any(cloud.inventory().values()))

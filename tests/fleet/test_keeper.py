@@ -1,0 +1,198 @@
+"""The fleet's keeper against a rehearsal cloud whose machines only sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rehearsal import Sandbox
+
+from idletrain.errors import RunError
+from idletrain.fleet import requests
+from idletrain.fleet.aws import Account
+from idletrain.fleet.keeper import Keeper
+from idletrain.fleet.reconcile import Wanted
+from idletrain.fleet.record import Record
+from idletrain.fleet.requests import Pool
+
+SPOT = tuple(Pool("spot", name, zone) for name in ("m5.large", "c5.large") for zone in ("eu-west-1a", "eu-west-1b"))
+DEAR = tuple(replace(pool, market="on-demand") for pool in SPOT)
+SECONDS = 20.0
+
+
+def record_of(account: Account, **wanted: Any) -> Record:
+    """A run of its own, whose machines sleep."""
+    now = time.time()
+    run = f"night-{time.monotonic_ns()}"
+    site = account.site(None, gpu=False)
+    tags = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 3600)
+    site = replace(site, group=account.make_group(run, site.vpc, tags))
+    boot = "#!/bin/bash\nsleep 600\n"
+    template = account.make_template(requests.launch_template(run, site, "idletrain-node", boot, tags))
+    return Record(
+        run=run,
+        job={"nodes": {"budget_usd": None, "max_price": None}},
+        tags=tags,
+        created=now,
+        deadline=now + 3600,
+        site=replace(site, template=template),
+        wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT, *DEAR), **wanted}),
+        head=DEAR[0],
+        prices=dict.fromkeys((*SPOT, *DEAR), 0.1),
+        on_demand={"m5.large": 0.2, "c5.large": 0.2},
+        need_bytes=1 << 30,
+        most_slots=1,
+    )
+
+
+class Kept:
+    """A fleet that is kept while the context lasts."""
+
+    def __init__(self, account: Account, **wanted: Any) -> None:
+        self.account, self.record = account, record_of(account, **wanted)
+        self.told: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Kept:
+        self.keeper = Keeper(self.account, self.record, "tls://127.0.0.1:1")
+        self.keeper.attach(lambda **event: self.told.append(event))
+        self._keeping = asyncio.ensure_future(self.keeper.keep())
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._keeping.cancel()
+
+    async def until(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not await asyncio.to_thread(condition):
+            assert time.monotonic() < deadline, f"waited {SECONDS} s for {what}"
+            if self._keeping.done():
+                self._keeping.result()
+            await asyncio.sleep(0.05)
+
+    def alive(self) -> list[str]:
+        return sorted(instance.id for instance in self.account.instances(self.record.run, ("pending", "running")))
+
+    def ever(self) -> list[str]:
+        states = ("pending", "running", "shutting-down", "terminated")
+        return sorted(instance.id for instance in self.account.instances(self.record.run, states))
+
+
+def calls(cloud: Sandbox, action: str) -> int:
+    count: int = cloud.ask("GET", "calls").get("ec2", {}).get(action, 0)
+    return count
+
+
+def joined(worker: str, instance: str) -> dict[str, str]:
+    return {"kind": "worker_joined", "worker": worker, "name": f"{instance}-1-0"}
+
+
+def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", mode="drop-reply", times=1)
+        async with Kept(account) as fleet:
+            await fleet.until("a second request", lambda: calls(cloud, "CreateFleet") >= 2)
+            assert len(fleet.ever()) == 2
+
+    asyncio.run(check())
+    assert cloud.ask("GET", "faults") == []
+
+
+def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
+    cloud: Sandbox, account: Account
+) -> None:
+    async def check() -> None:
+        for pool in SPOT:
+            cloud.ask("POST", "capacity", market="spot", type=pool.type, zone=pool.zone, count=int(pool is SPOT[0]))
+        async with Kept(account, policy="auto", count=3) as fleet:
+            await fleet.until("three machines", lambda: len(fleet.alive()) == 3)
+            markets = sorted(instance.pool.market for instance in account.instances(fleet.record.run))
+            assert markets == ["on-demand", "on-demand", "spot"]
+            assert len(fleet.ever()) == 3
+
+    asyncio.run(check())
+
+
+def test_without_capacity_it_waits_and_does_not_ask_all_the_time(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "capacity", market="spot", count=0)
+        async with Kept(account) as fleet:
+            looks = calls(cloud, "DescribeInstances")
+            await fleet.until("two looks", lambda: calls(cloud, "DescribeInstances") >= looks + 2)
+            assert calls(cloud, "CreateFleet") == 1
+            assert fleet.ever() == []
+
+    asyncio.run(check())
+
+
+def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            first, second = fleet.alive()
+            for instance in (first, second):
+                fleet.keeper(joined(f"tls://{instance}", instance))
+            cloud.ask("POST", "take", instance=first)
+            fleet.keeper({"kind": "worker_left", "worker": f"tls://{first}"})
+            await fleet.until("a replacement", lambda: len(fleet.ever()) == 3 and len(fleet.alive()) == 2)
+            await fleet.until("its account", lambda: any(e["kind"] == "instance_ended" for e in fleet.told))
+            ends = [event for event in fleet.told if event["kind"] == "instance_ended"]
+            assert [(e["instance"], e["reason"]) for e in ends] == [(first, "Server.SpotInstanceTermination")]
+            launched = {event["instance"] for event in fleet.told if event["kind"] == "instance_launched"}
+            assert {first, second} <= launched <= set(fleet.ever())
+
+    asyncio.run(check())
+
+
+def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account, count=1) as fleet:
+            await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
+            (first,) = fleet.alive()
+            fleet.keeper(joined("tls://w", first))
+            fleet.keeper({"kind": "worker_left", "worker": "tls://w"})
+            await fleet.until("its end", lambda: bool(fleet.alive()) and first not in fleet.alive())
+            assert len(fleet.ever()) == 2
+
+    asyncio.run(check())
+
+
+def test_what_the_cloud_refuses_for_good_ends_the_run_with_its_words(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", status=403, times=1)
+        async with Kept(account) as fleet:
+            with pytest.raises(RunError, match="UnauthorizedOperation"):
+                await fleet.until("a refusal", lambda: False)
+            assert fleet.ever() == []
+
+    asyncio.run(check())
+
+
+def test_throttling_is_waited_out_with_the_same_request(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", code="RequestLimitExceeded", status=503, times=2)
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            assert calls(cloud, "CreateFleet") == 3
+
+    asyncio.run(check())
+
+
+def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_minute(
+    cloud: Sandbox, account: Account
+) -> None:
+    async def check() -> None:
+        fleet = Kept(account, count=20)
+        async with fleet:
+            await fleet.until("twenty machines", lambda: len(fleet.alive()) == 20)
+        for instance in fleet.alive():
+            fleet.keeper(joined(f"tls://{instance}", instance))
+        cloud.ask("POST", "calls/reset")
+        pauses = [await fleet.keeper.look() for _ in range(3)]
+        assert cloud.ask("GET", "calls") == {"ec2": {"DescribeInstances": 3}}
+        assert all(60 / pause <= 12 for pause in pauses)
+
+    asyncio.run(check())

@@ -1,0 +1,73 @@
+"""One head leads a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from idletrain.errors import RefusedError
+from idletrain.fleet import lease
+from idletrain.fleet.lease import Lease
+from idletrain.storage import S3Prefix
+
+
+def holder(prefix: S3Prefix) -> str:
+    found = prefix.get(lease.KEY)
+    assert found is not None
+    name: str = json.loads(found.content)["holder"]
+    return name
+
+
+def test_a_lease_is_taken_given_back_and_taken_by_the_next_at_once(prefix: S3Prefix) -> None:
+    async def check() -> None:
+        first, second = Lease(prefix, "i-1"), Lease(prefix, "i-2")
+        await first.take()
+        assert holder(prefix) == "i-1"
+        await first.give_back()
+        await asyncio.wait_for(second.take(), 5)
+        assert holder(prefix) == "i-2"
+
+    asyncio.run(check())
+
+
+def test_a_second_head_is_refused_while_the_first_renews(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
+
+    async def check() -> None:
+        first = Lease(prefix, "i-1")
+        await first.take()
+        keeping = asyncio.ensure_future(first.keep())
+        with pytest.raises(RefusedError, match="i-1 leads the run"):
+            await Lease(prefix, "i-2").take()
+        assert not keeping.done()
+        keeping.cancel()
+        assert holder(prefix) == "i-1"
+
+    asyncio.run(check())
+
+
+def test_a_dead_head_s_lease_runs_out(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.5)
+
+    async def check() -> None:
+        await Lease(prefix, "i-1").take()
+        await asyncio.wait_for(Lease(prefix, "i-2").take(), 10)
+        assert holder(prefix) == "i-2"
+
+    asyncio.run(check())
+
+
+def test_a_head_that_lost_its_lease_learns_it_when_it_renews(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+
+    async def check() -> None:
+        first = Lease(prefix, "i-1")
+        await first.take()
+        await Lease(prefix, "i-2").take()
+        with pytest.raises(RefusedError, match="leads the run"):
+            await asyncio.wait_for(first.keep(), 10)
+
+    asyncio.run(check())
