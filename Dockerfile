@@ -1,0 +1,36 @@
+# The image that heads and nodes run: `docker run IMAGE node`. Built for CPUs, or for GPUs with --build-arg CUDA=cu130.
+# Without a registry to take the base from: infra/image/build-offline.sh.
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+ARG CUDA=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/${CUDA}
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all:
+RUN python3 -m venv /opt/idletrain
+WORKDIR /src
+# What the code needs changes less often than the code: a layer of its own, without the fifth that is there for tests.
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], \
+        sep="\n")' > requirements.txt \
+    && /opt/idletrain/bin/pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+        -r requirements.txt -c constraints.txt \
+    && cd /opt/idletrain/lib/python3*/site-packages \
+    && rm -rf torch/include torch/test torch/bin/protoc* torch/bin/test_* \
+    && find . -type d -name tests -prune -exec rm -rf {} +
+COPY README.md LICENSE ./
+COPY idletrain idletrain
+RUN /opt/idletrain/bin/pip install --no-deps . \
+    && /opt/idletrain/bin/pip uninstall --yes pip
+
+FROM ${BASE}
+RUN useradd --uid 10001 --user-group --create-home idletrain
+COPY --from=build /opt/idletrain /opt/idletrain
+# Freed gradients go back to the machine, as in every worker (idletrain/fleet/local.py, which also gives the workers of
+# a node one thread each; a head evaluates with all). The bytecode is in the image: nothing is written beside it.
+ENV PATH=/opt/idletrain/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608
+USER 10001:10001
+WORKDIR /home/idletrain
+ENTRYPOINT ["idletrain"]

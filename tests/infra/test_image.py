@@ -1,0 +1,109 @@
+"""What the Dockerfile promises, read from it: small, not root, pinned, and nothing of the machine that builds it.
+
+That it builds and runs is shown by infra/image/build-offline.sh, which takes minutes and root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from idletrain.fleet.local import WORKER_ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "Dockerfile"
+SCRIPT = ROOT / "infra" / "image" / "build-offline.sh"
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    """The instructions of each stage and their arguments; what comes before the first stage is the first of them."""
+    text = "\n".join(line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#"))
+    found: list[list[tuple[str, str]]] = [[]]
+    for line in text.replace("\\\n", " ").splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            found.append([])
+        if word:
+            found[-1].append((word, " ".join(rest.split())))
+    return found
+
+
+def arguments(stage: list[tuple[str, str]], word: str) -> list[str]:
+    return [rest for instruction, rest in stage if instruction == word]
+
+
+def environment() -> dict[str, str]:
+    """The variables of the last stage, which are those of the image."""
+    pairs = (pair for rest in arguments(stages()[-1], "ENV") for pair in shlex.split(rest))
+    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+
+
+def test_both_stages_stand_on_one_base_that_can_be_replaced() -> None:
+    head, *built = stages()
+    assert arguments(head, "ARG") == ["BASE=python:3.11-slim-bookworm"]
+    assert [stage[0] for stage in built] == [("FROM", "${BASE} AS build"), ("FROM", "${BASE}")]
+
+
+def test_the_image_runs_idletrain_as_a_user_without_rights() -> None:
+    last = stages()[-1]
+    assert json.loads(arguments(last, "ENTRYPOINT")[0]) == ["idletrain"]
+    (user,) = arguments(last, "USER")
+    assert re.fullmatch(r"[1-9]\d{4,}:[1-9]\d{4,}", user)  # numbers: hosts and clusters check them without a passwd
+    after = [word for word, _ in last[last.index(("USER", user)) + 1 :]]
+    assert after == ["WORKDIR", "ENTRYPOINT"]
+
+
+def test_what_is_installed_is_pinned_and_comes_for_cpus_unless_asked() -> None:
+    build = stages()[1]
+    installs = [rest for rest in arguments(build, "RUN") if "pip install" in rest]
+    assert len(installs) == 2
+    assert "-r requirements.txt -c constraints.txt" in installs[0]
+    assert "pip install --no-deps ." in installs[1]
+    assert arguments(build, "ARG") == ["CUDA=cpu", "TORCH_INDEX=https://download.pytorch.org/whl/${CUDA}"]
+
+
+def test_the_code_is_copied_after_what_it_needs_is_installed() -> None:
+    """A change of the code builds one layer of a few hundred kilobytes, and not one of torch."""
+    build = stages()[1]
+    install = next(i for i, (word, rest) in enumerate(build) if word == "RUN" and "constraints.txt" in rest)
+    before = [rest for word, rest in build[:install] if word == "COPY"]
+    assert before == ["pyproject.toml constraints.txt ./"]
+    assert ("COPY", "idletrain idletrain") in build[install:]
+
+
+def test_the_last_stage_takes_the_environment_and_installs_nothing() -> None:
+    last = stages()[-1]
+    assert arguments(last, "COPY") == ["--from=build /opt/idletrain /opt/idletrain"]
+    assert not [rest for rest in arguments(last, "RUN") if re.search(r"pip|apt|curl|wget", rest)]
+    assert not re.search(r"\b(gcc|g\+\+|build-essential|make)\b", DOCKERFILE.read_text())
+    assert environment()["PATH"].startswith("/opt/idletrain/bin:")
+
+
+def test_processes_in_the_image_give_memory_back_as_workers_do() -> None:
+    assert environment()["GLIBC_TUNABLES"] == WORKER_ENVIRONMENT["GLIBC_TUNABLES"]
+    assert environment()["PYTHONDONTWRITEBYTECODE"] == "1"
+
+
+def test_no_secret_can_be_given_to_the_build_or_lie_in_the_image() -> None:
+    given = [rest for stage in stages() for word in ("ARG", "ENV") for rest in arguments(stage, word)]
+    names = [pair.partition("=")[0] for rest in given for pair in shlex.split(rest)]
+    assert {"BASE", "CUDA", "GLIBC_TUNABLES"} <= {*names}
+    assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|KEY|CREDENTIAL", name)]
+    first, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert first == "*"  # all but what is named is left out
+    copied = {name for rest in arguments(stages()[1], "COPY") for name in rest.split()[:-1]}
+    assert {line.removeprefix("!") for line in kept if line.startswith("!")} == copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_script_that_builds_without_a_registry_refuses_without_rights(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([str(SCRIPT)], env=path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "needs root; run this with sudo" in done.stderr
