@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.report import Figure, arguments, at_least, report
 from benchmarks.runs import of_kind, prepared_of, temporary_job
-from idletrain.fleet import local
+from idletrain.fleet import local, scheduler
 from idletrain.job import Job
-from idletrain.launch import Options, launch, local_scheduler
+from idletrain.launch import Options, launch
 from idletrain.observe.records import Event, Summary
 
 WORKERS = 4
@@ -93,7 +93,7 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C would: the run ends in order
 
     job.run_dir.mkdir()
-    async with local_scheduler(job.run_dir) as address:
+    async with scheduler.started(job.run_dir) as address:
         fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
         beside = [asyncio.ensure_future(work) for work in (local.keep(fleet, WORKERS), take_workers(), end())]
         try:

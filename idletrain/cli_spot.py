@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,15 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
     """
     _refuse(job, asked)
     with contextlib.ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        checking = threads.submit(_check, job, asked)  # while the cloud answers: both take seconds
         if asked.cloud is Cloud.sandbox and not in_sandbox():
-            own = stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox"))
-            _check(job, asked)  # while it starts
-            opened(own)
-        else:
-            _check(job, asked)
+            opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
-        _run(job, account, asked)
+        _run(job, account, asked, checking)
 
 
-def _run(job: Job, account: Any, asked: SpotOptions) -> None:
+def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> None:
     from rich.console import Console
 
     from idletrain import spot
@@ -75,6 +74,7 @@ def _run(job: Job, account: Any, asked: SpotOptions) -> None:
     if faults := [fault for fault in missing if fault]:
         raise JobError(faults)
     plan = spot.make_plan(job, account, CACHE)
+    checking.result()
     if not asked.as_json:
         for line in plan_lines(plan.quote, plan.estimate):
             typer.echo(line)

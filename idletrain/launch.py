@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import psutil
 from distributed import Client
@@ -19,8 +14,7 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import local, settings
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder, Sink
@@ -53,7 +47,7 @@ class Options:
 
     Attributes:
         scheduler: Address of a Dask cluster to use; None starts workers on this machine.
-        cluster: Makes a cluster for the run instead; yields its address and certificates.
+        cluster: Address and certificates of a cluster that is the run's own.
         begun: Called with what stops the run and what records an event, once there is a run.
         resume: Go on with the run of that name.
         churn_seconds: Take a local worker this often, or never.
@@ -62,7 +56,7 @@ class Options:
     """
 
     scheduler: str | None = None
-    cluster: Callable[[], AbstractAsyncContextManager[tuple[str, Security]]] | None = None
+    cluster: tuple[str, Security] | None = None
     begun: Callable[[Callable[[], None], Recorder], None] = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
@@ -150,15 +144,14 @@ async def _check_reachable(address: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Security]]:
-    """The user's cluster, the one that `options` make, or one of our own on loopback with local workers."""
+    """The cluster that is there, or one of our own on loopback with local workers."""
     if options.cluster:
-        async with options.cluster() as made:
-            yield made
+        yield options.cluster
         return
     if options.scheduler:
         yield options.scheduler, Security()
         return
-    async with local_scheduler(job.run_dir) as address:
+    async with scheduler.started(job.run_dir) as address:
         memory = job.nodes.memory or (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count
         fleet = local.LocalFleet(address, max(memory, 1), job.run_dir / "logs")
         tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count))]
@@ -171,46 +164,6 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await fleet.close()
-
-
-@contextlib.asynccontextmanager
-async def local_scheduler(
-    run_dir: Path, host: str = "127.0.0.1", port: int = 0, identity: Identity | None = None
-) -> AsyncIterator[str]:
-    """A Dask scheduler in a process of its own that ends with us; yields its address.
-
-    Args:
-        run_dir: Where its log and addresses go.
-        host: The address to listen on; beyond loopback an identity is needed.
-        port: The port, or 0 for a free one.
-        identity: Certificates; nobody without the same authority can connect.
-    """
-    with (run_dir / "scheduler.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "idletrain.fleet.scheduler",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    asked = {"host": host, "port": port, "identity": identity and asdict(identity)}
-    process.stdin.write(json.dumps(asked).encode() + b"\n")
-    try:
-        address = (await process.stdout.readline()).decode().strip()
-        dashboard = (await process.stdout.readline()).decode().strip()
-        if not dashboard:
-            raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
-        (run_dir / "cluster.json").write_text(
-            json.dumps({"scheduler": address, "dashboard": dashboard, "pid": process.pid})
-        )
-        yield address
-    finally:
-        process.stdin.close()
-        await process.wait()
 
 
 @contextlib.contextmanager

@@ -185,7 +185,9 @@ def pack(workdir: Path) -> bytes:
         for name in sorted(set(skipped.match_tree_files(workdir, negate=True))):
             archive.add(workdir / name, arcname=name, recursive=False)
             if content.tell() > WORKDIR_BYTES:
-                raise JobError(f"workdir: {workdir} is larger than 50 MB; name its large files in .gitignore")
+                break
+    if content.tell() > WORKDIR_BYTES:
+        raise JobError(f"workdir: {workdir} is larger than 50 MB; name its large files in .gitignore")
     return content.getvalue()
 
 
@@ -230,12 +232,14 @@ def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: s
     until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
     account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
     reached("identities")
-    boot = requests.user_data(made.deadline, time.time(), image, {})
+    now, gpu = time.time(), plan.job.nodes.gpu > 0
+    boot = requests.user_data(made.deadline, now, image, gpu=gpu)
     site = replace(made.site, group=group)
     head_profile, node_profile = plan.job.cloud.profiles
     template = account.make_template(requests.launch_template(made.run, site, node_profile, boot, made.tags))
     site = replace(site, template=template)
     record.update(prefix, site=site)
     reached("template")
-    account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation))
+    head_boot = requests.user_data(made.deadline, now, image) if gpu else ""
+    account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation, head_boot))
     reached("head")

@@ -16,7 +16,26 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from idletrain.fleet.reconcile import Wanted
+from idletrain.fleet.record import Record
+from idletrain.fleet.requests import Pool, Site
+
 DEADLINE_SECONDS = 20.0
+SPOT, DEAR = Pool("spot", "m5.large", "eu-west-1a"), Pool("on-demand", "t3.medium", "eu-west-1a")
+RECORD = Record(
+    run="night",
+    job={"name": "night", "nodes": {"budget_usd": None}},
+    tags={"idletrain:run": "night"},
+    created=1.0,
+    deadline=2.0,
+    site=Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
+    wanted=Wanted(2, "auto", (SPOT, DEAR)),
+    head=DEAR,
+    prices={SPOT: 0.1, DEAR: 0.2},
+    on_demand={"m5.large": 0.3},
+    need_bytes=1 << 30,
+    most_slots=1,
+)
 
 
 class Sandbox:

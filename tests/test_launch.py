@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from idletrain.errors import JobError
+from idletrain.fleet import scheduler
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, check_run, local_scheduler
+from idletrain.launch import Options, check_run
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -98,7 +99,7 @@ def test_churn_is_for_local_workers_and_all_faults_are_told_at_once(tmp_path: Pa
 
 def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
     async def check() -> None:
-        async with local_scheduler(tmp_path) as address:
+        async with scheduler.started(tmp_path) as address:
             host, port = address.removeprefix("tcp://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
             writer.close()

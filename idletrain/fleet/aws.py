@@ -95,17 +95,36 @@ class Account:
     def __init__(self, region: str | None = None) -> None:
         with explained():
             self._session = boto3.Session(region_name=region)
-            standard = Config(retries={"mode": "standard", "total_max_attempts": 10})
-            self.ec2 = self._session.client("ec2", config=standard)
-            self._launcher = self._session.client("ec2", config=Config(retries={"total_max_attempts": 1}))
-            self.ssm = self._session.client("ssm", config=standard)
-            self.s3 = self._session.client("s3", config=standard)
-        self.region: str = self.ec2.meta.region_name
+            if not self._session.region_name:
+                raise NoRegionError
+        self.region: str = self._session.region_name
 
-    def client(self, service: str, region: str | None = None) -> Any:
-        """A client of another service."""
+    # Made when first asked for: a node needs two of them, and each takes a tenth of a second.
+
+    @functools.cached_property
+    def ec2(self) -> Any:
+        """EC2, asked again where that may help."""
+        return self.client("ec2")
+
+    @functools.cached_property
+    def _launcher(self) -> Any:
+        return self.client("ec2", attempts=1)
+
+    @functools.cached_property
+    def ssm(self) -> Any:
+        """The parameter store."""
+        return self.client("ssm")
+
+    @functools.cached_property
+    def s3(self) -> Any:
+        """S3."""
+        return self.client("s3")
+
+    def client(self, service: str, region: str | None = None, attempts: int = 10) -> Any:
+        """A client of a service."""
+        config = Config(retries={"mode": "standard", "total_max_attempts": attempts})
         with explained():
-            return self._session.client(service, region_name=region or self.region)
+            return self._session.client(service, region_name=region or self.region, config=config)
 
     @functools.cached_property
     def owner(self) -> str:
@@ -133,16 +152,17 @@ class Account:
     # --- what is there ------------------------------------------------------------------------------------------
 
     def site(self, ami: str | None, gpu: bool) -> Site:
-        """The default network and the machine image.
+        """The network, ours from infra/aws before the region's default one, and the machine image.
 
         Raises:
             JobError: there is none.
         """
         with explained():
-            vpcs = self.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-            if not vpcs:
+            own = self.ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": [f"{TAG}network"]}])["Vpcs"]
+            given = self.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+            if not own + given:
                 raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
-            vpc = vpcs[0]["VpcId"]
+            vpc = (own + given)[0]["VpcId"]
             found = self.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
             image = ami or self.ssm.get_parameter(Name=AMI_PARAMETERS[gpu])["Parameter"]["Value"]
             if not self.ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image]}])["Images"]:

@@ -12,10 +12,9 @@ from collections.abc import Collection
 from datetime import datetime
 
 from idletrain.errors import RunError
-from idletrain.fleet import eventbridge, record, requests
+from idletrain.fleet import eventbridge, policy, record, requests
 from idletrain.fleet.aws import Account, Instance, Remnant, explained
 from idletrain.fleet.node import WORKDIR
-from idletrain.fleet.policy import SCHEDULE
 from idletrain.fleet.requests import TAG
 from idletrain.fleet.schedule import Execution, Schedule, run_name
 from idletrain.job import Job
@@ -49,13 +48,13 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
     site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
-    boot = requests.user_data(STARTER_SECONDS, 0.0, job.cloud.image or "", {})
-    body = requests.launch_template(_resource(schedule.name), site, job.cloud.profiles[0], boot, tags)
+    boot = requests.user_data(STARTER_SECONDS, 0.0, job.cloud.image or "")
+    body = requests.launch_template(_resource(schedule.name), site, policy.STARTER, boot, tags)
     starter = eventbridge.Starter(
         site=dataclasses.replace(site, template=account.make_template(body)),
         type=job.cloud.head,
-        profile=job.cloud.profiles[0],
-        role_arn=f"arn:{account.owner.split(':')[1]}:iam::{account.number}:role/{SCHEDULE}",
+        profile=policy.STARTER,
+        role_arn=f"arn:{account.owner.split(':')[1]}:iam::{account.number}:role/{policy.SCHEDULE}",
         tags={**tags, f"{TAG}role": STARTER, f"{TAG}prefix": prefix.url},
     )
     with explained():

@@ -54,7 +54,7 @@ async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None)
     place = Path.cwd()
     unpack(S3Prefix.at(tags[TAG + "prefix"], account.s3), place)
     memory_bytes = memory_bytes or psutil.virtual_memory().total - SYSTEM_BYTES
-    count = slots or _slots(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
+    count = slots or slots_of(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
     options = write_identity(identity, place / "identity")
     await _reachable(scheduler)
     fleet = LocalFleet(scheduler, memory_bytes // count, place / "logs", metadata.instance_id(), options)
@@ -83,7 +83,7 @@ def write_identity(identity: Identity, place: Path) -> tuple[str, ...]:
     return options
 
 
-def _slots(memory_bytes: int, slot_bytes: int, most: int) -> int:
+def slots_of(memory_bytes: int, slot_bytes: int, most: int) -> int:
     """Subnets that train here at the same time."""
     return max(1, min(most, memory_bytes // slot_bytes, psutil.cpu_count() or 1))
 

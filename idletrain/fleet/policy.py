@@ -16,7 +16,7 @@ from idletrain.fleet.requests import TAG
 
 Policy = dict[str, Any]
 
-HEAD, NODE, SCHEDULE = "idletrain-head", "idletrain-node", "idletrain-schedule"  # the roles' names
+HEAD, NODE, STARTER, SCHEDULE = (f"idletrain-{role}" for role in ("head", "node", "starter", "schedule"))
 RUN_TAG, SCHEDULE_TAG = f"{TAG}run", f"{TAG}schedule"
 TUNNEL = "AWS-StartPortForwardingSession"  # a port, and no shell
 LAUNCH, LAUNCH_FLEET = ("ec2:RunInstances",), ("ec2:RunInstances", "ec2:CreateFleet")
@@ -69,6 +69,7 @@ def head_policy(scope: Scope) -> Policy:
     """A head makes what its run needs, if no person did, keeps its fleet, and clears everything away at the end."""
     return _policy(
         *_keep_run(scope),
+        *_pull_image(scope),
         _allow("ReadOwnSecrets", ["ssm:GetParameter"], [scope.arn("ssm", "parameter/idletrain/*/head/*")]),
         # A run's group can be deleted once no machine is in it: its head moves to the network's default group.
         _allow("LeaveGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("instance"), _marked(RUN_TAG)),
@@ -93,13 +94,20 @@ def node_policy(scope: Scope) -> Policy:
     return _policy(
         _allow("ReadRuns", ["s3:GetObject"], [scope.objects()]),
         _list_runs(scope),
+        *_pull_image(scope),
         _allow("ReadOwnSecrets", ["ssm:GetParameter"], [scope.arn("ssm", "parameter/idletrain/*/worker/*")]),
     )
 
 
+def starter_policy(scope: Scope) -> Policy:
+    """A schedule's machine starts a head, as a person would, and ends."""
+    return _policy(*_keep_run(scope), *_pull_image(scope), _pass(scope, "PassHead", HEAD, "ec2"))
+
+
 def schedule_policy(scope: Scope) -> Policy:
-    """EventBridge Scheduler starts heads."""
-    return _policy(*_launch(scope, LAUNCH, SCHEDULE_TAG), _tag(scope, LAUNCH), _pass(scope, "PassHead", HEAD, "ec2"))
+    """EventBridge Scheduler starts starters."""
+    starts = _pass(scope, "PassStarter", STARTER, "ec2")
+    return _policy(*_launch(scope, LAUNCH, SCHEDULE_TAG), _tag(scope, LAUNCH), starts)
 
 
 def launcher_policy(scope: Scope) -> Policy:
@@ -191,6 +199,15 @@ def _list_runs(scope: Scope) -> Policy:
     """
     condition = {"StringLikeIfExists": {"s3:prefix": f"{scope.prefix}/*"}}
     return _allow("ListRuns", ["s3:ListBucket"], [f"arn:{scope.partition}:s3:::{scope.bucket}"], condition)
+
+
+def _pull_image(scope: Scope) -> list[Policy]:
+    """What a machine needs to run an image from the account's own registry."""
+    layers = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    return [
+        _allow("LogIntoRegistry", ["ecr:GetAuthorizationToken"], ["*"], _within(scope)),
+        _allow("PullImage", layers, [scope.arn("ecr", "repository/*")]),
+    ]
 
 
 def _start(scope: Scope) -> list[Policy]:

@@ -19,6 +19,8 @@ from idletrain.errors import RunError
 
 USER_DATA_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
 TAG = "idletrain:"
+REGISTRY = ".dkr.ecr."
+CLI_IMAGE = "public.ecr.aws/aws-cli/aws-cli"
 FIRST_PORT, LAST_PORT = 1024, 65535
 SHUTDOWN_MARGIN_MINUTES = 1  # `shutdown` counts whole minutes from boot, a bill from the launch
 # What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
@@ -130,24 +132,39 @@ def token(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def user_data(deadline: float, now: float, image: str, environment: Mapping[str, str]) -> str:
+def user_data(deadline: float, now: float, image: str, *, gpu: bool = False) -> str:
     """What a machine runs when it boots; its own deadline is armed before anything that can fail.
+
+    Args:
+        deadline: Unix seconds.
+        now: Unix seconds.
+        image: The container image.
+        gpu: Whether the container is given the machine's GPUs.
 
     Raises:
         ValueError: it would be longer than 4 KB.
     """
     minutes = max(1, int((deadline - now) / 60) - SHUTDOWN_MARGIN_MINUTES)
-    variables = "".join(f" --env {shlex.quote(f'{key}={value}')}" for key, value in sorted(environment.items()))
+    gpus = " --gpus all" if gpu else ""
     text = (
         "#!/bin/bash\n"
         "# The deadline first: whatever happens below, this machine ends by itself.\n"
         f"shutdown -h +{minutes}\n"
-        f"docker run --rm --network host{variables} {shlex.quote(image)} node\n"
+        f"{_login(image)}docker run --rm --network host{gpus} {shlex.quote(image)} node\n"
         "shutdown -h now\n"
     )
     if len(text) > USER_DATA_BYTES:
         raise ValueError(f"user data of {len(text)} bytes; {USER_DATA_BYTES} are meant to do")
     return text
+
+
+def _login(image: str) -> str:
+    """Into the account's own registry, with the machine's role and no tool but Docker; other registries are public."""
+    host = image.partition("/")[0]
+    if REGISTRY not in host:
+        return ""
+    ask = f"docker run --rm --network host {CLI_IMAGE} ecr get-login-password --region {host.split('.')[3]}"
+    return f"{ask} | docker login --username AWS --password-stdin {shlex.quote(host)}\n"
 
 
 def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any]:
@@ -194,9 +211,11 @@ def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping
     }
 
 
-def head(site: Site, type_: str, profile: str, tags: Mapping[str, str], generation: int) -> dict[str, Any]:
-    """Body of RunInstances for a run's one on-demand machine."""
-    body = {
+def head(
+    site: Site, type_: str, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
+) -> dict[str, Any]:
+    """Body of RunInstances for a run's one on-demand machine; `boot` is its user data where the template's is not."""
+    body: dict[str, Any] = {
         "LaunchTemplate": {"LaunchTemplateId": site.template, "Version": "$Default"},
         "InstanceType": type_,
         "IamInstanceProfile": {"Name": profile},
@@ -204,6 +223,7 @@ def head(site: Site, type_: str, profile: str, tags: Mapping[str, str], generati
         "MinCount": 1,
         "MaxCount": 1,
     }
+    body |= {"UserData": boot} if boot else {}  # boto3 encodes it, here and not in a template
     key = token("head", generation, body)
     marked = {**tags, TAG + "role": "head", TAG + "launch": key}
     return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "instance", "volume")}
@@ -238,7 +258,8 @@ def fleet(
         body["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
     key = token("fleet", attempt, body)
     marked = {**tags, TAG + "role": "worker", TAG + "launch": key}
-    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "instance", "volume")}
+    # Volumes get their tags from the template: CreateFleet takes none for them.
+    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "fleet", "instance")}
 
 
 def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> Outcome:

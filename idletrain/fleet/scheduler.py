@@ -2,42 +2,99 @@
 
 Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
 The identity (a `certificates.Identity`) comes this way because arguments and environment can be read by others.
-
-    python -m idletrain.fleet.scheduler
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from distributed import Scheduler
-from distributed.security import Security
-
-from idletrain.fleet import settings
+from idletrain.errors import RunError
 from idletrain.fleet.certificates import Identity
 from idletrain.fleet.parent import when_parent_ends
+
+WORKER_POLL_SECONDS = 0.5
+
+
+@contextlib.asynccontextmanager
+async def started(
+    run_dir: Path, host: str = "127.0.0.1", port: int = 0, identity: Identity | None = None
+) -> AsyncIterator[str]:
+    """A scheduler that ends with us; yields its address.
+
+    Args:
+        run_dir: Where its log and addresses go.
+        host: The address to listen on; beyond loopback an identity is needed.
+        port: The port, or 0 for a free one.
+        identity: Certificates; nobody without the same authority can connect.
+
+    Raises:
+        RunError: it does not start.
+    """
+    with (run_dir / "scheduler.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "idletrain.fleet.scheduler",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asked = {"host": host, "port": port, "identity": identity and asdict(identity)}
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    try:
+        address = (await process.stdout.readline()).decode().strip()
+        dashboard = (await process.stdout.readline()).decode().strip()
+        if not dashboard:
+            raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
+        about = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
+        (run_dir / "cluster.json").write_text(json.dumps(about))
+        yield address
+    finally:
+        process.stdin.close()
+        await process.wait()
 
 
 async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
     """Run until the parent is gone; the address is the first line of output, the dashboard's the second."""
-    secure: dict[str, Any] = {"security": Security()}
-    if identity is not None:
-        secure = {"security": Identity(**identity).security(), "protocol": "tls"}
-    async with Scheduler(host=host, port=port, dashboard=True, dashboard_address="127.0.0.1:0", **secure) as scheduler:
-        page = scheduler.http_server.port if scheduler.http_server else 0
-        sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{page}/status\n")
+    from distributed import Scheduler
+
+    from idletrain.fleet import settings
+
+    settings.apply()
+    secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
+    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address="127.0.0.1:0", **secure) as scheduler:
+        sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
+        await _add_dashboard(scheduler)
         await scheduler.finished()
+
+
+async def _add_dashboard(scheduler: Any) -> None:
+    """Dask's own pages, as `Scheduler(dashboard=True)` adds them, but once there is something to see: they take two
+    seconds of CPU to import, which a small machine's first workers can use better.
+    """
+    while not scheduler.workers:
+        await asyncio.sleep(WORKER_POLL_SECONDS)
+    pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+    pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle; it closes our input
     asked = json.loads(sys.stdin.readline())
     when_parent_ends(lambda: os._exit(0))
-    settings.apply()
     asyncio.run(serve(**asked))

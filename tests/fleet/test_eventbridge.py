@@ -27,7 +27,7 @@ SITE = Site(REGION, "vpc-1", {"eu-west-1b": "subnet-2", "eu-west-1a": "subnet-1"
 STARTER = Starter(
     site=SITE,
     type="t3.medium",
-    profile="idletrain-head",
+    profile="idletrain-starter",
     role_arn="arn:aws:iam::123456789012:role/idletrain-schedule",
     tags={"idletrain:schedule": "nightly", "idletrain:role": "starter", "idletrain:prefix": "s3://b/p/"},
 )

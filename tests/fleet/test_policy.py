@@ -24,6 +24,7 @@ SCOPE = policy.Scope(account="123456789012", region="eu-central-1", bucket="idle
 POLICIES = {
     "head": policy.head_policy(SCOPE),
     "node": policy.node_policy(SCOPE),
+    "starter": policy.starter_policy(SCOPE),
     "schedule": policy.schedule_policy(SCOPE),
     "launcher": policy.launcher_policy(SCOPE),
 }
@@ -143,7 +144,7 @@ def test_a_launcher_or_a_head_may_do_whatever_the_code_asks_of_aws() -> None:
 
 def test_a_launcher_may_do_what_a_head_may_for_others() -> None:
     missing = [s["Sid"] for s in POLICIES["head"]["Statement"] if s not in POLICIES["launcher"]["Statement"]]
-    assert missing == ["ReadOwnSecrets", "LeaveGroup", "EnterGroup", "CarryTunnel"]
+    assert missing == ["LogIntoRegistry", "PullImage", "ReadOwnSecrets", "LeaveGroup", "EnterGroup", "CarryTunnel"]
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -257,7 +258,8 @@ def test_what_a_schedule_needs_is_made_and_taken_away_by_a_person() -> None:
     ("name", "role", "service"),
     [
         ("head", "idletrain-node", "ec2"),
-        ("schedule", "idletrain-head", "ec2"),
+        ("schedule", "idletrain-starter", "ec2"),
+        ("starter", "idletrain-head", "ec2"),
         ("launcher", "idletrain-head", "ec2"),
         ("launcher", "idletrain-node", "ec2"),
         ("launcher", "idletrain-schedule", "scheduler"),
@@ -272,8 +274,10 @@ def test_roles_are_passed_to_the_one_service_they_are_for(name: str, role: str, 
 
 def test_nobody_passes_on_a_role_as_strong_as_their_own() -> None:
     to = {"iam:PassedToService": "ec2.amazonaws.com"}
-    for name in ("head", "node"):
+    for name in ("head", "node", "schedule"):
         assert not allows(name, "iam:PassRole", "arn:aws:iam::123456789012:role/idletrain-head", **to)
+    for name in ("head", "node", "starter", "launcher"):
+        assert not allows(name, "iam:PassRole", "arn:aws:iam::123456789012:role/idletrain-starter", **to)
 
 
 def test_a_tunnel_is_a_port_of_a_runs_machine_and_no_shell() -> None:

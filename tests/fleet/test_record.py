@@ -6,29 +6,11 @@ import threading
 from dataclasses import replace
 
 import pytest
+from rehearsal import RECORD
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import record
-from idletrain.fleet.reconcile import Wanted
-from idletrain.fleet.record import Record
-from idletrain.fleet.requests import Pool, Site
 from idletrain.storage import S3Prefix
-
-SPOT, DEAR = Pool("spot", "m5.large", "eu-west-1a"), Pool("on-demand", "t3.medium", "eu-west-1a")
-RECORD = Record(
-    run="night",
-    job={"name": "night", "nodes": {"budget_usd": None}},
-    tags={"idletrain:run": "night"},
-    created=1.0,
-    deadline=2.0,
-    site=Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
-    wanted=Wanted(2, "auto", (SPOT, DEAR)),
-    head=DEAR,
-    prices={SPOT: 0.1, DEAR: 0.2},
-    on_demand={"m5.large": 0.3},
-    need_bytes=1 << 30,
-    most_slots=1,
-)
 
 
 def test_a_record_is_read_as_it_was_written(prefix: S3Prefix) -> None:

@@ -29,23 +29,31 @@ def test_tags_say_whose_what_is_and_until_when() -> None:
 
 
 def test_user_data_arms_the_deadline_before_anything_else_and_is_short_and_without_secrets() -> None:
-    text = requests.user_data(deadline=7200.0, now=0.0, image="r/idletrain:1", environment={"A": "x y"})
+    text = requests.user_data(deadline=7200.0, now=0.0, image="r/idletrain:1", gpu=True)
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert next(line for line in lines[1:] if not line.startswith("#")) == "shutdown -h +119"
-    assert "--env 'A=x y' r/idletrain:1 node" in lines[3]
+    assert lines[3] == "docker run --rm --network host --gpus all r/idletrain:1 node"
     assert lines[-1] == "shutdown -h now"
     assert len(text) < requests.USER_DATA_BYTES
     assert "PRIVATE KEY" not in text
 
 
+def test_an_image_of_the_account_s_own_registry_is_logged_in_for() -> None:
+    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
+    lines = requests.user_data(7200.0, 0.0, image).splitlines()
+    assert "ecr get-login-password --region eu-west-1 | docker login" in lines[3]
+    assert lines[3].endswith("--password-stdin 123456789012.dkr.ecr.eu-west-1.amazonaws.com")
+    assert lines[4].endswith(f"{image} node")
+
+
 def test_user_data_of_more_than_4_kb_is_an_error() -> None:
     with pytest.raises(ValueError, match="4096"):
-        requests.user_data(100.0, 0.0, "image", {"A": "x" * 5000})
+        requests.user_data(100.0, 0.0, "image" * 1000)
 
 
 def test_the_deadline_is_armed_even_when_it_has_passed() -> None:
-    assert "shutdown -h +1\n" in requests.user_data(0.0, 1000.0, "image", {})
+    assert "shutdown -h +1\n" in requests.user_data(0.0, 1000.0, "image")
 
 
 def test_a_security_group_lets_nobody_in_but_itself() -> None:
@@ -69,11 +77,13 @@ def test_the_template_requires_tokens_and_turns_shutdown_into_termination() -> N
 
 
 def test_the_head_is_one_machine_with_its_role_and_a_token_for_every_generation() -> None:
-    first, second = (requests.head(SITE, "t3.medium", "idletrain-head", TAGS, generation) for generation in (0, 1))
+    first, second = (requests.head(SITE, "t3.medium", "head", TAGS, generation) for generation in (0, 1))
     assert (first["MinCount"], first["MaxCount"]) == (1, 1)
     assert tags_of(first, "instance")["idletrain:role"] == "head"
     assert first["ClientToken"] != second["ClientToken"]
-    assert first == requests.head(SITE, "t3.medium", "idletrain-head", TAGS, 0)
+    assert first == requests.head(SITE, "t3.medium", "head", TAGS, 0)
+    assert "UserData" not in first
+    assert requests.head(SITE, "t3.medium", "head", TAGS, 0, "#!boot")["UserData"] == "#!boot"
     assert "InstanceMarketOptions" not in first
 
 

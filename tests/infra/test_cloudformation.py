@@ -111,6 +111,7 @@ def test_cfn_lint_has_nothing_to_say() -> None:
     [
         (policy.HEAD, policy.head_policy),
         (policy.NODE, policy.node_policy),
+        (policy.STARTER, policy.starter_policy),
         (policy.SCHEDULE, policy.schedule_policy),
     ],
 )
@@ -124,7 +125,7 @@ def test_the_two_managed_policies_together_are_the_launchers(aws: boto3.Session)
 
 
 def test_each_role_is_taken_by_one_service_alone(aws: boto3.Session) -> None:
-    expected = {policy.HEAD: "ec2", policy.NODE: "ec2", policy.SCHEDULE: "scheduler"}
+    expected = {policy.HEAD: "ec2", policy.NODE: "ec2", policy.STARTER: "ec2", policy.SCHEDULE: "scheduler"}
     roles = {role["RoleName"]: role["AssumeRolePolicyDocument"] for role in aws.client("iam").list_roles()["Roles"]}
     assert roles.keys() == expected.keys()
     for name, service in expected.items():
@@ -139,6 +140,7 @@ def test_machines_get_their_roles_by_profiles_of_the_same_names(aws: boto3.Sessi
     assert {p["InstanceProfileName"]: [r["RoleName"] for r in p["Roles"]] for p in profiles} == {
         policy.HEAD: [policy.HEAD],
         policy.NODE: [policy.NODE],
+        policy.STARTER: [policy.STARTER],
     }
 
 

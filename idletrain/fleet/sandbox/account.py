@@ -12,7 +12,7 @@ from moto.s3.models import s3_backends
 from idletrain.fleet.sandbox.estate import ACCOUNT, REGION
 
 BUCKET = f"idletrain-{ACCOUNT}-{REGION}"  # as infra/aws names it
-ROLES = ("idletrain-head", "idletrain-node")
+ROLES = ("idletrain-head", "idletrain-node", "idletrain-starter")
 EC2_MAY_ASSUME = json.dumps(
     {
         "Version": "2012-10-17",

@@ -23,7 +23,7 @@ def test_there_is_a_bucket_in_the_region(cloud: Sandbox) -> None:
     s3.delete_object(Bucket=BUCKET, Key="a")
 
 
-@pytest.mark.parametrize("role", ["idletrain-head", "idletrain-node"])
+@pytest.mark.parametrize("role", ["idletrain-head", "idletrain-node", "idletrain-starter"])
 def test_machines_have_roles(cloud: Sandbox, role: str) -> None:
     profile = cloud.client("iam").get_instance_profile(InstanceProfileName=role)["InstanceProfile"]
     assert [held["RoleName"] for held in profile["Roles"]] == [role]

@@ -1,0 +1,166 @@
+"""How quick is a fleet? From launch to the first round, from a notice to a node that is gone, from a loss to its heir.
+
+Whole `launch --spot` runs in the rehearsal cloud: sandbox, head and four nodes share this machine's cores. In one, of
+a small network, a node is taken without a word; in another, whose subnets are of 10 MB, a node gets a notice.
+
+    python -m benchmarks.rehearsal [--tiny] [--json FILE]
+
+Targets: 20 s, 2 s and 10 s (medians of the runs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.report import arguments, at_most, report
+from benchmarks.runs import of_kind
+from idletrain.cli_cloud import SANDBOX_FILE, enter_sandbox, prefix_of
+from idletrain.fleet.aws import Account
+from idletrain.observe.records import Event
+from idletrain.rounds import mirror
+
+NOTICE_SECONDS = 30.0
+POLL_SECONDS = 0.5  # events tell their own times; looking at them costs the run something
+PATIENCE_SECONDS = 300.0
+TARGETS_SECONDS = {
+    "launch to first round": 20.0,
+    "loss to its heir's first lease": 10.0,
+    "notice to gone, subnet of 10 MB": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often, and with how much; a subnet has `width` / `nodes` neurons in each of two layers."""
+
+    runs: int = 3
+    nodes: int = 4
+    width: int = 6144  # 1536 x 1536 + 74 x 1536 float32: 9.9 MB
+
+
+TINY = Plan(runs=1, nodes=2, width=64)
+
+
+def tree(nodes: int, width: int) -> dict[str, Any]:
+    """Digits for as long as it takes."""
+    return {
+        "name": "rehearsal",
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, width, width, 10]}},
+        "data": {"name": "digits"},
+        "training": {"subnets": nodes, "local_steps": 50, "rounds": 10000, "optimizer": {"lr": 0.05}},
+        "nodes": {"count": nodes},
+    }
+
+
+class Rehearsal:
+    """One launch, and what it has recorded so far."""
+
+    def __init__(self, nodes: int, width: int, place: Path) -> None:
+        (place / "job.yaml").write_text(yaml.safe_dump(tree(nodes, width)))
+        command = [sys.executable, "-m", "idletrain", "launch", "job.yaml", "--spot", "--cloud", "sandbox", "--json"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}  # not ours
+        environment["PYTHONPATH"] = str(Path.cwd())
+        self.started = time.time()
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=place)
+        self._wait(SANDBOX_FILE.exists)
+        address = json.loads(SANDBOX_FILE.read_text())
+        self._endpoint = address["endpoint"]
+        enter_sandbox(address)
+        self._prefix = prefix_of(Account(), "rehearsal")
+        self._events: list[Event] = []
+        self._seen = ""
+
+    def until(self, kind: str, count: int = 1) -> list[Event]:
+        """Wait for events of a kind."""
+
+        def there() -> bool:
+            self._seen = mirror.tail(self._prefix, "events.jsonl", self._take, self._seen)
+            return len(of_kind(self._events, kind)) >= count
+
+        self._wait(there)
+        return of_kind(self._events, kind)
+
+    def _take(self, text: bytes) -> None:
+        self._events += map(json.loads, text.splitlines())
+
+    def ask(self, action: str, **body: Any) -> None:
+        """Call a control endpoint of the sandbox."""
+        request = urllib.request.Request(f"{self._endpoint}/_sandbox/{action}", json.dumps(body).encode())
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def end(self) -> None:
+        """Stop it as Ctrl-C does, which takes the sandbox down."""
+        self.process.send_signal(2)
+        self.process.wait(PATIENCE_SECONDS)
+
+    def _wait(self, condition: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise RuntimeError("the rehearsal did not go on")
+            time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def rehearsed(nodes: int, width: int) -> Iterator[Rehearsal]:
+    """A run with its workers there, ended behind the context."""
+    with tempfile.TemporaryDirectory() as place:
+        run = Rehearsal(nodes, width, Path(place))
+        try:
+            run.until("worker_joined", nodes)
+            run.until("round_committed")
+            yield run
+        finally:
+            run.end()
+
+
+def a_node_of(run: Rehearsal) -> str:
+    """The instance of the first worker."""
+    name: str = run.until("worker_joined")[0]["name"]
+    return name.rsplit("-", 2)[0]
+
+
+def seconds_of(plan: Plan) -> tuple[float, float, float]:
+    """The three times, in the targets' order."""
+    with rehearsed(plan.nodes, 64) as run:
+        first = run.until("round_committed")[0]["t"] - run.started
+        run.ask("take", instance=a_node_of(run))
+        lost = run.until("worker_left")[0]["t"]
+        heir = run.until("worker_joined", plan.nodes + 1)[-1]["worker"]
+        while not (leases := [e["t"] for e in run.until("leased") if e["worker"] == heir]):
+            time.sleep(POLL_SECONDS)
+    with rehearsed(plan.nodes, plan.width) as run:
+        noticed = time.time()
+        run.ask("notice", instance=a_node_of(run), seconds=NOTICE_SECONDS)
+        gone = run.until("worker_left")[0]["t"]
+    return first, leases[0] - lost, gone - noticed
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Rehearse and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    runs = [seconds_of(plan) for _ in range(plan.runs)]
+    figures = [
+        at_most(what, statistics.median(samples), "s", target, list(samples))
+        for (what, target), samples in zip(TARGETS_SECONDS.items(), zip(*runs, strict=True), strict=True)
+    ]
+    return report("rehearsal", options, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A head's work proper: the job, beside its copy below the run's prefix, until it ends or meets a limit.
+
+Apart from `head` because it needs torch, whose import takes seconds in which nodes can boot already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from idletrain.export import load_run, save
+from idletrain.fleet import cost
+from idletrain.fleet.certificates import Identity
+from idletrain.fleet.keeper import Keeper
+from idletrain.fleet.node import unpack
+from idletrain.fleet.record import Record
+from idletrain.job import Job
+from idletrain.launch import Options, launch
+from idletrain.nn.prepare import from_settings
+from idletrain.observe.records import Recorder, summarise
+from idletrain.rounds import mirror
+from idletrain.rounds.mirror import Mirror
+from idletrain.rounds.runner import Ending
+from idletrain.storage import S3Prefix
+
+logger = logging.getLogger(__name__)
+LIMIT_POLL_SECONDS = 1.0
+LAST_MINUTES_SECONDS = 180.0  # before the deadline: time to write the last snapshot and to take the fleet down
+RUNS = Path("runs")
+MODEL = "model.safetensors"
+SUMMARY = "summary.json"
+
+
+async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity, scheduler: str) -> None:
+    """Run a run's job on the nodes that a keeper keeps.
+
+    Args:
+        run: The run.
+        prefix: Where it is durable.
+        keeper: Told of everything that happens.
+        identity: The head's certificates.
+        scheduler: The scheduler's address.
+    """
+    job = Job.model_validate({**run.job, "checkpoint": {**run.job["checkpoint"], "to": str(RUNS.absolute())}})
+    resumed = await asyncio.to_thread(mirror.restore, prefix, job.run_dir)
+    await asyncio.to_thread(unpack, prefix, Path.cwd())
+    sys.path.insert(0, "")  # the user's own factories
+    prepared = await asyncio.to_thread(from_settings, job.model, job.data, job.training)
+    limits: list[asyncio.Task[None]] = []
+
+    def begun(stop: Callable[[], None], tell: Recorder) -> None:
+        keeper.attach(tell)
+        limits.append(asyncio.ensure_future(_watch_limits(run, keeper, stop, tell)))
+
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    copy = Mirror(job.run_dir, prefix)
+    copying = asyncio.ensure_future(copy.keep())
+    try:
+        ending = await launch(
+            job,
+            prepared,
+            Options(resume=resumed, cluster=(scheduler, identity.security()), begun=begun, sinks=(keeper,)),
+        )
+    finally:
+        for task in (copying, *limits):
+            task.cancel()
+        await asyncio.gather(copying, *limits, return_exceptions=True)
+        await asyncio.to_thread(copy.copy)
+    await asyncio.to_thread(_bring_home, job, prefix, ending)
+
+
+async def _watch_limits(run: Record, keeper: Keeper, stop: Callable[[], None], tell: Recorder) -> None:
+    """Stop the run, in a state to go on from, when it has had its time or its money, or nobody works for it."""
+    nodes = run.job["nodes"]
+    while True:
+        await asyncio.sleep(LIMIT_POLL_SECONDS)
+        idle = time.monotonic() - keeper.idle_since if keeper.idle_since is not None else 0.0
+        reasons = {
+            "its deadline is near": time.time() > run.deadline - LAST_MINUTES_SECONDS,
+            f"its budget of ${nodes['budget_usd']} is used up": cost.must_stop(keeper.spent_usd, nodes["budget_usd"]),
+            f"no node came for {nodes['idle_duration']:.0f} s": idle > nodes["idle_duration"],
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                tell("stopping", reason=reason)
+                stop()
+                return
+
+
+def _bring_home(job: Job, prefix: S3Prefix, ending: Ending) -> None:
+    """What the user takes away: the model and the run's summary, below the prefix."""
+    path = job.run_dir / MODEL
+    save(load_run(job.run_dir).module(), path)
+    prefix.put(MODEL, path.read_bytes())
+    summary = summarise(job.run_dir / "events.jsonl").as_record()
+    prefix.put(SUMMARY, json.dumps(summary, indent=1).encode())
+    logger.info("run %s: %s", job.name, ending.status)

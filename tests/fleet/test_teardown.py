@@ -1,0 +1,88 @@
+"""Nothing is left, and what is left over is found."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from rehearsal import Sandbox
+
+from idletrain.errors import RunError
+from idletrain.fleet import requests, teardown
+from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet.requests import Pool
+from idletrain.fleet.teardown import Orphan
+
+NOW = 1e9
+
+
+def tags(run: str, age: float = 3600.0, left: float = 3600.0) -> dict[str, str]:
+    return requests.tags(run, f"s3://b/{run}/", "arn:me", "0", NOW - age, NOW + left)
+
+
+def machine(run: str, role: str, **times: float) -> Instance:
+    marked = {**tags(run, **times), "idletrain:role": role}
+    return Instance(f"i-{run}-{role}", "running", Pool("spot", "m5.large", "a"), NOW, "", marked, "")
+
+
+def test_a_run_with_a_head_before_its_deadline_is_left_alone() -> None:
+    assert teardown.orphans([machine("night", "head"), machine("night", "worker")], [], NOW, 600) == []
+
+
+def test_a_run_without_a_head_is_over_once_a_head_could_have_come() -> None:
+    group = Remnant("group", "sg-1", tags("night"))
+    expected = [Orphan("night", "s3://b/night/", "it has no head")]
+    assert teardown.orphans([machine("night", "worker")], [], NOW, 600) == expected
+    assert teardown.orphans([], [group], NOW, 600) == expected
+    assert teardown.orphans([], [Remnant("group", "sg-1", tags("night", age=60))], NOW, 600) == []
+
+
+def test_behind_its_deadline_a_run_is_over_with_or_without_a_head() -> None:
+    assert teardown.orphans([machine("night", "head", left=-1)], [], NOW, 600) == [
+        Orphan("night", "s3://b/night/", "its deadline has passed")
+    ]
+
+
+def test_each_run_is_named_once_and_judged_by_itself() -> None:
+    there = [machine("a", "head"), machine("a", "worker"), machine("b", "worker"), machine("b", "worker")]
+    assert [orphan.run for orphan in teardown.orphans(there, [], NOW, 600)] == ["b"]
+
+
+def make(cloud: Sandbox, account: Account, run: str) -> list[str]:
+    """A run's group, template and two machines."""
+    now = time.time()
+    marked = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 60)
+    site = account.site(None, gpu=False)
+    group = account.make_group(run, site.vpc, marked)
+    made = requests.Site(**{**vars(site), "group": group})
+    body = requests.launch_template(run, made, "idletrain-node", "#!/bin/bash\nsleep 60\n", marked)
+    made = requests.Site(**{**vars(made), "template": account.make_template(body)})
+    pool = Pool("spot", "m5.large", "eu-west-1a")
+    outcome = account.start_nodes(made, requests.fleet(made, (pool,), 2, "1", marked, None), [pool])
+    return [launched.id for launched in outcome.machines]
+
+
+def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Account) -> None:
+    assert len(make(cloud, account, "night-down")) == 2
+    teardown.down(account, "night-down", None)
+    assert not any(cloud.inventory().values())
+    teardown.down(account, "night-down", None)
+
+
+def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:
+    me, _ = make(cloud, account, "night-spare")
+    teardown.down(account, "night-spare", None, spare=me)
+    left = cloud.inventory()
+    assert left["instances"] == [me]
+    assert (left["security_groups"], left["launch_templates"]) == ([], [])
+
+
+def test_what_survives_is_named(cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = make(cloud, account, "night-survivor")
+    monkeypatch.setattr(teardown, "GONE_SECONDS", 0.5)
+    cloud.ask("POST", "fault", action="TerminateInstances", code="InvalidInstanceID.NotFound", times=50)
+    with pytest.raises(RunError, match=f"there are still .*{machines[0][-6:]}.*repeat `idletrain down night-survivor`"):
+        teardown.down(account, "night-survivor", None)
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(cloud.ec2.exceptions.ClientError):
+            cloud.ec2.terminate_instances(InstanceIds=machines)

@@ -1,0 +1,141 @@
+"""Commands about runs in a cloud, from any machine with the account."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal import RECORD, Sandbox
+
+from idletrain.fleet import record
+from idletrain.fleet.aws import Account
+from idletrain.storage import S3Prefix
+
+EVENTS = [
+    {"v": 1, "t": 0.0, "s": 0.0, "kind": "waiting", "reason": "for workers"},
+    {
+        "v": 1,
+        "t": 0.0,
+        "s": 0.0,
+        "kind": "instance_launched",
+        "instance": "i-1",
+        "role": "worker",
+        "type": "m5.large",
+        "zone": "a",
+        "market": "spot",
+        "usd_per_hour": 1.0,
+        "on_demand_usd_per_hour": 3.0,
+    },
+    {"v": 1, "t": 3600.0, "s": 3600.0, "kind": "instance_ended", "instance": "i-1", "reason": "Server.Spot"},
+]
+
+
+def run(*words: str, code: int = 0, **environment: str) -> str:
+    """What a command prints, with its errors behind."""
+    command = [sys.executable, "-m", "idletrain", *words]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def past(account: Account) -> Any:
+    """A run that has ended, below the account's own bucket."""
+    prefix = S3Prefix(account.s3, account.bucket, "runs/past/")
+    record.claim(prefix, RECORD)
+    lines = "".join(json.dumps(event) + "\n" for event in EVENTS)
+    prefix.put("events.jsonl/000000000000000", lines.encode())
+    yield prefix
+    prefix.delete(prefix.names())
+
+
+def test_what_a_run_cost_is_told_from_its_records(past: S3Prefix) -> None:
+    found = json.loads(run("cost", "past", "--cloud", "sandbox", "--json"))
+    assert found["spent_usd"] == pytest.approx(1.0, abs=0.01)
+    assert found["on_demand_usd"] == pytest.approx(3.0, abs=0.01)
+    assert "on demand it would have been $3.0" in run("cost", past.url, "--cloud", "sandbox")
+
+
+def test_logs_are_what_happened(past: S3Prefix) -> None:
+    printed = run("logs", "past", "--cloud", "sandbox")
+    assert "waiting: for workers" in printed
+    assert "i-1 ended (Server.Spot)" in printed
+
+
+@pytest.mark.parametrize("command", ["cost", "logs", "dashboard"])
+def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -> None:
+    assert "holds no run" in run(command, "nobody", "--cloud", "sandbox", code=1)
+
+
+def test_a_node_can_be_asked_to_go(cloud: Sandbox, account: Account) -> None:
+    tags = [{"Key": f"idletrain:{key}", "Value": value} for key, value in (("run", "night"), ("role", "worker"))]
+    template = cloud.template("#!/bin/bash\nsleep 60\n")
+    answer = cloud.fleet(template, 1, TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+    node = answer["Instances"][0]["InstanceIds"][0]
+    assert f"{node}: asked to go" in run("interrupt", "night", "--cloud", "sandbox")
+    (found,) = account.instances("night")
+    assert found.tags["idletrain:interrupt"] == "asked"
+    assert f"there are: {node}" in run("interrupt", "night", "--node", "i-0", "--cloud", "sandbox", code=1)
+
+
+def test_offers_are_a_table_of_the_market(account: Account, tmp_path: Path) -> None:
+    printed = run("offers", "--memory", "4GiB", "--cloud", "sandbox", HOME=str(tmp_path))
+    assert "spot machines in eu-west-1" in printed
+
+
+def test_the_doctor_names_what_is_missing_and_prints_the_least_policy(account: Account) -> None:
+    assert "MISSING  spot role" in run("doctor", "--cloud", "sandbox", code=1)
+    policy = json.loads(run("doctor", "--policy", "--cloud", "sandbox"))
+    assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
+
+
+def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: Account) -> None:
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=20)
+    assert "AWS refuses DescribeInstances: 500" in run("reap", "--cloud", "sandbox", code=1)
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(cloud.ec2.exceptions.ClientError):
+            cloud.ec2.describe_instances()
+
+
+def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "")
+    words = run(
+        "reap", "--region", "eu-west-1", code=2, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true", **nothing
+    )
+    assert "there are no credentials" in words
+
+
+def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "idletrain", "reap", "--cloud", "sandbox"],
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no sandbox is open" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "cloud.image: is missing"),
+        (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
+        (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
+        (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text('name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\n')
+    assert words in run("launch", str(job), "--spot", *options, code=2)

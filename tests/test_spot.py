@@ -1,0 +1,130 @@
+"""A run's plan and its start, without machines that do anything; whole runs are in tests/chaos."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal import RECORD, Sandbox
+
+from idletrain import spot
+from idletrain.errors import JobError, RunError
+from idletrain.fleet import record
+from idletrain.fleet.aws import Account
+from idletrain.job import Job, parse_job
+from idletrain.storage import S3Prefix
+
+
+def job(**sections: Any) -> Job:
+    tree: dict[str, Any] = {
+        "name": "night",
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}},
+        "data": {"name": "digits"},
+    }
+    return parse_job({**tree, **sections})
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("market")
+
+
+def test_a_plan_names_pools_of_the_job_s_market(account: Account, cache: Path) -> None:
+    for policy, markets in (("spot", {"spot"}), ("on-demand", {"on-demand"}), ("auto", {"spot", "on-demand"})):
+        plan = spot.make_plan(job(nodes={"spot_policy": policy}), account, cache)
+        assert {offer.market for offer in plan.offers} == markets
+        assert len({offer.zone for offer in plan.offers}) == 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"budget_usd": 0.01}, r"nodes\.budget_usd: \$0\.01 does not pay the first hour"),
+        ({"memory": "90000GiB"}, r"nodes\.memory: no machine has .*the nearest is"),
+        ({"max_price": 0.0001}, r"nodes\.max_price: is below every machine"),
+    ],
+)
+def test_what_no_machine_or_budget_can_do_is_refused_with_the_nearest(
+    nodes: dict[str, Any], words: str, account: Account, cache: Path
+) -> None:
+    with pytest.raises(JobError, match=words):
+        spot.make_plan(job(nodes=nodes), account, cache)
+
+
+def test_a_head_that_is_no_type_is_refused(account: Account, cache: Path) -> None:
+    with pytest.raises(JobError, match=r"cloud\.head: there is no machine type m9\.odd"):
+        spot.make_plan(job(cloud={"head": "m9.odd"}), account, cache)
+
+
+def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account, cache: Path) -> None:
+    free = spot.make_plan(job(), account, cache).quote
+    worst = free.worst_usd_per_hour
+    bound = spot.make_plan(job(nodes={"budget_usd": 2 * worst}), account, cache).quote
+    assert free.deadline_seconds == job().nodes.max_duration
+    assert bound.deadline_seconds == pytest.approx(2 * 3600, abs=1)
+
+
+def test_a_start_that_fails_half_way_takes_down_what_it_made(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    plan = spot.make_plan(job(), account, cache)
+    cloud.ask("POST", "fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1)
+    with pytest.raises(RunError, match="AWS refuses RunInstances: UnauthorizedOperation"):
+        spot.start(plan, account, prefix, image="idletrain", resume=False)
+    assert not any(cloud.inventory().values())
+    assert record.read(prefix).state == "ended"
+
+
+def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path) -> None:
+    plan = spot.make_plan(job(), account, cache)
+    prefix.put(record.KEY, b"{}")
+    with pytest.raises(JobError, match="name: run night exists"):
+        spot.start(plan, account, prefix, image="idletrain", resume=False)
+    assert not any(cloud.inventory().values())
+
+
+def test_what_was_never_started_cannot_be_resumed(account: Account, prefix: S3Prefix, cache: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        spot.start(spot.make_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
+
+
+def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3Prefix) -> None:
+    record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
+    seen: list[Any] = []
+    with pytest.raises(RunError, match="the data is gone; bring it back"):
+        spot.follow(prefix, seen.append)
+    assert seen == [{"kind": "waiting"}]
+
+
+def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.claim(prefix, RECORD)
+    monkeypatch.setattr(spot, "SILENCE_SECONDS", 0.5)
+    with pytest.raises(RunError, match="has said nothing for"):
+        spot.follow(prefix, lambda _event: None)
+
+
+def test_code_travels_without_what_git_ignores(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*.npz\nsecret/\n")
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    (tmp_path / "large.npz").write_bytes(b"0" * 100)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("k")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "mine.pyc").write_text("")
+    with tarfile.open(fileobj=io.BytesIO(spot.pack(tmp_path))) as archive:
+        assert archive.getnames() == [".gitignore", "mine.py"]
+
+
+def test_code_that_is_too_large_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JobError, match=r"workdir: .*none is not a directory"):
+        spot.pack(tmp_path / "none")
+    monkeypatch.setattr(spot, "WORKDIR_BYTES", 1000)
+    (tmp_path / "noise").write_bytes(os.urandom(5000))
+    with pytest.raises(JobError, match="larger than 50 MB"):
+        spot.pack(tmp_path)
