@@ -7,8 +7,8 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .PHONY: demo test check data clean
 
-demo: $(READY) data  ## train Fashion-MNIST on four workers, of which one is taken every 15 seconds
-	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --churn 15s
+demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
+	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
 	$(BIN)/python -m pytest

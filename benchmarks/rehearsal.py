@@ -52,7 +52,7 @@ class Plan:
     width: int = 6144  # 1536 x 1536 + 74 x 1536 float32: 9.9 MB
 
 
-TINY = Plan(runs=1, nodes=2, width=64)
+TINY = Plan(runs=1, nodes=1, width=64)
 
 
 def tree(nodes: int, width: int) -> dict[str, Any]:

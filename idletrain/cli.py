@@ -116,17 +116,26 @@ def plan(
 
 
 @app.command()
-def status(run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
+def status(
+    run: RunName,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    cloud: Annotated[Cloud | None, typer.Option(help="Of a run in a cloud, from any machine.")] = None,
+    region: cli_cloud.Region = None,
+) -> None:
     """Show how a run stands, while it goes on or after."""
     import json
 
     from idletrain.observe import display
-    from idletrain.observe.records import summarise
+    from idletrain.observe.records import summarise, summary_of
     from idletrain.rounds.recovery import read_history
 
-    run_dir = _run_dir(run)
-    read_history(run_dir)
-    summary = summarise(run_dir / "events.jsonl")
+    if cloud:
+        with cli_cloud.account_of(cloud, region) as account:
+            summary = summary_of(cli_cloud.read_events(cli_cloud.prefix_of(account, run)))
+    else:
+        run_dir = _run_dir(run)
+        read_history(run_dir)
+        summary = summarise(run_dir / "events.jsonl")
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return

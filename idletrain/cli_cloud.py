@@ -139,6 +139,25 @@ def show_cost(
 
 
 @app.command()
+def report(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
+    """Show how a run went, what it cost, and its machines."""
+    from idletrain.fleet import cost
+    from idletrain.observe.display import final_lines
+    from idletrain.observe.records import summary_of
+
+    with account_of(cloud, region) as account:
+        events = read_events(prefix_of(account, name))
+    summary = summary_of(events)
+    for line in final_lines(summary, f"{summary.run}: {summary.status}"):
+        typer.echo(line)
+    typer.echo(f"  {cost_line(bill_of(events))}")
+    ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
+    for item in cost.accrued(events, time.time()).items:
+        machine = f"{item.instance}  {item.role:6}  {item.market} {item.type} in {item.zone}"
+        typer.echo(f"  {machine}  {item.seconds:.0f} s  ${item.usd:.4f}  {ends.get(item.instance, '')}")
+
+
+@app.command()
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run ends.")] = False,

@@ -88,14 +88,15 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
     try:
         with shown:
             spot.follow(prefix, shown)
+        spot.outlive(account, made.run)
     except KeyboardInterrupt:
         if asked.cloud is Cloud.aws:
             typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
         raise
+    shown.summary.run_dir = f"{prefix.url}model.safetensors"
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)
-        typer.echo(f"  {prefix.url}model.safetensors")
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
 
 

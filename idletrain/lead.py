@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from idletrain.export import load_run, save
-from idletrain.fleet import cost
 from idletrain.fleet.certificates import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.node import unpack
+from idletrain.fleet.reconcile import Limits, why_stop
 from idletrain.fleet.record import Record
 from idletrain.job import Job
 from idletrain.launch import Options, launch
@@ -30,7 +30,6 @@ from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
-LAST_MINUTES_SECONDS = 180.0  # before the deadline: time to write the last snapshot and to take the fleet down
 RUNS = Path("runs")
 MODEL = "model.safetensors"
 SUMMARY = "summary.json"
@@ -77,19 +76,14 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
 async def _watch_limits(run: Record, keeper: Keeper, stop: Callable[[], None], tell: Recorder) -> None:
     """Stop the run, in a state to go on from, when it has had its time or its money, or nobody works for it."""
     nodes = run.job["nodes"]
+    rules = Limits(run.deadline, nodes["budget_usd"], nodes["idle_duration"])
     while True:
         await asyncio.sleep(LIMIT_POLL_SECONDS)
-        idle = time.monotonic() - keeper.idle_since if keeper.idle_since is not None else 0.0
-        reasons = {
-            "its deadline is near": time.time() > run.deadline - LAST_MINUTES_SECONDS,
-            f"its budget of ${nodes['budget_usd']} is used up": cost.must_stop(keeper.spent_usd, nodes["budget_usd"]),
-            f"no node came for {nodes['idle_duration']:.0f} s": idle > nodes["idle_duration"],
-        }
-        for reason, holds in reasons.items():
-            if holds:
-                tell("stopping", reason=reason)
-                stop()
-                return
+        idle_seconds = time.monotonic() - keeper.idle_since if keeper.idle_since is not None else 0.0
+        if reason := why_stop(rules, keeper.spent_usd, idle_seconds, time.time()):
+            tell("stopping", reason=reason)
+            stop()
+            return
 
 
 def _bring_home(job: Job, prefix: S3Prefix, ending: Ending) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pathspec
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import catalog, certificates, cost, market, record, requests, teardown
+from idletrain.fleet import catalog, certificates, cost, doctor, market, record, requests, teardown
 from idletrain.fleet.aws import Account, explained
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
@@ -36,6 +36,7 @@ SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, 
 WORKDIR_BYTES = 50 << 20
 FOLLOW_SECONDS = 1.0
 SILENCE_SECONDS = 120.0  # of a head: its boot and its first import take a minute on a small machine
+HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
 ROLES = ("head", "worker")
 MARKETS: Mapping[str, tuple[Market, ...]] = {
     "spot": ("spot",),
@@ -79,8 +80,13 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
         max_price=nodes.max_price,
         budget_usd=nodes.budget_usd,
     )
-    if fault := cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour):
-        raise JobError(fault)
+    smallest = min(offers, key=lambda offer: offer.type.vcpus)
+    faults = (
+        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour),
+        doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
+    )
+    if found_faults := [fault for fault in faults if fault]:
+        raise JobError(found_faults)
     return Plan(job, site, quote, offers, found.estimate, pack(Path(job.workdir)) if job.workdir else None)
 
 
@@ -143,6 +149,20 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
                 f"the head of {now.run} has said nothing for {SILENCE_SECONDS:.0f} s; see `idletrain logs {now.run}`, "
                 f"then go on with --resume or end it with `idletrain down {now.run}`"
             )
+        time.sleep(FOLLOW_SECONDS)
+
+
+def outlive(account: Account, run: str) -> None:
+    """Wait for the head's own end, behind which nothing of a run is left.
+
+    Raises:
+        RunError: it does not end.
+    """
+    deadline = time.monotonic() + HEAD_END_SECONDS
+    while left := account.instances(run):
+        if time.monotonic() > deadline:
+            names = ", ".join(machine.id for machine in left)
+            raise RunError(f"run {run} has ended, but not {names}; end it with `idletrain down {run}`")
         time.sleep(FOLLOW_SECONDS)
 
 

@@ -70,7 +70,17 @@ def test_logs_are_what_happened(past: S3Prefix) -> None:
     assert "i-1 ended (Server.Spot)" in printed
 
 
-@pytest.mark.parametrize("command", ["cost", "logs", "dashboard"])
+def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix) -> None:
+    printed = run("report", "past", "--cloud", "sandbox")
+    assert "i-1  worker  spot m5.large in a  3600 s  $1.0" in printed
+    assert "Server.Spot" in printed
+
+
+def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
+    assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
+
+
+@pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])
 def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -> None:
     assert "holds no run" in run(command, "nobody", "--cloud", "sandbox", code=1)
 

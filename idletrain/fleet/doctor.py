@@ -54,6 +54,27 @@ def missing_image(account: Account, image: str) -> str | None:
     return None if well else text
 
 
+def quota_fault(account: Account, nodes: int, vcpus: int, market: str) -> str | None:
+    """Why an account's quota does not allow a fleet, or None; also where quotas cannot be read."""
+    code = SPOT_QUOTA if market == "spot" else ON_DEMAND_QUOTA
+    try:
+        allowed = _vcpus_allowed(account, code)
+    except (ClientError, BotoCoreError):
+        return None
+    return quota_sentence(nodes, vcpus, allowed, market, code)
+
+
+def quota_sentence(nodes: int, vcpus: int, allowed: int, market: str, code: str) -> str | None:
+    """What is wrong with a fleet of machines of `vcpus` each under a quota of `allowed`, or None."""
+    needed = nodes * vcpus
+    if needed <= allowed:
+        return None
+    return (
+        f"nodes.count: {nodes} nodes need {needed} vCPUs of {market} quota and the account has {allowed}; "
+        f"ask for {needed} under Service Quotas ({code}), or for fewer nodes"
+    )
+
+
 def _look(what: str, check: Callable[[], tuple[bool, str]]) -> Finding:
     try:
         well, text = check()
@@ -122,6 +143,10 @@ def _image(account: Account, image: str | None) -> tuple[bool, str]:
 
 
 def _quota(account: Account, code: str) -> tuple[bool, str]:
-    found = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    vcpus = int(found["Quota"]["Value"])
+    vcpus = _vcpus_allowed(account, code)
     return vcpus > 0, f"{vcpus} vCPUs" + ("" if vcpus else f"; ask for more under Service Quotas, {code}")
+
+
+def _vcpus_allowed(account: Account, code: str) -> int:
+    found = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
+    return int(found["Quota"]["Value"])

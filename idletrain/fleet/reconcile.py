@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from idletrain.fleet.cost import must_stop
 from idletrain.fleet.requests import Pool
 
 DRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
+LAST_SECONDS = 180.0  # before the deadline: time to write the last snapshot and to take the fleet down
 JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
 LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
 
@@ -101,6 +103,32 @@ def after_launch(asked: Launch, launched: int, dry: frozenset[Pool], now: float)
     """Pools not to ask for a while; all of them where nothing came and nobody said why."""
     named = dry if dry or launched >= asked.count else frozenset(asked.pools)
     return dict.fromkeys(named, now + DRY_SECONDS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run, in a state to go on from.
+
+    Attributes:
+        deadline: When its machines end by themselves; Unix seconds.
+        budget_usd: What it may cost, or None.
+        idle_seconds: How long it waits without a single worker.
+    """
+
+    deadline: float
+    budget_usd: float | None
+    idle_seconds: float
+
+
+def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) -> str:
+    """Why a run has to stop now, or nothing."""
+    if now > limits.deadline - LAST_SECONDS:
+        return "its deadline is near"
+    if must_stop(spent_usd, limits.budget_usd):
+        return f"its budget of ${limits.budget_usd:.2f} is used up"
+    if idle_seconds > limits.idle_seconds:
+        return f"no node came for {limits.idle_seconds:.0f} s"
+    return ""
 
 
 def _ask(wanted: Wanted, dry: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:

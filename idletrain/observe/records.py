@@ -179,8 +179,13 @@ def summarise(path: Path) -> Summary:
     Raises:
         OSError: there is no such file.
     """
+    return summary_of(read(path))
+
+
+def summary_of(events: Iterable[Event]) -> Summary:
+    """The sum of events."""
     summary = Summary()
-    for event in read(path):
+    for event in events:
         summary.add(event)
     return summary
 

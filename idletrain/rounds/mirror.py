@@ -7,12 +7,14 @@ the run directory was in: the ledger's next part follows the files that it speak
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from idletrain.storage import S3Prefix, write_whole
 
-EVERY_SECONDS = 1.0
+logger = logging.getLogger(__name__)
+EVERY_SECONDS = 1.0  # what a head that loses its machine has to do again, and how late a laptop learns of things
 GROWING = ("ledger", "events.jsonl")
 
 
@@ -32,7 +34,10 @@ class Mirror:
     async def keep(self) -> None:
         """Copy what changed, every second, until cancelled."""
         while True:
-            await asyncio.to_thread(self.copy)
+            try:
+                await asyncio.to_thread(self.copy)
+            except Exception as error:  # noqa: BLE001 (S3's client has retried; a run does not end for its copy's sake)
+                logger.warning("%s: the copy is late: %r", self._prefix.url, error)
             await asyncio.sleep(EVERY_SECONDS)
 
     def copy(self) -> None:

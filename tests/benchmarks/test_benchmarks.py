@@ -73,6 +73,15 @@ def _check_accuracy(written):
     assert {run["contender"][0] for run in written["runs"]} == {"ist", "local-sgd"}
 
 
+def _check_offers(written):
+    assert all(figure["value"] > 0 for figure in written["figures"])
+
+
+def _check_rehearsal(written):
+    launch, heir, notice = (figure["value"] for figure in written["figures"])
+    assert 0 < notice < heir < launch
+
+
 CHECKS = {
     "round_overhead": _check_round_overhead,
     "exchange": _check_exchange,
@@ -80,6 +89,8 @@ CHECKS = {
     "memory": _check_memory,
     "churn": _check_churn,
     "accuracy": _check_accuracy,
+    "offers": _check_offers,
+    "rehearsal": _check_rehearsal,
 }
 
 

@@ -173,7 +173,9 @@ def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
 
 
 def disturb(run: Launcher) -> None:
-    """A notice, a taking and a kill, each of a node that trains, one after the other has been made good."""
+    """A recommendation, then a notice, a taking and a kill of nodes that train, one after the other is made good."""
+    run.cloud.ask("POST", "rebalance", instance=min(run.workers()))
+    run.until("a warning", lambda: run.events("worker_at_risk"))
     for n, disturbance in enumerate((notice, take, kill)):
         nodes = run.until("two workers", lambda: len(there := run.workers()) >= 2 and there)
         disturbance(run, min(nodes))
@@ -243,7 +245,8 @@ def test_every_disturbance_happened_and_was_made_good(night: Night) -> None:
     assert Counter(causes) == {"notice": 1, "kill": 2}
     reasons = Counter(event["reason"] for event in night.of("instance_ended"))
     assert reasons["Server.SpotInstanceTermination"] == 1
-    assert len(night.of("instance_launched")) >= 3 + 3 + 1  # nodes, replacements, the head
+    assert len(night.of("instance_launched")) >= 3 + 3 + 1  # nodes, spare and replacements, the head
+    assert len(night.of("worker_at_risk")) == 1
 
 
 def test_a_noticed_node_s_partial_steps_are_kept(night: Night) -> None:

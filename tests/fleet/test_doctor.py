@@ -36,6 +36,18 @@ def test_an_image_that_is_not_pushed_is_a_sentence(account: Account) -> None:
     assert f"there is no {IMAGE}; push it" in (doctor.missing_image(account, IMAGE) or "")
 
 
+def test_a_quota_that_is_too_small_is_refused_with_the_number_to_ask_for() -> None:
+    assert doctor.quota_sentence(8, 2, 16, "spot", "L-1") is None
+    assert doctor.quota_sentence(8, 2, 15, "spot", "L-1") == (
+        "nodes.count: 8 nodes need 16 vCPUs of spot quota and the account has 15; "
+        "ask for 16 under Service Quotas (L-1), or for fewer nodes"
+    )
+
+
+def test_a_quota_that_cannot_be_read_refuses_nothing(account: Account) -> None:
+    assert doctor.quota_fault(account, 1000, 64, "spot") is None
+
+
 def test_profiles_that_are_not_there_are_named(account: Account) -> None:
     (finding,) = [
         finding

@@ -13,11 +13,13 @@ from idletrain.fleet.reconcile import (
     JOIN_SECONDS,
     LOST_SECONDS,
     Launch,
+    Limits,
     Machine,
     Terminate,
     Wanted,
     after_launch,
     decide,
+    why_stop,
 )
 from idletrain.fleet.requests import Pool
 
@@ -106,6 +108,26 @@ def test_pools_that_gave_less_are_dry_for_a_while() -> None:
     assert after_launch(asked, 2, frozenset(), NOW) == {}
     assert after_launch(asked, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + DRY_SECONDS}
     assert after_launch(asked, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + DRY_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("spent", "idle", "left", "reason"),
+    [
+        (0.0, 0.0, 3600.0, ""),
+        (4.99, 599.0, 181.0, ""),
+        (0.0, 0.0, 179.0, "its deadline is near"),
+        (5.0, 0.0, 3600.0, "its budget of $5.00 is used up"),
+        (0.0, 601.0, 3600.0, "no node came for 600 s"),
+    ],
+)
+def test_a_run_stops_when_it_has_had_its_time_its_money_or_no_nodes(
+    spent: float, idle: float, left: float, reason: str
+) -> None:
+    assert why_stop(Limits(NOW + left, 5.0, 600.0), spent, idle, NOW) == reason
+
+
+def test_without_a_budget_money_stops_nothing() -> None:
+    assert why_stop(Limits(NOW + 3600, None, 600.0), 1e9, 0.0, NOW) == ""
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=8), st.integers(1, 6))

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 from idletrain.fleet import parent
+from idletrain.fleet.local import LocalFleet
 
 
-def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_does() -> None:
+def wait_for(page: str) -> None:
+    """Dask's pages come with the first worker."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(page, timeout=30) as answer:
+                assert answer.status == 200
+                return
+        except urllib.error.HTTPError as error:
+            error.close()
+            assert time.monotonic() < deadline, page
+        time.sleep(0.1)
+
+
+def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "idletrain.fleet.scheduler"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -19,9 +38,11 @@ def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_d
         address, dashboard = (process.stdout.readline().strip() for _ in range(2))
         assert address.startswith("tcp://127.0.0.1:")
         assert dashboard.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(dashboard, timeout=30) as page:
-            assert page.status == 200
+        fleet = LocalFleet(address, 1 << 28, tmp_path)
+        fleet.start(1)
+        wait_for(dashboard)
         process.stdin.close()
+        asyncio.run(fleet.close())
         assert process.wait(timeout=30) == 0
 
 
