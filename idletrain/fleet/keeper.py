@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from idletrain.errors import RunError
 from idletrain.fleet import cost, reconcile, requests
 from idletrain.fleet.aws import Account, Instance
 from idletrain.fleet.reconcile import Launch, Machine, Terminate
@@ -20,6 +21,7 @@ from idletrain.fleet.requests import TAG, Pool
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
 AGAIN_SECONDS = 1.0
+UNSEEN_SECONDS = 60.0  # for a launched machine to be listed; EC2 promises no time
 STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
 INTERRUPTED = "Server.SpotInstanceTermination"
 
@@ -45,6 +47,7 @@ class Keeper:
         self._dry: dict[Pool, float] = {}
         self._unanswered: tuple[Launch, dict[str, Any]] | None = None
         self._attempts = 0
+        self._expected: dict[str, Machine] = {}
         self._news: list[Mapping[str, Any]] = []
         self._told = 0
         self._tell: Callable[..., None] | None = None
@@ -91,8 +94,8 @@ class Keeper:
             RunError: the cloud refuses machines for a reason that waiting does not mend.
         """
         while True:
-            pause = await self.look()
             self._changed.clear()
+            pause = await self.look()
             try:
                 await asyncio.wait_for(self._changed.wait(), pause)
             except TimeoutError:
@@ -100,12 +103,17 @@ class Keeper:
 
     async def look(self) -> float:
         """Look, decide, act; returns the seconds until the next look, unless something happens before."""
-        found = await asyncio.to_thread(self._account.instances, self._record.run, STATES)
+        try:
+            found = await asyncio.to_thread(self._account.instances, self._record.run, STATES)
+        except RunError as error:  # training goes on; what is missing can be seen to when the cloud answers again
+            logger.warning("%s", error)
+            return LOOK_SECONDS
         self._account_for(found)
         budget = self._record.job["nodes"]["budget_usd"]
         allowed = cost.launches_allowed(self.spent_usd, budget)
-        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in ("pending", "running")]
         now, acted = time.time(), False
+        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in ("pending", "running")]
+        machines += self._unseen(found, now)
         if self._unanswered:
             await self._launch(*self._unanswered)
             return AGAIN_SECONDS
@@ -134,9 +142,21 @@ class Keeper:
         if outcome.again:
             return
         requests.refuse_fatal(outcome, "nodes")
-        self._dry |= reconcile.after_launch(asked, len(outcome.machines), outcome.dry, time.time())
+        now = time.time()
+        self._expected |= {made.id: Machine(made.id, made.pool, now) for made in outcome.machines}
+        self._dry |= reconcile.after_launch(asked, len(outcome.machines), outcome.dry, now)
         if outcome.quota:
             self._note("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
+
+    def _unseen(self, found: list[Instance], now: float) -> list[Machine]:
+        """Machines that were launched and are not in the cloud's list yet, as it is consistent after a while only."""
+        seen = {instance.id for instance in found}
+        self._expected = {
+            id_: machine
+            for id_, machine in self._expected.items()
+            if id_ not in seen and now - machine.launched_at < UNSEEN_SECONDS
+        }
+        return list(self._expected.values())
 
     def _machine(self, instance: Instance) -> Machine:
         return Machine(

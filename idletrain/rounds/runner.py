@@ -35,6 +35,7 @@ from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
 SCHEDULER_GONE_SECONDS = 5.0
+ACCOUNT_SECONDS, ACCOUNT_POLL_SECONDS = 1.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,19 @@ class Runner:
     async def _end(self, status: str) -> Ending:
         if status == "failed":
             raise RunError(f"a subnet fails on every worker: {self._failure}; mend that and add --resume")
+        if status in ("completed", "reached"):
+            await self._hear_out()
         digest = await self._journal.end(status)
         accuracy, loss = self._score
         ending = Ending(status, self._journal.round, digest, accuracy, loss)
         self._record("run_ended", **asdict(ending), run_dir=str(self._journal.run_dir))
         return ending
+
+    async def _hear_out(self) -> None:
+        """Wait a moment for the attempts' own accounts, which come behind their updates."""
+        until = time.monotonic() + ACCOUNT_SECONDS
+        while self._futures and time.monotonic() < until:
+            await asyncio.sleep(ACCOUNT_POLL_SECONDS)
 
     async def _close(self) -> None:
         self._state = None

@@ -14,8 +14,8 @@ from rehearsal import Sandbox
 from idletrain.errors import RunError
 from idletrain.fleet import requests
 from idletrain.fleet.aws import Account
-from idletrain.fleet.keeper import Keeper
-from idletrain.fleet.reconcile import Wanted
+from idletrain.fleet.keeper import UNSEEN_SECONDS, Keeper
+from idletrain.fleet.reconcile import Machine, Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool
 
@@ -167,6 +167,36 @@ def test_what_the_cloud_refuses_for_good_ends_the_run_with_its_words(cloud: Sand
             with pytest.raises(RunError, match="UnauthorizedOperation"):
                 await fleet.until("a refusal", lambda: False)
             assert fleet.ever() == []
+
+    asyncio.run(check())
+
+
+def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        fleet = Kept(account)
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        unlisted = Keeper(account, fleet.record, "tls://127.0.0.1:1")
+        unlisted._expected = {id_: Machine(id_, SPOT[0], time.time()) for id_ in ("i-1", "i-2")}
+        account.terminate(fleet.alive())
+        await unlisted.look()
+        assert fleet.alive() == []
+        unlisted._expected = {id_: Machine(id_, SPOT[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")}
+        await unlisted.look()
+        assert len(fleet.alive()) == 2
+
+    asyncio.run(check())
+
+
+def test_a_cloud_that_does_not_answer_ends_no_run(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            looked = calls(cloud, "DescribeInstances")
+            cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403, times=1)
+            assert await fleet.keeper.look() > 0
+            assert calls(cloud, "DescribeInstances") > looked
+        assert len(fleet.alive()) == 2
 
     asyncio.run(check())
 
