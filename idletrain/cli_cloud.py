@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from idletrain.errors import RunError
+from idletrain.errors import IdletrainError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
 
 CACHE = Path("~/.cache/idletrain").expanduser()
@@ -95,8 +95,12 @@ def down(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
     from idletrain.fleet.teardown import down as take_down
 
     with account_of(cloud, region) as account:
-        prefix = prefix_of(account, name)
-        take_down(account, _run_name(name), prefix)
+        prefix, run = prefix_of(account, name), _run_name(name)
+        if not (_recorded(prefix) or account.instances(run) or account.remnants(run)):
+            raise RunError(
+                f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
+            )
+        take_down(account, run, prefix)
     typer.echo(f"{_run_name(name)}: nothing of it is left; its records and snapshots stay in {prefix.url}")
 
 
@@ -112,6 +116,7 @@ def reap(
     from idletrain.storage import S3Prefix
 
     grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
+    faults: list[str] = []
     places: list[str | None] = [*region] if region else [None]
     for place in places:
         with account_of(cloud, place) as account:
@@ -119,9 +124,14 @@ def reap(
             for orphan in found:
                 typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
                 if yes:
-                    teardown.down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
+                    try:
+                        teardown.down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
+                    except IdletrainError as error:  # the others end all the same
+                        faults.append(str(error))
             if not found:
                 typer.echo(f"{account.region}: nothing is left over")
+    if faults:
+        raise RunError("; ".join(faults))
 
 
 @app.command(name="cost")
@@ -364,6 +374,17 @@ def cost_line(totals: dict[str, Any]) -> str:
         f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
         f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
     )
+
+
+def _recorded(prefix: Any) -> bool:
+    from idletrain.fleet import record
+    from idletrain.fleet.aws import explained
+
+    try:
+        with explained():
+            return prefix.get(record.KEY) is not None
+    except IdletrainError:  # no such bucket, or not ours
+        return False
 
 
 def _run_name(name: str) -> str:

@@ -37,6 +37,8 @@ async def serve(metadata: Metadata) -> None:
     run = record.read(prefix)
     lease = Lease(prefix, me)
     await lease.take()
+    if (run := record.read(prefix)).state != "running":  # its launcher gave up while we booted
+        raise RefusedError(f"run {run.run} was ended before its head came up; start it again with --resume")
     address = f"tls://{metadata.private_address()}:{PORT}"
     identity = account.identity(run.run, "head")
     keeper = Keeper(account, run, address)
@@ -45,8 +47,10 @@ async def serve(metadata: Metadata) -> None:
     except RefusedError:  # the run is another head's now, and so are its machines
         raise
     except Exception as error:
-        record.update(prefix, failure=str(error))
-        await _end(account, run, prefix, me, lease)
+        try:
+            record.update(prefix, failure=str(error))
+        finally:  # whatever is the matter with the record: machines cost money
+            await _end(account, run, prefix, me, lease)
         raise
     else:
         await _end(account, run, prefix, me, lease)

@@ -35,7 +35,8 @@ from idletrain.storage import Reached, S3Prefix
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
 WORKDIR_BYTES = 50 << 20
 FOLLOW_SECONDS = 1.0
-SILENCE_SECONDS = 120.0  # of a head: its boot and its first import take a minute on a small machine
+SILENCE_SECONDS = 120.0  # of a head that trains
+BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
 HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
 ROLES = ("head", "worker")
 MARKETS: Mapping[str, tuple[Market, ...]] = {
@@ -144,9 +145,10 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
             raise RunError(now.failure)
         if now.state == "ended":
             return now
-        if time.monotonic() - heard > SILENCE_SECONDS:
+        patience = SILENCE_SECONDS if seen and now.state == "running" else BOOT_SECONDS
+        if time.monotonic() - heard > patience:
             raise RunError(
-                f"the head of {now.run} has said nothing for {SILENCE_SECONDS:.0f} s; see `idletrain logs {now.run}`, "
+                f"the head of {now.run} has said nothing for {patience:.0f} s; see `idletrain logs {now.run}`, "
                 f"then go on with --resume or end it with `idletrain down {now.run}`"
             )
         time.sleep(FOLLOW_SECONDS)
@@ -252,14 +254,14 @@ def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: s
     until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
     account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
     reached("identities")
-    now, gpu = time.time(), plan.job.nodes.gpu > 0
-    boot = requests.user_data(made.deadline, now, image, gpu=gpu)
+    gpu = plan.job.nodes.gpu > 0
+    boot = requests.user_data(made.deadline, image, gpu=gpu)
     site = replace(made.site, group=group)
     head_profile, node_profile = plan.job.cloud.profiles
     template = account.make_template(requests.launch_template(made.run, site, node_profile, boot, made.tags))
     site = replace(site, template=template)
     record.update(prefix, site=site)
     reached("template")
-    head_boot = requests.user_data(made.deadline, now, image) if gpu else ""
+    head_boot = requests.user_data(made.deadline, image) if gpu else ""
     account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation, head_boot))
     reached("head")

@@ -150,6 +150,11 @@ class S3Prefix:
                 if status == HTTPStatus.CONFLICT and tries_left:  # two writers at once: S3 asks to try again
                     continue
                 if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                    found = self.get(key)
+                    if (
+                        found and found.content == content
+                    ):  # our own write, whose answer was lost and that was sent again
+                        return found.tag
                     raise ConflictError(f"{self.url}{key} was written by somebody else") from None
                 raise
             new_tag: str = answer["ETag"]

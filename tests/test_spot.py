@@ -104,7 +104,7 @@ def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3P
 
 def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     record.claim(prefix, RECORD)
-    monkeypatch.setattr(spot, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
         spot.follow(prefix, lambda _event: None)
 

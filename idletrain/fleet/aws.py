@@ -27,7 +27,7 @@ AMI_PARAMETERS = {
 }
 ALIVE = ("pending", "running", "stopping", "stopped")
 RUNNING = ("pending", "running")
-RELEASE_SECONDS = 60.0  # a group can be deleted once no interface uses it: half a minute after its machines' end
+RELEASE_SECONDS = 300.0  # a group can be deleted once no interface uses it: minutes after its machines' end began
 RELEASE_PAUSE_SECONDS = 1.0
 GONE = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
 
@@ -197,7 +197,9 @@ class Account:
             ]
 
     def _parameter_tags(self, name: str) -> dict[str, str]:
-        found = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
+        found: list[dict[str, str]] = []
+        with _unless(("InvalidResourceId",)):  # another teardown was quicker
+            found = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
         return {tag["Key"]: tag["Value"] for tag in found}
 
     # --- what a run makes ---------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
     site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
-    boot = requests.user_data(STARTER_SECONDS, 0.0, job.cloud.image or "")
+    boot = requests.user_data_for(STARTER_SECONDS, job.cloud.image or "")
     body = requests.launch_template(_resource(schedule.name), site, policy.STARTER, boot, tags)
     starter = eventbridge.Starter(
         site=dataclasses.replace(site, template=account.make_template(body)),

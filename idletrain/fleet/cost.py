@@ -18,6 +18,7 @@ from idletrain.fleet.catalog import Pools
 
 Event = Mapping[str, Any]
 HOUR_SECONDS = 3600.0
+TEARDOWN_SECONDS = 60.0  # from a run's end to its machines'
 BILLED_SECONDS = 60.0  # the least that EC2 bills for an instance (AWS, "Amazon EC2 On-Demand Pricing")
 # What every machine has besides: the root disk of Amazon's ECS-optimized image at gp3's price (AWS price list,
 # us-east-1, May 2025), and a public IPv4 address (AWS News Blog, July 2023; billed since February 2024).
@@ -89,6 +90,9 @@ def accrued(events: Iterable[Event], now: float) -> Bill:
             launched.setdefault(event["instance"], event)
         elif event["kind"] == "instance_ended":
             ended.setdefault(event["instance"], event["t"])
+        elif event["kind"] == "run_ended":  # the head takes down what is there, itself last, and nobody is left to tell
+            for instance in launched:
+                ended.setdefault(instance, event["t"] + TEARDOWN_SECONDS)
     return Bill(tuple(_item(event, ended.get(instance), now) for instance, event in launched.items()))
 
 

@@ -16,7 +16,7 @@ from idletrain.fleet import cost, reconcile, requests
 from idletrain.fleet.aws import Account, Instance
 from idletrain.fleet.reconcile import Launch, Machine, Terminate
 from idletrain.fleet.record import Record
-from idletrain.fleet.requests import TAG, Pool
+from idletrain.fleet.requests import TAG, Outcome, Pool
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
@@ -137,7 +137,8 @@ class Keeper:
         return requests.fleet(record.site, asked.pools, asked.count, attempt, self._tags, price)
 
     async def _launch(self, asked: Launch, body: dict[str, Any]) -> None:
-        outcome = await asyncio.to_thread(self._account.start_nodes, self._record.site, body, asked.pools)
+        calling = asyncio.to_thread(self._account.start_nodes, self._record.site, body, asked.pools)
+        outcome = await _to_its_end(asyncio.ensure_future(calling))
         self._unanswered = (asked, body) if outcome.again else None
         if outcome.again:
             return
@@ -175,6 +176,8 @@ class Keeper:
         ended = {event["instance"] for event in self._news if event["kind"] == "instance_ended"}
         for instance in found:
             pool = instance.pool
+            if instance.launched_at < int(self._record.created):  # of a sitting before; EC2 tells whole seconds
+                continue
             if instance.id not in launched:
                 self._note(
                     "instance_launched",
@@ -201,3 +204,12 @@ class Keeper:
             for event in self._news[self._told :]:
                 self._tell(**event)
             self._told = len(self._news)
+
+
+async def _to_its_end(calling: asyncio.Future[Outcome]) -> Outcome:
+    """Await a request that makes machines; who cancels us waits until they are made, so that they can be ended."""
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        await asyncio.wait((calling,))
+        raise

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import tarfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,7 @@ NOTICE_POLL_SECONDS = (
 )
 POLL_SECONDS = 0.1
 SCHEDULER_SECONDS = 300.0  # a head that boots beside us
+CONNECT_SECONDS = 5.0
 DRAIN_SECONDS = 90.0  # of the 120 of a notice
 SYSTEM_BYTES = 700 << 20  # the operating system, Docker and this process
 WORKDIR = "workdir.tar.gz"
@@ -125,9 +127,10 @@ async def _watch(metadata: Metadata, fleet: LocalFleet, asked: asyncio.Event) ->
 
 async def _reachable(scheduler: str) -> None:
     host, _, port = scheduler.removeprefix("tls://").rpartition(":")
-    for _ in range(round(SCHEDULER_SECONDS / POLL_SECONDS)):
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, int(port))
+    until = time.monotonic() + SCHEDULER_SECONDS
+    while time.monotonic() < until:
+        with suppress(OSError):  # where the address is gone, nothing answers at all: TimeoutError is one, too
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_SECONDS)
             writer.close()
             return
         await asyncio.sleep(POLL_SECONDS)

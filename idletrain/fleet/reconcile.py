@@ -13,8 +13,9 @@ from idletrain.fleet.cost import must_stop
 from idletrain.fleet.requests import Pool
 
 DRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
-LAST_SECONDS = 180.0  # before the deadline: time to write the last snapshot and to take the fleet down
+LAST_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
+MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
 LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
 
 
@@ -91,7 +92,7 @@ def decide(
     if lost:
         commands.append(Terminate(_ids(lost), "its worker is gone"))
     useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
-    spares = sum(m.at_risk for m in useful)
+    spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
     missing = wanted.count + spares - len(useful)
     pools = _ask(wanted, dry, now)
     if missing > 0 and may_launch and pools:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from idletrain.errors import RunError
@@ -22,11 +22,11 @@ TAG = "idletrain:"
 REGISTRY = ".dkr.ecr."
 CLI_IMAGE = "public.ecr.aws/aws-cli/aws-cli"
 FIRST_PORT, LAST_PORT = 1024, 65535
-SHUTDOWN_MARGIN_MINUTES = 1  # `shutdown` counts whole minutes from boot, a bill from the launch
 # What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
 # (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
 DRY = frozenset(
     {
+        "InvalidFleetConfiguration",  # a type that its zone does not offer
         "InsufficientInstanceCapacity",
         "InsufficientFreeAddressesInSubnet",
         "InsufficientHostCapacity",
@@ -132,19 +132,26 @@ def token(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def user_data(deadline: float, now: float, image: str, *, gpu: bool = False) -> str:
+def user_data(deadline: float, image: str, *, gpu: bool = False) -> str:
     """What a machine runs when it boots; its own deadline is armed before anything that can fail.
 
     Args:
-        deadline: Unix seconds.
-        now: Unix seconds.
+        deadline: Unix seconds, the same for machines that boot later.
         image: The container image.
         gpu: Whether the container is given the machine's GPUs.
 
     Raises:
         ValueError: it would be longer than 4 KB.
     """
-    minutes = max(1, int((deadline - now) / 60) - SHUTDOWN_MARGIN_MINUTES)
+    return _boot(f"$(( left = ({int(deadline)} - $(date +%s)) / 60 - 1, left > 1 ? left : 1 ))", image, gpu=gpu)
+
+
+def user_data_for(seconds: float, image: str) -> str:
+    """The same for a machine that is started again and again, and lives so long each time."""
+    return _boot(str(int(seconds / 60)), image, gpu=False)
+
+
+def _boot(minutes: str, image: str, *, gpu: bool) -> str:
     gpus = " --gpus all" if gpu else ""
     text = (
         "#!/bin/bash\n"
@@ -277,9 +284,11 @@ def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str,
     )
     outcome = Outcome(machines)
     for error in answer.get("Errors") or ():
-        pool = _pool(error["LaunchTemplateAndOverrides"]["Overrides"], market, zones)
-        outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), {pool}))
-    return outcome
+        overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+        pools = {_pool(overrides, market, zones)} if "InstanceType" in overrides else set()
+        outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), pools))
+    # An answer is an answer: its token would bring the same again. What one pool refuses for good, another may have.
+    return replace(outcome, again=False, fatal="" if outcome.dry else outcome.fatal)
 
 
 def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> Outcome:

@@ -6,6 +6,7 @@ Safe to repeat, from anywhere: it needs neither the machine that started the run
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from idletrain.fleet.aws import Account, Instance, Remnant
 from idletrain.fleet.requests import TAG
 from idletrain.storage import S3Prefix
 
+logger = logging.getLogger(__name__)
 GONE_SECONDS = 300.0  # machines end in a minute or two
 POLL_SECONDS = 1.0
+OWN = {TAG + key for key in ("run", "prefix", "created", "deadline")}
+LISTED_SECONDS = 30.0
 CLEAN_READS = 2  # EC2's lists are consistent after a while only
 
 
@@ -37,11 +41,9 @@ def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -
     _end_machines(account, run, spare)
     if spare:
         account.leave_group(spare)
-    for remnant in account.remnants(run):
+    for remnant in sorted(account.remnants(run), key=lambda remnant: remnant.kind == "group"):  # it may have to wait
         account.delete(remnant)
-    survivors = [machine.id for machine in account.instances(run) if machine.id != spare]
-    survivors += [remnant.id for remnant in account.remnants(run)]
-    if survivors:
+    if survivors := _survivors(account, run, spare):
         raise RunError(f"of run {run} there are still {', '.join(survivors)}; repeat `idletrain down {run}`")
     _note(prefix, "ended")
 
@@ -69,6 +71,8 @@ def orphans(
     led = {machine.run for machine in machines if machine.role == "head"}
     found: dict[str, Orphan] = {}
     for tags in (*(machine.tags for machine in machines), *(remnant.tags for remnant in remnants)):
+        if not tags.keys() >= OWN:  # somebody else's below our names
+            continue
         run, prefix = tags[TAG + "run"], tags[TAG + "prefix"]
         age = now - datetime.datetime.fromisoformat(tags[TAG + "created"]).timestamp()
         if now > float(tags[TAG + "deadline"]):
@@ -76,6 +80,18 @@ def orphans(
         elif run not in led and age > grace_seconds:
             found.setdefault(run, Orphan(run, prefix, "it has no head"))
     return [found[run] for run in sorted(found)]
+
+
+def _survivors(account: Account, run: str, spare: str) -> list[str]:
+    """What is still there once lists have had the time to tell."""
+    deadline = time.monotonic() + LISTED_SECONDS
+    while True:
+        left = [machine.id for machine in account.instances(run) if machine.id != spare]
+        left += [remnant.id for remnant in account.remnants(run)]
+        if not left or time.monotonic() > deadline:
+            return left
+        account.terminate([id_ for id_ in left if id_.startswith("i-")])
+        time.sleep(POLL_SECONDS)
 
 
 def _end_machines(account: Account, run: str, spare: str) -> None:
@@ -88,9 +104,13 @@ def _end_machines(account: Account, run: str, spare: str) -> None:
         if left and time.monotonic() > deadline:
             raise RunError(f"of run {run} there are still {', '.join(left)}; repeat `idletrain down {run}`")
         if clean < CLEAN_READS:
-            time.sleep(POLL_SECONDS if left else POLL_SECONDS / 5)
+            time.sleep(POLL_SECONDS)
 
 
 def _note(prefix: S3Prefix | None, state: str) -> None:
-    if prefix is not None and prefix.get(record.KEY) is not None:
+    if prefix is None:
+        return
+    try:
         record.update(prefix, state=state)
+    except Exception as error:  # noqa: BLE001 (nothing about a record may keep machines alive)
+        logger.warning("the record in %s is left as it is: %s", prefix.url, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class Mirror:
         self._run_dir, self._prefix = run_dir, prefix
         self._sent = {name: _end_of(name, prefix.names(f"{name}/"), prefix) for name in GROWING}
         self._stamps: dict[str, tuple[int, int]] = {}
+        self._one_at_a_time = threading.Lock()  # a thread that copies goes on when its awaiter is cancelled
 
     async def keep(self) -> None:
         """Copy what changed, every second, until cancelled."""
@@ -42,6 +44,10 @@ class Mirror:
 
     def copy(self) -> None:
         """Copy what changed since the last time."""
+        with self._one_at_a_time:
+            self._copy()
+
+    def _copy(self) -> None:
         news = {name: self._news(name) for name in GROWING}  # before the files that it speaks of
         here = self._whole_files()
         for name in here:

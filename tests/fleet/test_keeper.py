@@ -176,7 +176,7 @@ def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, 
         fleet = Kept(account)
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
-        unlisted = Keeper(account, fleet.record, "tls://127.0.0.1:1")
+        unlisted = Keeper(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
         unlisted._expected = {id_: Machine(id_, SPOT[0], time.time()) for id_ in ("i-1", "i-2")}
         account.terminate(fleet.alive())
         await unlisted.look()

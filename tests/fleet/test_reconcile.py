@@ -63,6 +63,8 @@ def test_a_machine_at_risk_stays_and_gets_a_spare_once() -> None:
     risky = machine("i-2", at_risk=True)
     assert decide(WANTED, [FINE[0], risky], {}, True, NOW) == (Launch(SPOT, 1),)
     assert decide(WANTED, [FINE[0], risky, machine("i-3")], {}, True, NOW) == ()
+    risky_too = machine("i-3", at_risk=True)
+    assert decide(WANTED, [machine("i-1", at_risk=True), risky, risky_too], {}, True, NOW) == ()
 
 
 def test_a_machine_without_a_worker_is_replaced_at_once_and_ended_soon() -> None:
@@ -114,8 +116,8 @@ def test_pools_that_gave_less_are_dry_for_a_while() -> None:
     ("spent", "idle", "left", "reason"),
     [
         (0.0, 0.0, 3600.0, ""),
-        (4.99, 599.0, 181.0, ""),
-        (0.0, 0.0, 179.0, "its deadline is near"),
+        (4.99, 599.0, 421.0, ""),
+        (0.0, 0.0, 419.0, "its deadline is near"),
         (5.0, 0.0, 3600.0, "its budget of $5.00 is used up"),
         (0.0, 601.0, 3600.0, "no node came for 600 s"),
     ],

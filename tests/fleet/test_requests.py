@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import time
 from typing import Any
 
 import pytest
@@ -29,10 +31,10 @@ def test_tags_say_whose_what_is_and_until_when() -> None:
 
 
 def test_user_data_arms_the_deadline_before_anything_else_and_is_short_and_without_secrets() -> None:
-    text = requests.user_data(deadline=7200.0, now=0.0, image="r/idletrain:1", gpu=True)
+    text = requests.user_data(7200.0, "r/idletrain:1", gpu=True)
     lines = text.splitlines()
     assert lines[0] == "#!/bin/bash"
-    assert next(line for line in lines[1:] if not line.startswith("#")) == "shutdown -h +119"
+    assert next(line for line in lines[1:] if not line.startswith("#")).startswith("shutdown -h +")
     assert lines[3] == "docker run --rm --network host --gpus all r/idletrain:1 node"
     assert lines[-1] == "shutdown -h now"
     assert len(text) < requests.USER_DATA_BYTES
@@ -41,7 +43,7 @@ def test_user_data_arms_the_deadline_before_anything_else_and_is_short_and_witho
 
 def test_an_image_of_the_account_s_own_registry_is_logged_in_for() -> None:
     image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
-    lines = requests.user_data(7200.0, 0.0, image).splitlines()
+    lines = requests.user_data(7200.0, image).splitlines()
     assert "ecr get-login-password --region eu-west-1 | docker login" in lines[3]
     assert lines[3].endswith("--password-stdin 123456789012.dkr.ecr.eu-west-1.amazonaws.com")
     assert lines[4].endswith(f"{image} node")
@@ -49,11 +51,31 @@ def test_an_image_of_the_account_s_own_registry_is_logged_in_for() -> None:
 
 def test_user_data_of_more_than_4_kb_is_an_error() -> None:
     with pytest.raises(ValueError, match="4096"):
-        requests.user_data(100.0, 0.0, "image" * 1000)
+        requests.user_data(100.0, "image" * 1000)
 
 
-def test_the_deadline_is_armed_even_when_it_has_passed() -> None:
-    assert "shutdown -h +1\n" in requests.user_data(0.0, 1000.0, "image")
+@pytest.mark.parametrize(("left_seconds", "minutes"), [(7200, 119), (600, 9), (30, 1), (-600, 1)])
+def test_the_deadline_is_the_run_s_for_a_machine_that_boots_later_and_armed_when_it_has_passed(
+    left_seconds: int, minutes: int
+) -> None:
+    text = requests.user_data(time.time() + left_seconds + 5, "image")
+    (line,) = [line for line in text.splitlines() if line.startswith("shutdown -h +")]
+    script = line.replace("shutdown", "echo", 1)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"-h +{minutes}\n"
+
+
+def test_a_machine_that_is_started_again_and_again_lives_as_long_each_time() -> None:
+    assert "shutdown -h +30\n" in requests.user_data_for(1800.0, "image")
+
+
+def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_run_s() -> None:
+    errors = [
+        {"ErrorCode": "InternalError"},
+        {"ErrorCode": "InvalidFleetConfiguration", "LaunchTemplateAndOverrides": override(A)},
+        {"ErrorCode": "Odd", "LaunchTemplateAndOverrides": override(B)},
+    ]
+    assert requests.outcome_of_fleet({"Errors": errors}, "spot", ZONES) == Outcome(dry=frozenset({A}))
 
 
 def test_a_security_group_lets_nobody_in_but_itself() -> None:
