@@ -148,7 +148,7 @@ def user_data(deadline: float, image: str, *, gpu: bool = False) -> str:
 
 def user_data_for(seconds: float, image: str) -> str:
     """The same for a machine that is started again and again, and lives so long each time."""
-    return _boot(str(int(seconds / 60)), image, gpu=False)
+    return _boot(str(int(seconds / 60) - 1), image, gpu=False)
 
 
 def _boot(minutes: str, image: str, *, gpu: bool) -> str:

@@ -66,7 +66,7 @@ def test_the_deadline_is_the_run_s_for_a_machine_that_boots_later_and_armed_when
 
 
 def test_a_machine_that_is_started_again_and_again_lives_as_long_each_time() -> None:
-    assert "shutdown -h +30\n" in requests.user_data_for(1800.0, "image")
+    assert "shutdown -h +29\n" in requests.user_data_for(1800.0, "image")
 
 
 def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_run_s() -> None:
