@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from idletrain.nn.outofcore.profile import Link, Unit
 
-LOOKAHEAD = 2  # segments whose parameters are on their way or being written while one computes: three buffers
+LOOKAHEAD = 2  # segments whose parameters are on their way forward while one computes; back it is one, and one leaving
 
 
 class Segment(NamedTuple):
@@ -104,10 +104,18 @@ class Footprint:
             self._given[s] = given
             segment = self.segments[s]
             given += segment.freed_bytes - (0 if streamed else segment.parameter_bytes)
+        self._gradients = [0] * (len(self.segments) + 1)
+        for s in range(len(self.segments) - 1, 0, -1):
+            parameters = 0 if streamed else self.segments[s].parameter_bytes
+            self._gradients[s - 1] = self._gradients[s] + parameters
 
     def forward_room(self, s: int) -> int:
         """How many bytes of saved tensors may be live when segment `s` begins its forward pass."""
         return self.budget_bytes - self.resident_bytes - self.segments[s].forward_bytes
+
+    def gradients(self, at: int) -> int:
+        """Bytes of parameters' gradients when segment `at`'s backward pass begins."""
+        return self._gradients[at]
 
     def room(self, at: int, s: int) -> int:
         """How many bytes of saved tensors and gradients may be live at segment `at`'s backward pass once what `s` needs
@@ -134,6 +142,7 @@ class _Run:
         self._pending: deque[tuple[float, int, int]] = deque()  # (when written, segment, bytes)
         self._ready = [0.0] * len(self._segments)
         self._weights = [0.0] * len(self._segments)
+        self._back = [0.0] * len(self._segments)  # when its parameters are written back
         self._spans: list[Span] | None = [] if trace else None
 
     def step(self) -> Outcome:
@@ -183,8 +192,7 @@ class _Run:
             s for s, segment in enumerate(self._segments) if segment.read_bytes and self._owner(s) not in here
         ]
         if self._footprint.streamed:
-            for s in range(last, max(-1, last - LOOKAHEAD), -1):
-                self._fetch(s, self._segments[s].state_bytes)  # the values are still there
+            self._fetch(last, self._segments[last].state_bytes)  # the values are still there
 
     def _owner(self, s: int) -> int:
         return s if self._segments[s].swapped and self._segments[s].stored_bytes else s - 1
@@ -195,9 +203,10 @@ class _Run:
         if self._swapped_out and self._swapped_out[-1] == s:  # no room for it before: whatever comes of it
             self._read(s)
         if self._footprint.streamed:
-            if s - LOOKAHEAD >= 0:
-                ahead = self._segments[s - LOOKAHEAD]
-                self._fetch(s - LOOKAHEAD, ahead.parameter_bytes + ahead.state_bytes)
+            if s:  # into the buffer of the segment that was written back before the last
+                ahead = self._segments[s - 1]
+                self._in = max(self._in, self._back[s + 2] if s + 2 < len(self._segments) else 0.0)
+                self._fetch(s - 1, ahead.parameter_bytes + ahead.state_bytes)
             self._now = max(self._now, self._weights[s])
         self._now = max(self._now, self._ready[s])
         self._note(segment.backward_bytes)
@@ -207,7 +216,7 @@ class _Run:
         if self._footprint.streamed:
             start = max(self._out, self._now)
             size = segment.parameter_bytes + segment.state_bytes
-            self._out = start + size * self._write_seconds
+            self._out = self._back[s] = start + size * self._write_seconds
             self._span("write", "weights", s, start, self._out)
         else:
             self._live += segment.parameter_bytes

@@ -1,0 +1,42 @@
+"""Which ranges of a scratch file or of pinned memory are free. Pure."""
+
+from __future__ import annotations
+
+import bisect
+
+PAGE = 4096  # what O_DIRECT aligns to
+
+
+class Extents:
+    """Ranges of whole pages out of `capacity_bytes`, first fit."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes // PAGE * PAGE
+        self.free_bytes = self.capacity_bytes
+        self._free = [(0, self.capacity_bytes)] if self.capacity_bytes else []
+
+    def take(self, size: int) -> int | None:
+        """The start of a range of `size` bytes, a multiple of a page; None if there is no such range."""
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
+                self.free_bytes -= size
+                return start
+        return None
+
+    def give(self, start: int, size: int) -> None:
+        """Free a range that was taken."""
+        i = bisect.bisect_left(self._free, (start, start))
+        end = start + size
+        low, high = i, i
+        if i and self._free[i - 1][1] == start:
+            low, start = i - 1, self._free[i - 1][0]
+        if i < len(self._free) and self._free[i][0] == end:
+            high, end = i + 1, self._free[i][1]
+        self._free[low:high] = [(start, end)]
+        self.free_bytes += size
+
+
+def pages(size: int) -> int:
+    """`size` rounded up to whole pages."""
+    return -(-size // PAGE) * PAGE

@@ -1,0 +1,261 @@
+"""A network's profile, by running every unit once on its own: no more memory than the largest unit is needed.
+
+The module runs forward without gradients; each unit, when its turn comes, is run forward and backward beside it, for
+what it saves and needs, and for its seconds of CPU time (waits and busy neighbours do not count) or of GPU time.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from idletrain.nn.outofcore.profile import Unit
+from idletrain.nn.outofcore.units import Installed, Piece
+
+LOSS = "loss"
+
+
+def measure(
+    module: nn.Module,
+    pieces: Sequence[Piece],
+    inputs: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    state_slots: int = 0,
+) -> tuple[list[Piece], tuple[Unit, ...]]:
+    """Measure every unit.
+
+    Args:
+        module: In training mode; its buffers and torch's random state are left as they were.
+        pieces: Its units.
+        inputs: A batch.
+        loss: The loss of its outputs.
+        state_slots: Tensors of optimizer state per parameter.
+
+    Returns:
+        The pieces in the order in which they ran (one that did not run, or ran twice, is left out and so stays
+        outside the plan), and a unit for each, with one more for the loss.
+    """
+    fixed = {p.untyped_storage()._cdata for p in module.parameters()}
+    calls: list[int] = []
+    units: dict[int, Unit] = {}
+
+    def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        calls.append(p)
+        trial = _Trial(pieces[p].name, forward, args, kwargs, list(pieces[p].parameters()), fixed)
+        units[p] = trial.unit(state_slots)
+        return trial.out
+
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), torch.no_grad():
+            outputs = module(inputs)
+            last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)
+    finally:
+        installed.remove()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    once = [p for p in calls if calls.count(p) == 1]
+    # A chain's piece is one with the next only if that is the next to run.
+    follows = [i > 0 and pieces[p].follows and once[i - 1] == p - 1 for i, p in enumerate(once)]
+    measured = [replace(units[p], follows=f) for p, f in zip(once, follows, strict=True)]
+    return [pieces[p] for p in once], (*measured, replace(last, follows=False, modes="K"))
+
+
+def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:
+    """Why a batch cannot be cut into micro-batches, or "" if it can.
+
+    Args:
+        module: The network.
+        loss: Tried on halves of `outputs` `[B, ...]` and `labels` `[B, ...]`: it must be the mean over samples.
+    """
+    for name, inner in module.named_modules():
+        if isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.training:
+            return f"{name} (BatchNorm) uses the statistics of the whole batch"
+    half = len(outputs) // 2
+    if half:
+        whole = loss(outputs[: 2 * half], labels[: 2 * half])
+        parts = (loss(outputs[:half], labels[:half]) + loss(outputs[half : 2 * half], labels[half : 2 * half])) / 2
+        if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-6):
+            return "the loss is not a mean over the batch's samples"
+    return ""
+
+
+class _Trial:
+    """One unit run forward without saving, forward with, and backward, twice: for memory and for time."""
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parameters: list[nn.Parameter],
+        fixed: set[int],
+    ) -> None:
+        self._name, self._forward, self._fixed = name, forward, fixed
+        self._given = args, kwargs
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._values = sum(p.nbytes for p in parameters)
+        tensors = [t for t in tree_flatten(self._given)[0] if isinstance(t, Tensor)]
+        self._device = tensors[0].device
+        self._entering = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        self._make_memory = _DeviceMemory if self._device.type == "cuda" else _HostMemory
+        with self._make_memory() as memory:
+            self.out = forward(*args, **kwargs)
+            self._bare_bytes = memory.peak_bytes
+
+    def unit(self, state_slots: int) -> Unit:
+        given, leaves, entering = self._copied()
+        with self._make_memory() as memory:
+            out, saved, _ = self._run(given)
+            saving = memory.peak_bytes
+            backward = self._backward(out, leaves, memory)
+        leaving = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(out)}
+        inner = sum(size for key, size in saved.items() if key not in entering and key not in leaving)
+        del out, leaves, given
+        forward_seconds, recompute_seconds, backward_seconds = self._seconds()
+        gradients = sum(p.nbytes for p in self._parameters)
+        return Unit(
+            name=self._name,
+            forward_seconds=forward_seconds,
+            backward_seconds=backward_seconds,
+            recompute_seconds=recompute_seconds,
+            input_bytes=sum(self._entering.values()),
+            output_bytes=sum(leaving.values()),
+            inner_bytes=inner,
+            saves_input=bool(entering & saved.keys()),
+            saves_output=bool(leaving.keys() & saved.keys()),
+            forward_bytes=self._bare_bytes,
+            saving_bytes=saving,
+            backward_bytes=max(0, backward - gradients),
+            parameter_bytes=self._values,
+            state_bytes=state_slots * gradients,
+        )
+
+    def _copied(self) -> tuple[Any, list[Tensor], set[int]]:
+        """The arguments as copies that are no leaves (a unit may change its input in place), their leaves, and the
+        copies' storages.
+        """
+        leaves: list[Tensor] = []
+        storages: set[int] = set()
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            made = value
+            if value.is_floating_point():
+                leaves.append(value.detach().requires_grad_())
+                made = leaves[-1].clone()
+            storages.add(made.untyped_storage()._cdata)
+            return made
+
+        with torch.enable_grad():
+            given = tree_map(copy, self._given)
+        return given, leaves, storages
+
+    def _run(self, given: Any) -> tuple[Any, dict[int, int], float]:
+        """Forward; with what it saves, and when it saved the last of it."""
+        saved: dict[int, int] = {}
+        last = self._now()
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal last
+            last = self._now()
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._fixed:
+                saved[storage._cdata] = storage.nbytes()
+            return tensor
+
+        args, kwargs = given
+        with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            return self._forward(*args, **kwargs), saved, last
+
+    def _backward(self, out: Any, leaves: list[Tensor], memory: _HostMemory | _DeviceMemory | None = None) -> int:
+        """Backward from all outputs; returns the bytes that it needed beside what was saved."""
+        outs = [t for t in _tensors(out) if t.requires_grad]
+        if not outs:
+            return 0
+        given = [torch.ones_like(t) for t in outs]
+        before = memory.start_again() if memory else 0
+        torch.autograd.grad(outs, [*leaves, *self._parameters], given, allow_unused=True)
+        return memory.peak_bytes - before if memory else 0
+
+    def _seconds(self) -> tuple[float, float, float]:
+        given, leaves, _ = self._copied()
+        started = self._now()
+        out, _, last = self._run(given)
+        middle = self._now()
+        self._backward(out, leaves)
+        return middle - started, min(last, middle) - started, self._now() - middle
+
+    def _now(self) -> float:
+        if self._device.type != "cuda":
+            return time.thread_time()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+class _HostMemory(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made while it is on; kernels' own scratch is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._bytes = self.peak_bytes = 0
+
+    def start_again(self) -> int:
+        """Count the peak from here on; returns what is there now."""
+        self.peak_bytes = self._bytes
+        return self._bytes
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        entered = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._there and key not in entered:
+                self._there[key] = storage.nbytes(), weakref.ref(storage, lambda _ref, key=key: self._gone(key))
+                self._bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        return out
+
+    def _gone(self, key: int) -> None:
+        self._bytes -= self._there.pop(key)[0]
+
+
+class _DeviceMemory:
+    """The same of a GPU, as its allocator counts."""
+
+    def __enter__(self) -> _DeviceMemory:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._start = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *_raised: Any) -> None:
+        torch.cuda.synchronize()
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(torch.cuda.max_memory_allocated() - self._start)
+
+    def start_again(self) -> int:
+        torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.memory_allocated() - self._start)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [t for t in tree_flatten(tree)[0] if isinstance(t, Tensor)]

@@ -1,0 +1,198 @@
+"""Cutting a module into units: after heavy operations along chains, at blocks elsewhere, or where the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from idletrain.errors import JobError
+
+# A unit ends behind one of these: what it saves is its input, so recomputing stops before it (early stop).
+HEAVY = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A unit as modules: one module, or neighbours within an `nn.Sequential`.
+
+    Attributes:
+        name: By its modules' names.
+        owner: Whose `forward` runs it: the module itself, or the outermost Sequential of its chain.
+        modules: In order.
+        follows: Whether it takes over from the piece before, within one Sequential.
+    """
+
+    name: str
+    owner: nn.Module
+    modules: tuple[nn.Module, ...]
+    follows: bool
+
+    @property
+    def chained(self) -> bool:
+        """Whether it is a part of a Sequential."""
+        return self.modules != (self.owner,)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What it computes, within a chain."""
+        (x,) = args
+        for module in self.modules:
+            x = module(x)
+        return x
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its parameters, each once."""
+        seen: set[int] = set()
+        for module in self.modules:
+            for parameter in module.parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+
+def pieces_of(module: nn.Module, names: Sequence[str] = ()) -> list[Piece]:
+    """A module's units.
+
+    Args:
+        module: Any module.
+        names: Submodules that are a unit each, by name; cut automatically if empty.
+
+    Raises:
+        JobError: there is no submodule of a name, or one lies within another.
+    """
+    return _named(module, names) if names else list(_automatic(module, "", root=True))
+
+
+def _named(module: nn.Module, names: Sequence[str]) -> list[Piece]:
+    found = dict(module.named_modules())
+    if unknown := [name for name in names if name not in found]:
+        raise JobError(
+            f"units: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the model's modules; "
+            f"it has {', '.join(name for name in found if name)}"
+        )
+    for name in names:
+        inside = [other for other in names if other.startswith(f"{name}.")]
+        if inside:
+            raise JobError(f"units: {inside[0]} lies within {name}; name one of them")
+    return [Piece(name, found[name], (found[name],), follows=False) for name in names]
+
+
+def _automatic(module: nn.Module, name: str, *, root: bool = False) -> Iterator[Piece]:
+    """Pieces of a module that is opened: chains are cut, blocks stay whole, containers of blocks are opened."""
+    if _is_chain(module):
+        yield from _cut(module, list(_flat(module, name)))
+    elif root or _holds_blocks(module):
+        for child_name, child in module.named_children():
+            yield from _automatic(child, f"{name}.{child_name}" if name else child_name)
+    elif isinstance(module, nn.ModuleList | nn.ModuleDict):
+        for child_name, child in module.named_children():
+            yield from _automatic(child, f"{name}.{child_name}" if name else child_name)
+    else:
+        yield Piece(name, module, (module,), follows=False)
+
+
+def _is_chain(module: nn.Module) -> bool:
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    return type(module).forward is nn.Sequential.forward and len(module._modules) > 0 and not hooked
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    """Whether a module is a network of blocks: somewhere within it is a list of modules that have children."""
+    return any(
+        isinstance(inner, nn.Sequential | nn.ModuleList)
+        and sum(any(True for _ in child.children()) for child in inner.children()) > 1
+        for inner in module.modules()
+    )
+
+
+def _flat(chain: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    for child_name, child in chain.named_children():
+        full = f"{name}.{child_name}" if name else child_name
+        if _is_chain(child):
+            yield from _flat(child, full)
+        else:
+            yield full, child
+
+
+def _cut(owner: nn.Module, members: list[tuple[str, nn.Module]]) -> Iterator[Piece]:
+    """Pieces of a chain: each ends behind a heavy operation or block and what changes its output in place."""
+    run: list[tuple[str, nn.Module]] = []
+    first = True
+    for i, (name, module) in enumerate(members):
+        run.append((name, module))
+        heavy = isinstance(module, HEAVY) or any(True for _ in module.children())
+        ended = heavy or _in_place(module)
+        after = members[i + 1][1] if i + 1 < len(members) else None
+        behind_heavy = any(isinstance(m, HEAVY) or any(True for _ in m.children()) for _, m in run)
+        if (ended and behind_heavy and not (after is not None and _in_place(after))) or after is None:
+            names = [n for n, _ in run]
+            yield Piece(_span(names), owner, tuple(m for _, m in run), follows=not first)
+            run, first = [], False
+
+
+def _in_place(module: nn.Module) -> bool:
+    return bool(getattr(module, "inplace", False))
+
+
+def _span(names: list[str]) -> str:
+    """`features.3` to `features.6` as `features.3-6`."""
+    if len(names) == 1:
+        return names[0]
+    prefix, _, last = names[-1].rpartition(".")
+    return f"{names[0]}-{last}" if names[0].rpartition(".")[0] == prefix else f"{names[0]}-{names[-1]}"
+
+
+Runner = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Installed:
+    """Takes over the `forward` of units' owners: each segment of units runs through `runner(segment, run, args, kwargs)`.
+
+    Args:
+        pieces: In forward order.
+        segments: First and last piece of each segment; more than one only along a chain.
+        runner: Runs a segment.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], segments: Sequence[tuple[int, int]], runner: Runner) -> None:
+        self._runner = runner
+        self._owners: dict[nn.Module, list[tuple[int, list[Piece]]]] = {}
+        for s, (first, last) in enumerate(segments):
+            self._owners.setdefault(pieces[first].owner, []).append((s, list(pieces[first : last + 1])))
+        for owner, parts in self._owners.items():
+            owner.forward = self._chain(parts) if parts[0][1][0].chained else self._single(owner, parts[0][0])
+
+    def remove(self) -> None:
+        """Give the modules their own `forward` back."""
+        for owner in self._owners:
+            owner.__dict__.pop("forward", None)
+
+    def _single(self, owner: nn.Module, segment: int) -> Callable[..., Any]:
+        own = type(owner).forward.__get__(owner)
+        return lambda *args, **kwargs: self._runner(segment, own, args, kwargs)
+
+    def _chain(self, parts: list[tuple[int, list[Piece]]]) -> Callable[..., Any]:
+        def run_all(pieces: list[Piece]) -> Callable[..., Any]:
+            def run(x: Any) -> Any:
+                for piece in pieces:
+                    x = piece.run(x)
+                return x
+
+            return run
+
+        runs = [(segment, run_all(pieces)) for segment, pieces in parts]
+
+        def forward(x: Any) -> Any:
+            for segment, run in runs:
+                x = self._runner(segment, run, (x,), {})
+            return x
+
+        return forward
