@@ -189,6 +189,9 @@ class _Search:
             found = min(found, self._climb(start, until), key=self.cost)
             if len(self._seen) >= until or self.cost(found) <= self._bound:
                 break
+        if self._budget and self.cost(found)[0]:  # where little fits, the way there leads past what fits least of all
+            lean = _Search(self._profile, 0, streamed=self._streamed).best().letters
+            found = min(found, self._climb(lean, len(self._seen) + EVALUATIONS), key=self.cost)
         return _technique("joint", found, self.outcome(found))
 
     def _climb(self, letters: Letters, until: int) -> Letters:

@@ -18,6 +18,7 @@ from idletrain.errors import RunError
 from idletrain.nn.outofcore.simulate import Footprint
 
 SMALL_BYTES = 64 << 10  # stays in memory: sixteen pages, a transfer of which costs more than it frees
+ROOMY = 1 << 62
 OUTSIDE = -1  # the segment of what is saved between units
 
 
@@ -41,15 +42,15 @@ class Swap(Protocol):
 class Slot:
     """A saved storage, in memory or away."""
 
-    __slots__ = ("arriving", "copy", "key", "needed_at", "size", "storage", "users", "weak")
+    __slots__ = ("arriving", "copy", "key", "needed_at", "owner", "size", "storage", "users", "weak")
 
-    def __init__(self, storage: torch.UntypedStorage, key: tuple[int, int]) -> None:
+    def __init__(self, storage: torch.UntypedStorage, key: tuple[int, int], owner: int) -> None:
         self.key = key
         self.storage: torch.UntypedStorage | None = storage
         self.weak = StorageWeakRef(storage)  # while it is held no other storage gets the address
         self.size = storage.nbytes()
         self.users = 0
-        self.needed_at = OUTSIDE
+        self.owner = self.needed_at = owner
         self.copy: Copy | None = None
         self.arriving = False
 
@@ -114,12 +115,13 @@ class SavedTensors:
         key = storage._cdata, tensor._version  # a later version has other values
         slot = self._slots.get(key)
         if slot is None:
-            slot = self._slots[key] = Slot(storage, key)
+            slot = self._slots[key] = Slot(storage, key, segment)
             self._count(slot.size)
             if swap and slot.size >= SMALL_BYTES:
                 slot.copy = self._swap.put(storage)
                 self.swapped_bytes += slot.size
                 self._leaving.append(slot)
+                self._away.append((segment, slot))
         if slot.copy and slot.needed_at < segment:
             slot.needed_at = segment
             self._away.append((segment, slot))
@@ -176,12 +178,21 @@ class SavedTensors:
 
     def _rewind(self) -> None:
         self._backward = True
-        last = len(self._footprint.segments) - 1
-        self._settle(self._footprint.room(last, last))
+        self._settle(ROOMY)
+        while self._leaving and self._footprint.excess(self.live_bytes, self._here()) > 0:
+            self._settle(self.live_bytes - 1)
         for slot in self._leaving:  # used before it could be back
             if slot.users and slot.copy and slot.copy.cancel():
                 slot.copy = None
         self._leaving.clear()
+
+    def _here(self) -> list[int]:
+        """Of each segment's saved bytes, those that are in memory."""
+        here = [segment.freed_bytes for segment in self._footprint.segments]
+        for segment, slot in self._away:
+            if segment == slot.owner and slot.storage is None:
+                here[segment] -= slot.size
+        return here
 
     def _prefetch(self) -> None:
         room = self._footprint.room

@@ -117,6 +117,20 @@ class Footprint:
         """Bytes of parameters' gradients when segment `at`'s backward pass begins."""
         return self._gradients[at]
 
+    def excess(self, live: int, here: Sequence[int]) -> int:
+        """By how much the backward pass would exceed the budget if it began now and read what is away on demand.
+
+        Args:
+            live: Bytes of saved tensors in memory.
+            here: Of each segment's freed bytes, those that are among them.
+        """
+        free, most = self.budget_bytes - self.resident_bytes, 0
+        for s in range(len(self.segments) - 1, -1, -1):
+            segment = self.segments[s]
+            most = max(most, live + segment.freed_bytes - here[s] + segment.backward_bytes - free)
+            live += (0 if self.streamed else segment.parameter_bytes) - here[s]
+        return most
+
     def room(self, at: int, s: int) -> int:
         """How many bytes of saved tensors and gradients may be live at segment `at`'s backward pass once what `s` needs
         is on its way: so few that every segment from there to `s` finds room.
@@ -183,11 +197,14 @@ class _Run:
     def _rewind(self) -> None:
         """Between the passes: find what has to come back."""
         self._drain(self._now)
-        last = len(self._segments) - 1
-        while self._pending and self._live > self._footprint.room(last, last):
-            self._now = max(self._now, self._pending[0][0])
+        here = {s for _, s, _ in self._pending}  # not yet written: used as they are, if there is room
+        held = [0 if s.swapped and i not in here else s.freed_bytes for i, s in enumerate(self._segments)]
+        while self._pending and self._footprint.excess(self._live, held) > 0:
+            self._now, s, _ = self._pending[0]
+            held[s] = 0
+            here.remove(s)
             self._drain(self._now)
-        here = {s for _, s, _ in self._pending}  # not yet written: used as they are
+        last = len(self._segments) - 1
         self._swapped_out = [
             s for s, segment in enumerate(self._segments) if segment.read_bytes and self._owner(s) not in here
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -96,21 +97,27 @@ def test_a_changed_byte_is_an_error_and_never_a_wrong_gradient(swap: DiskSwap) -
 
 
 def test_a_file_system_without_direct_io_is_used_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tmpfs(tmp_path / "memory", "8m") as folder:
-        swap = DiskSwap(folder, 4 * MIB)
-        if swap.direct:
-            swap.close()
-            pytest.skip("this kernel's tmpfs takes O_DIRECT")
-        assert "refuses O_DIRECT; swapping goes through memory" in caplog.text
-        tensor = torch.randn(MIB // 8)
-        copy = swap.put(tensor.untyped_storage())
-        copy.wait_written()
-        copy.fetch()
-        assert torch.equal(torch.empty(0).set_(copy.fetched()), tensor)
-        copy.drop()
-        swap.close()
+    real = os.open
+
+    def refuses(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuses)
+    swap = DiskSwap(tmp_path, 4 * MIB)
+    assert not swap.direct
+    assert "refuses O_DIRECT; swapping goes through memory" in caplog.text
+    tensor = torch.randn(MIB // 8)
+    copy = swap.put(tensor.untyped_storage())
+    copy.wait_written()
+    copy.fetch()
+    assert torch.equal(torch.empty(0).set_(copy.fetched()), tensor)
+    copy.drop()
+    swap.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_step_refuses_it_with_the_bytes(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_one_storage_counts_once_however_often_it_is_saved(swap: DiskSwap) -> No
 
 
 def test_what_is_swapped_is_freed_when_room_is_needed_and_comes_back(swap: DiskSwap) -> None:
-    saved = saved_in(swap, budget=SIZE)
+    saved = saved_in(swap, budget=2 * SIZE)
     tensor = torch.randn(SIZE // 4)
     expected = tensor.clone()
     handle = saved.pack(tensor, 0, swap=True)
