@@ -27,6 +27,8 @@ from idletrain.nn.outofcore.units import Installed, Piece
 # glibc gives blocks of this size back at once when they are freed, which a memory limit counts on; its own threshold
 # grows to 32 MiB. Below 1 MiB the calls cost more than the memory is worth.
 MMAP_THRESHOLD_BYTES = 1 << 20
+# What torch's checkpoint takes once in a process: it reads a setting of torch's compiler, which imports all of it.
+CHECKPOINT_BYTES = 80 << 20
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
@@ -58,6 +60,8 @@ class Executor:
             for s in footprint.segments
         ]
         self._saved: SavedTensors | None = None
+        self._between = OUTSIDE  # the segment of what is saved by no unit
+        self._last = len(footprint.segments) - 2
         self._ran: set[int] = set()
         count = len(footprint.segments)
         self.forward_seconds, self.backward_seconds = [0.0] * count, [0.0] * count
@@ -83,8 +87,9 @@ class Executor:
         elsewhere = self._weights.stand_in if self._weights else self._is_fixed
         saved = self._saved = SavedTensors(self._swap, self._footprint, elsewhere, self._entered)
         self._ran.clear()
+        self._between = OUTSIDE
         try:
-            with saved_tensors_hooks(functools.partial(saved.pack, segment=OUTSIDE, swap=False), saved.unpack):
+            with saved_tensors_hooks(lambda tensor: saved.pack(tensor, self._between, swap=False), saved.unpack):
                 yield
             self._stop_clock()
         except CheckpointError as error:
@@ -120,6 +125,9 @@ class Executor:
                 guard = functools.partial(_same_buffers, self._members[s])
                 out = checkpoint(run, *args, use_reentrant=False, context_fn=guard, **kwargs)
         self.forward_seconds[s] = time.thread_time() - started
+        if s == self._last:  # what follows is the loss, a segment without a module
+            self._between = s + 1
+            saved.make_room(s + 1)
         return out
 
     def _entered(self, s: int) -> None:

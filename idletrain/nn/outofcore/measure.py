@@ -51,8 +51,8 @@ def measure(
     def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls.append(p)
         trial = _Trial(pieces[p].name, forward, args, kwargs, list(pieces[p].parameters()), fixed)
-        units[p] = trial.unit(state_slots)
-        return trial.out
+        units[p], out = trial.unit(state_slots)
+        return out
 
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
@@ -60,7 +60,7 @@ def measure(
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
             outputs = module(inputs)
-            last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)
+            last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)[0]
     finally:
         installed.remove()
         with torch.no_grad():
@@ -93,7 +93,7 @@ def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ou
 
 
 class _Trial:
-    """One unit run forward without saving, forward with, and backward, twice: for memory and for time."""
+    """One unit run forward and backward twice, for memory and for time, and forward without saving."""
 
     def __init__(
         self,
@@ -112,11 +112,9 @@ class _Trial:
         self._device = tensors[0].device
         self._entering = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         self._make_memory = _DeviceMemory if self._device.type == "cuda" else _HostMemory
-        with self._make_memory() as memory:
-            self.out = forward(*args, **kwargs)
-            self._bare_bytes = memory.peak_bytes
 
-    def unit(self, state_slots: int) -> Unit:
+    def unit(self, state_slots: int) -> tuple[Unit, Any]:
+        """The unit, and what it computes from its arguments."""
         given, leaves, entering = self._copied()
         with self._make_memory() as memory:
             out, saved, _ = self._run(given)
@@ -127,7 +125,11 @@ class _Trial:
         del out, leaves, given
         forward_seconds, recompute_seconds, backward_seconds = self._seconds()
         gradients = sum(p.nbytes for p in self._parameters)
-        return Unit(
+        with self._make_memory() as memory:
+            args, kwargs = self._given
+            out = self._forward(*args, **kwargs)
+            bare = memory.peak_bytes
+        unit = Unit(
             name=self._name,
             forward_seconds=forward_seconds,
             backward_seconds=backward_seconds,
@@ -137,12 +139,13 @@ class _Trial:
             inner_bytes=inner,
             saves_input=bool(entering & saved.keys()),
             saves_output=bool(leaving.keys() & saved.keys()),
-            forward_bytes=self._bare_bytes,
+            forward_bytes=bare,
             saving_bytes=saving,
             backward_bytes=max(0, backward - gradients),
             parameter_bytes=self._values,
             state_bytes=state_slots * gradients,
         )
+        return unit, out
 
     def _copied(self) -> tuple[Any, list[Tensor], set[int]]:
         """The arguments as copies that are no leaves (a unit may change its input in place), their leaves, and the
@@ -187,10 +190,11 @@ class _Trial:
         outs = [t for t in _tensors(out) if t.requires_grad]
         if not outs:
             return 0
-        given = [torch.ones_like(t) for t in outs]
+        with torch.enable_grad():
+            end: Tensor = _End.apply(*outs)  # type: ignore[no-untyped-call]
         before = memory.start_again() if memory else 0
-        torch.autograd.grad(outs, [*leaves, *self._parameters], given, allow_unused=True)
-        return memory.peak_bytes - before if memory else 0
+        torch.autograd.grad(end, [*leaves, *self._parameters], allow_unused=True)
+        return max(0, memory.peak_bytes - before - sum(t.nbytes for t in outs)) if memory else 0
 
     def _seconds(self) -> tuple[float, float, float]:
         given, leaves, _ = self._copied()
@@ -207,6 +211,19 @@ class _Trial:
         return time.perf_counter()
 
 
+class _End(torch.autograd.Function):
+    """A number behind a unit's outputs, whose gradients are ones (to give gradients to torch imports sympy: 40 MB)."""
+
+    @staticmethod
+    def forward(ctx: Any, *outs: Tensor) -> Tensor:
+        ctx.like = [(t.shape, t.dtype, t.device) for t in outs]
+        return torch.zeros((), device=outs[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_grad: Tensor) -> Any:
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
+
+
 class _HostMemory(TorchDispatchMode):
     """Counts the bytes of all tensors that are made while it is on; kernels' own scratch is not seen."""
 
@@ -214,6 +231,10 @@ class _HostMemory(TorchDispatchMode):
         super().__init__()
         self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._bytes = self.peak_bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it is to import it: 80 MB
 
     def start_again(self) -> int:
         """Count the peak from here on; returns what is there now."""
