@@ -46,7 +46,7 @@ def temporary_job(tree: dict[str, Any]) -> Iterator[Job]:
 
 def prepared_of(job: Job) -> Prepared:
     """What the head holds, without evaluation: no test data, no time."""
-    return replace(from_settings(job.model, job.data, job.training), test=None)
+    return replace(from_settings(job.model, job.data, job.training, job.memory), test=None)
 
 
 async def run(job: Job, sinks: Iterable[Sink] = (), churn_seconds: float | None = None) -> list[Event]:

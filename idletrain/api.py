@@ -131,7 +131,16 @@ def _prepare(job: Job, module: nn.Module, train: Any, test: Any, loss: Loss) -> 
     """Check everything, then put the data where workers can map it."""
     source, test_source = _in_memory(train), None if test is None else _in_memory(test)
     model = job.model
-    prepared = prepare(module, source, test_source, loss, job.training, exclude=model.exclude, table=model.groups)
+    prepared = prepare(
+        module,
+        source,
+        test_source,
+        loss,
+        job.training,
+        exclude=model.exclude,
+        table=model.groups,
+        memory=job.memory,
+    )
     data = job.run_dir / "data"
     prepared = replace(
         prepared,

@@ -237,7 +237,7 @@ def _prepare(job: Job) -> Any:
     from idletrain.nn.prepare import from_settings
 
     sys.path.insert(0, "")  # a job's own factories lie where it is run from
-    return from_settings(job.model, job.data, job.training)
+    return from_settings(job.model, job.data, job.training, job.memory)
 
 
 async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:

@@ -134,6 +134,18 @@ class NodeSettings(_Settings):
     """How long a run in a cloud waits without a single worker before it ends."""
 
 
+class MemorySettings(_Settings):
+    """What a worker does with a subnet that is too large for it."""
+
+    budget: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None = None
+    """Memory that training may take on each worker, such as 1GiB; what the worker has when null."""
+    out_of_core: Literal["auto", "never", "always"] = "auto"
+    """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
+    fit and that is quicker than narrower subnets; the result is the same bits either way."""
+    scratch: str | None = None
+    """A directory of each worker's local disk to swap to; the system's for temporary files when null."""
+
+
 class PreemptionSettings(_Settings):
     """What happens to a subnet whose node is taken."""
 
@@ -176,6 +188,7 @@ class Job(_Settings):
     training: TrainingSettings = TrainingSettings()
     stop: StopSettings = StopSettings()
     nodes: NodeSettings = NodeSettings()
+    memory: MemorySettings = MemorySettings()
     preemption: PreemptionSettings = PreemptionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     cloud: CloudSettings = CloudSettings()

@@ -49,7 +49,7 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
     resumed = await asyncio.to_thread(mirror.restore, prefix, job.run_dir)
     await asyncio.to_thread(unpack, prefix, Path.cwd())
     sys.path.insert(0, "")  # the user's own factories
-    prepared = await asyncio.to_thread(from_settings, job.model, job.data, job.training)
+    prepared = await asyncio.to_thread(from_settings, job.model, job.data, job.training, job.memory)
     limits: list[asyncio.Task[None]] = []
 
     def begun(stop: Callable[[], None], tell: Recorder) -> None:

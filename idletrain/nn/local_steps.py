@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.optim.sgd import sgd
 
 from idletrain.job import TrainingSettings
 from idletrain.nn.data import Samples
+from idletrain.nn.outofcore.trainer import PlannedSteps
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator, key
 from idletrain.nn.subnets import Subnet, views
@@ -53,14 +55,24 @@ class LocalSteps:
         flat: `[slots * P]`, on the device to train on; trained in place.
         number: The subnet's number.
         round_: The round.
+        planned: What runs the steps by a plan, when the subnet does not fit; made from the module.
     """
 
-    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int, round_: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        subnet: Subnet,
+        flat: Tensor,
+        number: int,
+        round_: int,
+        planned: Callable[[nn.Module], PlannedSteps] | None = None,
+    ) -> None:
         self._training, self._loss = program.training, program.loss
         self._number, self._round, self._device = number, round_, flat.device
         self.flat = flat
         self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(flat.device)
         self._optimizer = LocalOptimizer(program, subnet, flat, self.module)
+        self.planned = planned(self.module) if planned else None
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> None:
         """Do step `step` of this round's J."""
@@ -69,7 +81,11 @@ class LocalSteps:
         index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
         self.module.zero_grad(set_to_none=True)
-        self._loss(self.module(inputs.to(self._device)), labels.to(self._device)).backward()  # type: ignore[no-untyped-call]
+        inputs, labels = inputs.to(self._device), labels.to(self._device)
+        if self.planned:
+            self.planned.backward(inputs, labels)
+        else:
+            self._loss(self.module(inputs), labels).backward()  # type: ignore[no-untyped-call]
         self._optimizer.step(learning_rate(self._training, since_start))
 
     def resume_at(self, step: int) -> None:

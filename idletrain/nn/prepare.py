@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.errors import JobError
-from idletrain.job import DataSettings, ModelSettings, TrainingSettings
+from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
 from idletrain.nn import discover, groups
 from idletrain.nn.data import Arrays, Files, Made, Samples, Source, digits, fashion_mnist
 from idletrain.nn.groups import Layout
@@ -51,7 +51,12 @@ def resolve(path: str, field: str) -> Any:
         raise JobError(f"{field}: {path!r} cannot be imported ({error}); write it as package.module:name") from None
 
 
-def from_settings(model: ModelSettings, data: DataSettings, training: TrainingSettings) -> Prepared:
+def from_settings(
+    model: ModelSettings,
+    data: DataSettings,
+    training: TrainingSettings,
+    memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
+) -> Prepared:
     """Build what a job file describes.
 
     Raises:
@@ -61,7 +66,7 @@ def from_settings(model: ModelSettings, data: DataSettings, training: TrainingSe
     module, (train, test), loss = _gather_faults(
         lambda: _module(model), lambda: _sources(data), lambda: named_loss(training.loss)
     )
-    return prepare(module, train, test, loss, training, exclude=model.exclude, table=model.groups)
+    return prepare(module, train, test, loss, training, exclude=model.exclude, table=model.groups, memory=memory)
 
 
 def prepare(
@@ -73,6 +78,7 @@ def prepare(
     *,
     exclude: Sequence[str] = (),
     table: Mapping[str, Sequence[str | None]] | None = None,
+    memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
 ) -> Prepared:
     """Check that module, data and loss fit together, and find the neuron groups.
 
@@ -95,7 +101,7 @@ def prepare(
         )
     meta = groups.without_statistics(groups.to_meta(module))
     layout = _layout(meta, samples, training, exclude, table)
-    program = Program(meta, layout, train, loss, training)
+    program = Program(meta, layout, train, loss, training, memory)
     return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
 
 

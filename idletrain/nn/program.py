@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from idletrain.job import TrainingSettings
+from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data import Source
 from idletrain.nn.groups import Layout
 from idletrain.nn.partition import draw
@@ -39,6 +39,7 @@ class Program:
         source: The training data.
         loss: `(outputs, labels) -> scalar`.
         training: Method, steps, optimizer and seed.
+        memory: What to do with a subnet that is too large for a worker.
     """
 
     module: nn.Module
@@ -46,6 +47,7 @@ class Program:
     source: Source
     loss: Loss
     training: TrainingSettings
+    memory: MemorySettings = MemorySettings()
 
     def subnets(self, round_: int, shares: Sequence[float]) -> list[Subnet]:
         """Every subnet of a round."""

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from idletrain.job import Job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import need_of
 from idletrain.nn.network import Network
+from idletrain.nn.outofcore.foresee import Foresight
+from idletrain.nn.outofcore.picture import picture, size
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds import plan
 
@@ -36,23 +37,31 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     program, training = prepared.program, job.training
     memory = memory_bytes or job.nodes.memory or psutil.virtual_memory().available // job.nodes.count
     memory = max(0, memory - WORKER_BYTES)
-    need = need_of(program)
+    memory = min(memory, job.memory.budget or memory)
+    foresight = Foresight(program)
+    need, how = foresight.need_bytes, job.memory.out_of_core
+    beyond = plan.Beyond(foresight.least_bytes, foresight.seconds, always=how == "always") if how != "never" else None
     smallest = min(program.layout.sizes, default=1)
-    shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
+    shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest, beyond)
     subnets = program.subnets(0, shares)
-    seconds = [_step_seconds(prepared, shares, k) for k in range(len(subnets))]
+    widths = [share if program.layout.groups else 1.0 for share in shares]
+    planned = {w: foresight.plan(w, memory) for w in widths if how == "always" or need(w) > memory}
+    seconds = [
+        planned[w].seconds if w in planned else _step_seconds(prepared, shares, k) for k, w in enumerate(widths)
+    ]
     table = Table(title="subnets", title_justify="left")
     for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
         table.add_column(column, justify="right")
     for k, subnet in enumerate(subnets):
-        share = shares[k] if program.layout.groups else 1.0
+        share = widths[k]
+        takes = planned[share].peak_bytes if share in planned else need(share)
         table.add_row(
             str(k),
             str(k % job.nodes.count),
             f"{share:.1%}",
             f"{subnet.parameters:,}",
-            _size(4 * program.travelling * subnet.parameters),
-            f"{_size(need(share))} of {_size(memory)}",
+            size(4 * program.travelling * subnet.parameters),
+            f"{size(takes)} of {size(memory)}" + (" out of core" if share in planned else ""),
             f"{seconds[k] * training.local_steps:.2f} s",
         )
     moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
@@ -63,11 +72,12 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     exchange = moved / GIGABIT_BYTES
     lines = [
         f"{job.name}: {whole:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
-        f"each round moves {_size(moved)} down and {_size(moved)} up and covers {covered:.0%} of the neurons",
+        f"each round moves {size(moved)} down and {size(moved)} up and covers {covered:.0%} of the neurons",
         f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
-    return Group(Text("\n".join(lines)), _groups(prepared), table)
+    pictures = [picture(foresight.profile(w), made) for w, made in planned.items()]
+    return Group(Text("\n".join(lines)), _groups(prepared), table, *pictures)
 
 
 def _groups(prepared: Prepared) -> RenderableType:
@@ -110,6 +120,3 @@ def _step_seconds(prepared: Prepared, shares: tuple[float, ...], number: int) ->
     finally:
         torch.set_num_threads(threads)
 
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from idletrain.errors import RunError
 
+ALL = 1 - 1e-9  # shares that add up to this cover the network
 STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
@@ -19,43 +20,96 @@ class Capacity:
     steps_per_second: float
 
 
+@dataclass(frozen=True)
+class Beyond:
+    """What out-of-core training makes of a worker.
+
+    Attributes:
+        least_bytes: The least memory in which a subnet of a given share can be trained at all.
+        seconds: Of one step of a subnet of a given share in a given memory; in core where it fits.
+        always: Whether subnets are to be as wide as asked for wherever that is possible.
+    """
+
+    least_bytes: Callable[[float], int]
+    seconds: Callable[[float, int], float]
+    always: bool = False
+
+
 def shares(
-    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], neurons: int
+    workers: Sequence[Capacity],
+    subnets: int,
+    need_bytes: Callable[[float], int],
+    neurons: int,
+    beyond: Beyond | None = None,
 ) -> tuple[float, ...]:
     """Each subnet's share of every neuron group.
 
     Subnets are dealt to the workers in turn, the most capable first. A worker half as fast gets subnets half as
     wide (in powers of two: finer would follow the measurement's noise); none gets more than its
     memory holds, and what it cannot hold goes to those who can. If nobody can, the shares add up to less than 1 and
-    the rounds take turns over the network.
+    the rounds take turns over the network; or subnets are as wide as they should be and trained out of core, where
+    that is quicker: what counts is the seconds until every neuron had its turn.
 
     Args:
         workers: At least one.
         subnets: How many subnets a round has.
         need_bytes: Bytes that training a subnet of a given share takes.
         neurons: Neurons of the smallest group (1 for a network that is not cut).
+        beyond: What out-of-core training makes possible, or None if it is not allowed.
 
     Raises:
         RunError: the narrowest subnet does not fit a worker that would have to train one.
     """
     if neurons == 1:
-        return _whole(workers, subnets, need_bytes)
+        return _whole(workers, subnets, need_bytes, beyond)
     ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
     fastest = max(worker.steps_per_second for worker in workers)
     mine = [ranked[k % len(ranked)] for k in range(subnets)]
     turns = [-(-(subnets - k % len(ranked)) // len(ranked)) for k in range(subnets)]
     speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in mine]
     weights = [speed / turn for speed, turn in zip(speeds, turns, strict=True)]
-    caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in mine]
-    return tuple(_fill(weights, caps))
+    wide = [weight / sum(weights) for weight in weights]
+    reach = beyond is not None and all(
+        min(need_bytes(share), beyond.least_bytes(share)) <= worker.memory_bytes
+        for share, worker in zip(wide, mine, strict=True)
+        if need_bytes(share) > worker.memory_bytes
+    )
+    if reach and beyond and beyond.always:
+        return tuple(wide)
+    try:
+        caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in mine]
+    except RunError:
+        if reach:
+            return tuple(wide)
+        raise
+    narrow = _fill(weights, caps)
+    if not reach or beyond is None or sum(narrow) > ALL:
+        return tuple(narrow)
+    ways = [(_cover_seconds(way, mine, turns, beyond), way) for way in (narrow, wide)]
+    return tuple(min(ways, key=lambda way: way[0])[1])
 
 
-def _whole(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int]) -> tuple[float, ...]:
+def _cover_seconds(
+    shares: Sequence[float], workers: Sequence[Capacity], turns: Sequence[int], beyond: Beyond
+) -> float:
+    """Seconds of compute per local step until every neuron had its turn."""
+    slowest = max(
+        turn * beyond.seconds(share, worker.memory_bytes)
+        for share, worker, turn in zip(shares, workers, turns, strict=True)
+    )
+    return slowest / min(1.0, sum(shares))
+
+
+def _whole(
+    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], beyond: Beyond | None
+) -> tuple[float, ...]:
     """Local SGD: every worker trains the whole network."""
     largest = max(worker.memory_bytes for worker in workers)
-    if need_bytes(1.0) > largest:
+    if need_bytes(1.0) > largest and (beyond is None or beyond.least_bytes(1.0) > largest):
+        least = f", {beyond.least_bytes(1.0) >> 20} MiB out of core," if beyond else ""
         raise RunError(
-            f"the whole network needs {need_bytes(1.0) >> 20} MiB on a worker and the largest has {largest >> 20} MiB; "
+            f"the whole network needs {need_bytes(1.0) >> 20} MiB{least} on a worker and the largest has "
+            f"{largest >> 20} MiB; "
             "use training.method: ist or workers with more memory"
         )
     return (1 / subnets,) * subnets

@@ -25,7 +25,7 @@ from idletrain.exchange.store import Store
 from idletrain.exchange.wire import LeaseId, PushHeader, Reply, inspect
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
-from idletrain.nn.memory import need_of
+from idletrain.nn.outofcore.foresee import Foresight
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
@@ -67,7 +67,8 @@ class Runner:
         self._crew = Crew(
             client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
         )
-        self._need_bytes = need_of(self._program)
+        self._foresight = Foresight(self._program)
+        self._need_bytes = self._foresight.need_bytes
         self._pickled: bytes = cloudpickle.dumps(self._program)
         self._module = assembled(prepared.module, journal.network.values)
         self._score: tuple[float | None, float | None] = (None, None)
@@ -150,7 +151,8 @@ class Runner:
         staged = {k: update.steps for k, update in journal.staged.items()}
         now = self._opened_at = time.monotonic()
         self._subnets = self._program.subnets(journal.round, journal.shares)
-        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, self._needs(), staged, now)
+        needs = await asyncio.to_thread(self._needs)
+        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, needs, staged, now)
         self._state = opened
         for address in list(self._crew.capacities):
             self._on_joined(address)
@@ -260,8 +262,20 @@ class Runner:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _on_joined(self, address: str) -> None:
-        memory = self._crew.capacities[address].memory_bytes
+        memory = self._within_budget(self._crew.capacities[address]).memory_bytes
         self._handle(events.WorkerJoined(now=time.monotonic(), worker=address, memory_bytes=memory))
+
+    def _within_budget(self, capacity: plan.Capacity) -> plan.Capacity:
+        budget = self._job.memory.budget or capacity.memory_bytes
+        return replace(capacity, memory_bytes=min(capacity.memory_bytes, budget))
+
+    def _on_unfit(self, address: str, need_bytes: int) -> None:
+        """A worker could not train what should fit it: it gets nothing as large again."""
+        if self._state is None or address not in self._crew.capacities or self._state.workers[address].draining:
+            return
+        smaller = replace(self._crew.capacities[address], memory_bytes=need_bytes - 1)
+        self._crew.capacities[address] = smaller
+        self._on_joined(address)
 
     def _on_notice(self, address: str) -> None:
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
@@ -277,7 +291,7 @@ class Runner:
 
     def _warn_of_misfits(self) -> None:
         """Tell, once, when a subnet waits for a worker that nobody is large enough to be."""
-        capacities = self._crew.capacities.values()
+        capacities = [self._within_budget(capacity) for capacity in self._crew.capacities.values()]
         if self._state is None or not capacities:
             return
         largest = max(capacity.memory_bytes for capacity in capacities)
@@ -330,6 +344,8 @@ class Runner:
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
+        if record["ended"] == "unfit" and self._state:
+            self._on_unfit(worker, self._state.subnets[lease.subnet].need_bytes)
         self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
@@ -413,7 +429,8 @@ class Runner:
         )
         self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, {}, {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
-        self._handle(events.Committed(now=ended, needs=self._needs(), snapshot_due=due))
+        needs = await asyncio.to_thread(self._needs)
+        self._handle(events.Committed(now=ended, needs=needs, snapshot_due=due))
 
     async def _look(self, command: events.Look) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
@@ -437,15 +454,27 @@ class Runner:
         just now, which are noise to a result that is a function of the job (one of seven undisturbed runs of
         workflows/digits.yaml differed).
         """
-        workers = sorted(self._crew.capacities.values(), key=lambda worker: -worker.memory_bytes)
+        there = [self._within_budget(capacity) for capacity in self._crew.capacities.values()]
+        workers = sorted(there, key=lambda worker: -worker.memory_bytes)
         if self._job.preemption.policy == "reissue":
             asked = self._job.nodes.count
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * asked][:asked]
         smallest = min(self._program.layout.sizes, default=1)
-        return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest)
+        how, beyond = self._job.memory.out_of_core, None
+        if how != "never":
+            beyond = plan.Beyond(self._foresight.least_bytes, self._foresight.seconds, always=how == "always")
+        return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
 
     def _needs(self) -> tuple[int, ...]:
-        return tuple(self._need_bytes(share if self._program.layout.groups else 1.0) for share in self._journal.shares)
+        """What each subnet needs: in core, unless nobody has that much and it can be trained out of core."""
+        widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
+        there = [self._within_budget(capacity).memory_bytes for capacity in self._crew.capacities.values()]
+        how, largest = self._job.memory.out_of_core, max(there, default=0)
+        beyond = [how != "never" and there and self._need_bytes(width) > largest for width in widths]
+        return tuple(
+            self._foresight.least_bytes(width) if out else self._need_bytes(width)
+            for width, out in zip(widths, beyond, strict=True)
+        )
 
 
 def _own_host(scheduler: str) -> str:

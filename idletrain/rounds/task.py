@@ -11,22 +11,28 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
 import psutil
 import torch
 from distributed import Worker, get_worker
-from torch import Tensor
+from torch import Tensor, nn
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import TAKEN, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.memory import beside_bytes, need_of
+from idletrain.nn.outofcore.disk import ScratchError
+from idletrain.nn.outofcore.plan import InfeasibleError
+from idletrain.nn.outofcore.trainer import Known, PlannedSteps
 from idletrain.nn.program import Program
+from idletrain.nn.subnets import Subnet
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +58,8 @@ class Loaded:
     samples: Samples
     order: BatchOrder
     client: StoreClient
+    need_bytes: Callable[[float], int]
+    plans: Known = field(default_factory=dict)
 
 
 class Node:
@@ -61,6 +69,7 @@ class Node:
         self.draining = threading.Event()
         self.mark_now = threading.Event()
         self.memory_bytes: int | None = None
+        self.free_bytes: int | None = None
         self.loaded: dict[tuple[str, str, int], Loaded] = {}
 
     @classmethod
@@ -86,8 +95,9 @@ def describe() -> dict[str, Any]:
     else:
         limit = node.memory_bytes or worker.memory_manager.memory_limit or psutil.virtual_memory().available
         free = limit - process.memory_info().rss
+    node.free_bytes = max(0, int(free))
     return {
-        "memory_bytes": max(0, int(free)),
+        "memory_bytes": node.free_bytes,
         "device": str(device),
         "steps_per_second": measure_speed(device),
         "cohort": numeric_cohort(device),
@@ -126,7 +136,8 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     Returns:
-        How it ended (`done`, `drained`, `revoked`), the steps it holds, and seconds by kind of work.
+        How it ended (`done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after all),
+        the steps it holds, and seconds by kind of work.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
@@ -134,6 +145,9 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
         return attempt.run()
     except RefusedError as refusal:
         return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.seconds}
+    except (ScratchError, InfeasibleError) as lack:
+        logger.warning("subnet %d: %s", spec.lease.subnet, lack)
+        return {"ended": "unfit", "reason": str(lack), "steps": attempt.steps, **attempt.seconds}
 
 
 class Attempt:
@@ -165,14 +179,41 @@ class Attempt:
             samples = program.source.open()
             training = program.training
             order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-            self._node.loaded = {key: Loaded(program, samples, order, client)}
+            self._node.loaded = {key: Loaded(program, samples, order, client, need_of(program))}
         return self._node.loaded[key]
 
     def _train(self, loaded: Loaded, pulled: Tensor) -> dict[str, Any]:
         program, lease = loaded.program, self._spec.lease
         subnet = program.subnets(lease.round, self._spec.shares)[lease.subnet]
         flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
-        work = LocalSteps(program, subnet, flat, lease.subnet, lease.round)
+        planned = self._planned(loaded, subnet, flat)
+        work = LocalSteps(program, subnet, flat, lease.subnet, lease.round, planned)
+        try:
+            return self._steps(loaded, work, flat)
+        finally:
+            if work.planned:
+                work.planned.close()
+
+    def _planned(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Callable[[nn.Module], PlannedSteps] | None:
+        """What trains a subnet by a plan, if it is too large for this node or the job asks for it."""
+        program, memory = loaded.program, loaded.program.memory
+        share = self._spec.shares[self._spec.lease.subnet] if program.layout.groups else 1.0
+        room = min(filter(None, (memory.budget, self._node.free_bytes)), default=0)
+        fits = not room or loaded.need_bytes(share) <= room
+        if memory.out_of_core == "never" or (memory.out_of_core == "auto" and fits):
+            return None
+        return lambda module: PlannedSteps(
+            module,
+            program.loss,
+            budget_bytes=room or loaded.need_bytes(share),
+            resident_bytes=beside_bytes(program, subnet) if flat.device.type == "cpu" else 0,
+            state_slots=len(program.slots) - 1,
+            scratch=Path(memory.scratch) if memory.scratch else None,
+            known=loaded.plans,
+        )
+
+    def _steps(self, loaded: Loaded, work: LocalSteps, flat: Tensor) -> dict[str, Any]:
+        program = loaded.program
         work.resume_at(self.steps)
         mark: Any = None
         started = marked = time.perf_counter()
@@ -190,15 +231,16 @@ class Attempt:
                     now,
                 )
         self.seconds["train_seconds"] = time.perf_counter() - started
+        told = _told(work.planned) if work.planned else {}
         if self._revoked.is_set():
             return {"ended": "revoked", "steps": self.steps, **self.seconds}
         whole = self.steps == program.training.local_steps
-        payload = flat[: program.travelling * subnet.parameters] if whole else flat
+        payload = flat[: len(flat) // len(program.slots) * program.travelling] if whole else flat
         pushing = time.perf_counter()
         reply = self._call(self._push(loaded.client, payload.cpu(), self.steps, self.seconds["train_seconds"]))
         self.seconds["push_seconds"] = time.perf_counter() - pushing
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds, **told}
 
     def _push(self, client: StoreClient, flat: Tensor, steps: int, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])
@@ -229,3 +271,10 @@ def _all_slots(pulled: Tensor, size: int) -> Tensor:
     flat = torch.zeros(size)
     flat[: len(pulled)] = pulled
     return flat
+
+
+def _told(planned: PlannedSteps) -> dict[str, Any]:
+    """What a record says of steps by a plan."""
+    plan = planned.plan
+    letters = "".join(plan.letters) if plan else ""
+    return {"plan": letters, "swapped_bytes": planned.swapped_bytes, "saved_peak_bytes": planned.peak_bytes}

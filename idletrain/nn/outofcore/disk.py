@@ -136,7 +136,7 @@ class DiskSwap:
 
     def speed(self) -> Link:
         """The link's speed: as seen so far, or by a probe."""
-        if not (self._out.bytes and self._in.bytes):
+        if not self.used:
             copy = self.put(torch.frombuffer(_buffer(PROBE_BYTES), dtype=torch.uint8).untyped_storage())
             copy.wait_written()
             copy.fetch()
@@ -144,10 +144,10 @@ class DiskSwap:
             copy.drop()
         return Link(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds)
 
-    def forget_speed(self) -> None:
-        """Count the speed anew from here on."""
-        for lane in (self._out, self._in):
-            lane.bytes, lane.seconds = 0, 0.0
+    @property
+    def used(self) -> bool:
+        """Whether anything was written and read, so that its speed is known."""
+        return bool(self._out.bytes and self._in.bytes)
 
     @property
     def used_bytes(self) -> int:

@@ -75,42 +75,34 @@ def usable(budget_bytes: int) -> int:
     return int(budget_bytes * (1 - RESERVE))
 
 
-def make_plan(profile: Profile, budget_bytes: int, *, micro_batches: bool = False) -> Plan:
+def make_plan(profile: Profile, budget_bytes: int, *, micro_batches: bool = False, stream: bool = True) -> Plan:
     """The quickest plan that fits.
 
     Args:
         profile: The network.
         budget_bytes: For all that a step takes.
         micro_batches: Whether the batch may be cut, which changes the order of sums and so the last bits.
+        stream: Whether parameters and optimizer state may be streamed.
 
     Raises:
         InfeasibleError: nothing fits; says the smallest budget that does.
     """
     search = _Search(profile, budget_bytes, streamed=False)
     techniques = [*search.techniques(), *_cut(profile, budget_bytes)]
-    best = search.best()
-    if any(unit.parameter_bytes for unit in profile.units):
+    best, streamed, count = search.best(), False, 1
+    if stream and _streamable(profile):
         streaming = _Search(profile, budget_bytes, streamed=True)
         kept = streaming.outcome(_uniform(profile.units, "K"))
         techniques.append(_technique("parameters streamed", _uniform(profile.units, "K"), kept))
         if best.lacking_bytes or kept.cost < search.cost(best.letters):
             other = streaming.best()
-            best = min(best, other, key=lambda p: (p.lacking_bytes, p.seconds))
-            streamed = best is other
-        else:
-            streamed = False
-    else:
-        streamed = False
-    notes, count = [], 1
+            best, streamed = (other, True) if _cost(other) < _cost(best) else (best, False)
+    notes = [f"micro-batches: {why}" for why in _why_whole(profile, micro_batches)]
     cut = techniques_named(techniques, "micro-batches")
-    if profile.across_batch:
-        notes.append(f"micro-batches: not possible, {profile.across_batch}")
-    elif not micro_batches:
-        notes.append("micro-batches: not allowed, they add gradients up in another order and change the last bits")
-    elif cut and (cut.lacking_bytes, cut.seconds) < (best.lacking_bytes, best.seconds):
-        count, best, streamed = _count_of(cut), cut, False
+    if not notes and cut and _cost(cut) < _cost(best):
+        best, streamed, count = cut, False, _count_of(cut)
     if best.lacking_bytes:
-        raise _infeasible(profile, budget_bytes)
+        raise _infeasible(profile, budget_bytes, stream)
     return Plan(
         best.letters,
         count,
@@ -123,24 +115,37 @@ def make_plan(profile: Profile, budget_bytes: int, *, micro_batches: bool = Fals
     )
 
 
+def _why_whole(profile: Profile, allowed: bool) -> list[str]:
+    if profile.across_batch:
+        return [f"not possible, {profile.across_batch}"]
+    return [] if allowed else ["not allowed, they add gradients up in another order and change the last bits"]
+
+
+def _streamable(profile: Profile) -> bool:
+    return any(unit.parameter_bytes for unit in profile.units)
+
+
+def _cost(technique: Technique) -> tuple[int, float]:
+    return technique.lacking_bytes, technique.seconds
+
+
 def techniques_named(techniques: Iterable[Technique], name: str) -> Technique | None:
     """The first technique whose name starts so."""
     return next((technique for technique in techniques if technique.name.startswith(name)), None)
 
 
-def least_bytes(profile: Profile) -> int:
+def least_bytes(profile: Profile, *, stream: bool = True) -> int:
     """The smallest budget that some plan fits."""
-    peaks = []
-    for streamed in {False, any(unit.parameter_bytes for unit in profile.units)}:
-        peaks.append(_Search(profile, 0, streamed=streamed).best().peak_bytes)
+    ways = {False, stream and _streamable(profile)}
+    peaks = [_Search(profile, 0, streamed=streamed).best().peak_bytes for streamed in ways]
     least = int(min(peaks) / (1 - RESERVE)) + 1
     while usable(least) < min(peaks):  # the last unit of rounding
         least += 1
     return least
 
 
-def _infeasible(profile: Profile, budget_bytes: int) -> InfeasibleError:
-    least = least_bytes(profile)
+def _infeasible(profile: Profile, budget_bytes: int, stream: bool) -> InfeasibleError:
+    least = least_bytes(profile, stream=stream)
     widest = max(profile.units, key=lambda unit: max(unit.saving_bytes, unit.backward_bytes) + unit.input_bytes)
     return InfeasibleError(
         f"no plan fits {_mib(budget_bytes)}: the smallest budget that one fits is {_mib(least)} "

@@ -27,7 +27,7 @@ from idletrain.nn.outofcore.units import Piece
 how, group, scratch, room = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)
 release_freed_memory()
-module = nn.Sequential(nn.Linear(8, 512), *(nn.Sigmoid() for _ in range(24)))
+module = nn.Sequential(nn.Linear(8, 512), *(nn.Sigmoid() for _ in range(16)))
 x = torch.arange(8 * 8192, dtype=torch.float32).reshape(8192, 8) / 65536
 for p in module.parameters():
     nn.init.constant_(p, 0.01)
@@ -83,7 +83,7 @@ def test_a_limit_that_ends_a_step_in_core_is_kept_by_a_plan(group: Path, tmp_pat
     assert int(told["peak"]) < ROOM_BYTES
     roomy, expected = run("in-core", group, tmp_path, 8 * ROOM_BYTES)
     assert roomy == 0
-    assert int(expected["peak"]) > 2 * ROOM_BYTES
+    assert int(expected["peak"]) > 1.5 * ROOM_BYTES
     assert told["grad"] == expected["grad"]
     letters, predicted = told["letters"].split()
     assert set(letters) & set("SRQ")

@@ -1,0 +1,68 @@
+"""What out-of-core training of a subnet would take on a node, foreseen where the network is."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from idletrain.nn.local_steps import assemble
+from idletrain.nn.memory import beside_bytes, need_of, subnet_of_share
+from idletrain.nn.outofcore.plan import InfeasibleError, Plan, least_bytes, make_plan
+from idletrain.nn.outofcore.profile import Link, Profile
+from idletrain.nn.outofcore.trainer import profile_of
+from idletrain.nn.program import Program
+
+# An ordinary cloud disk's guaranteed rate (EBS gp3 without extras); a worker measures its own before it plans.
+ASSUMED_LINK = Link(125e6, 125e6)
+WEIGHT = 0.02  # of the made-up values: any will do for seconds and bytes, as long as they are no denormals
+
+
+class Foresight:
+    """Predicts a step of a subnet of any share, from one batch run unit by unit here.
+
+    Args:
+        program: The run's program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.need_bytes = need_of(program)
+        self.profile = functools.cache(self._profile)
+        self.least_bytes = functools.cache(lambda share: least_bytes(self.profile(share), stream=False))
+        self.seconds = functools.cache(self._seconds)
+
+    def plan(self, share: float, memory_bytes: int) -> Plan:
+        """The plan of a node with that much memory.
+
+        Raises:
+            InfeasibleError: there is none.
+        """
+        return make_plan(self.profile(share), memory_bytes, stream=False)
+
+    def _seconds(self, share: float, memory_bytes: int) -> float:
+        """Of a step on such a node at this machine's pace, in core where it fits; infinite where nothing does."""
+        if self.need_bytes(share) <= memory_bytes:
+            return self.profile(share).compute_seconds
+        try:
+            return self.plan(share, memory_bytes).seconds
+        except InfeasibleError:
+            return float("inf")
+
+    def _profile(self, share: float) -> Profile:
+        program = self._program
+        subnet = subnet_of_share(program, share)
+        flat = torch.empty(subnet.parameters).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(0))
+        samples = program.source.open()
+        inputs, labels = samples.batch(np.arange(min(program.training.batch_size, len(samples))))
+        _, profile = profile_of(
+            assemble(program.module, subnet, flat),
+            inputs,
+            labels,
+            program.loss,
+            state_slots=len(program.slots) - 1,
+            resident_bytes=beside_bytes(program, subnet),
+            link=ASSUMED_LINK,
+        )
+        return profile
