@@ -46,9 +46,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     subnets = program.subnets(0, shares)
     widths = [share if program.layout.groups else 1.0 for share in shares]
     planned = {w: foresight.plan(w, memory) for w in widths if how == "always" or need(w) > memory}
-    seconds = [
-        planned[w].seconds if w in planned else _step_seconds(prepared, shares, k) for k, w in enumerate(widths)
-    ]
+    seconds = [planned[w].seconds if w in planned else _step_seconds(prepared, shares, k) for k, w in enumerate(widths)]
     table = Table(title="subnets", title_justify="left")
     for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
         table.add_column(column, justify="right")
@@ -119,4 +117,3 @@ def _step_seconds(prepared: Prepared, shares: tuple[float, ...], number: int) ->
         return (time.perf_counter() - started) / MEASURED_STEPS
     finally:
         torch.set_num_threads(threads)
-

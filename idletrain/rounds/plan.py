@@ -89,9 +89,7 @@ def shares(
     return tuple(min(ways, key=lambda way: way[0])[1])
 
 
-def _cover_seconds(
-    shares: Sequence[float], workers: Sequence[Capacity], turns: Sequence[int], beyond: Beyond
-) -> float:
+def _cover_seconds(shares: Sequence[float], workers: Sequence[Capacity], turns: Sequence[int], beyond: Beyond) -> float:
     """Seconds of compute per local step until every neuron had its turn."""
     slowest = max(
         turn * beyond.seconds(share, worker.memory_bytes)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.errors import RunError
-from idletrain.rounds.plan import Capacity, shares
+from idletrain.rounds.plan import Beyond, Capacity, shares
 
 MIB = 1 << 20
 ROOMY = 1 << 40
@@ -72,3 +72,46 @@ def test_shares_are_positive_fit_their_workers_and_add_up_to_at_most_one(workers
     caps = sum(min(1.0, (ranked[k % len(ranked)].memory_bytes - MIB) / (100 * MIB)) for k in range(subnets))
     assert sum(got) == pytest.approx(min(1.0, caps), abs=1e-5)
     assert shares(workers, subnets, need, 64) == got
+
+
+def slower(share: float, memory_bytes: int) -> float:
+    """A step takes a second for the whole network, and three times as long out of core."""
+    return share * (1 if need(share) <= memory_bytes else 3)
+
+
+HALF = Beyond(lambda share: need(share) // 2, slower)
+SMALL = [Capacity(18 * MIB, 1.0)] * 4  # holds 17 % of the network in core, 34 % out of core
+
+
+def test_narrower_subnets_are_taken_where_they_cover_the_network_sooner() -> None:
+    assert shares(SMALL, 4, need, 64, HALF) == shares(SMALL, 4, need, 64)
+    assert sum(shares(SMALL, 4, need, 64, HALF)) == pytest.approx(0.68, abs=1e-5)
+
+
+def test_subnets_are_trained_out_of_core_where_that_is_sooner() -> None:
+    quick = Beyond(HALF.least_bytes, lambda share, _memory: share**2)
+    tiny = [Capacity(14 * MIB, 1.0)] * 4
+    assert sum(shares(tiny, 4, need, 64)) == pytest.approx(0.52, abs=1e-5)
+    assert shares(tiny, 4, need, 64, Beyond(HALF.least_bytes, lambda _s, memory: 1.0)) == (0.25,) * 4
+    assert shares(tiny, 4, need, 64, quick) != (0.25,) * 4  # a quarter of the width costs a sixteenth
+
+
+def test_always_means_wherever_it_is_possible() -> None:
+    always = Beyond(HALF.least_bytes, HALF.seconds, always=True)
+    assert shares(SMALL, 4, need, 64, always) == (0.25,) * 4
+    assert sum(shares([Capacity(8 * MIB, 1.0)] * 4, 4, need, 64, always)) < 1  # not even by plan
+
+
+def test_what_fits_in_core_is_trained_there() -> None:
+    assert shares([Capacity(ROOMY, 1.0)] * 4, 4, need, 64, HALF) == (0.25,) * 4
+
+
+def test_a_worker_too_small_for_the_narrowest_in_core_may_do_out_of_core() -> None:
+    odd = Beyond(lambda _share: 1, slower)
+    assert shares([Capacity(MIB // 2, 1.0)] * 2, 2, need, 64, odd) == (0.5, 0.5)
+
+
+def test_local_sgd_may_train_the_whole_network_out_of_core() -> None:
+    assert shares([Capacity(60 * MIB, 1.0)] * 2, 2, need, 1, HALF) == (0.5, 0.5)
+    with pytest.raises(RunError, match=r"needs 101 MiB, 50 MiB out of core, on a worker and the largest has 40 MiB"):
+        shares([Capacity(40 * MIB, 1.0)] * 2, 2, need, 1, HALF)

@@ -233,7 +233,8 @@ class DiskCopy:
 
     def fetched(self) -> torch.UntypedStorage:
         """The storage, once it is back; see `Transfer.wait` for what is raised."""
-        assert self._reading and self._buffer is not None
+        assert self._reading
+        assert self._buffer is not None
         self._reading.wait()
         back = torch.frombuffer(self._buffer, dtype=torch.uint8, offset=self._skew, count=self._size)
         self._buffer = None

@@ -6,6 +6,7 @@ what it saves and needs, and for its seconds of CPU time (waits and busy neighbo
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -224,11 +225,11 @@ class _End(torch.autograd.Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like)
 
 
-class _HostMemory(TorchDispatchMode):
+class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made while it is on; kernels' own scratch is not seen."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._bytes = self.peak_bytes = 0
 
@@ -248,12 +249,12 @@ class _HostMemory(TorchDispatchMode):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._there and key not in entered:
-                self._there[key] = storage.nbytes(), weakref.ref(storage, lambda _ref, key=key: self._gone(key))
+                self._there[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._gone, key))
                 self._bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self._bytes)
         return out
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, _ref: Any) -> None:
         self._bytes -= self._there.pop(key)[0]
 
 

@@ -1,4 +1,4 @@
-"""A plan to look at: a table of its units, what the single techniques would take, and the timeline of one step. Pure."""
+"""A plan to look at: a table of its units, what single techniques would take, and the timeline of a step. Pure."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def _techniques(profile: Profile, plan: Plan) -> RenderableType:
         step = f"{seconds * 1000:.1f} ms" if not lacking else f"lacks {size(lacking)}"
         table.add_row(name, step, f"{seconds / whole:.2f}" if not lacking and whole else "", size(peak))
     link = profile.link
+    out, back = size(int(link.write_bytes_per_second)), size(int(link.read_bytes_per_second))
     facts = [
-        f"budget {size(plan.budget_bytes)}, a tenth of it left free; "
-        f"link {size(int(link.write_bytes_per_second))}/s out, {size(int(link.read_bytes_per_second))}/s in",
+        f"budget {size(plan.budget_bytes)}, a tenth of it left free; link {out}/s out, {back}/s in",
         *(["parameters and optimizer state are streamed through the link"] if plan.streamed else []),
         *([f"in {plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []),
         *plan.notes,

@@ -22,7 +22,7 @@ class PinnedSwap:
     def __init__(self, device: torch.device, capacity_bytes: int) -> None:
         self._device, self._extents = device, Extents(pages(capacity_bytes))
         self.arena = torch.empty(self._extents.capacity_bytes, dtype=torch.uint8, pin_memory=True)
-        self.out, self.back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self.out, self.back = (torch.cuda.Stream(device) for _ in "<>")  # type: ignore[no-untyped-call]
 
     def put(self, storage: torch.UntypedStorage) -> PinnedCopy:
         """Begin to copy a storage out, once the computing stream has made it.
@@ -45,7 +45,7 @@ class PinnedSwap:
         host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
         rates = []
         for target, source in ((host, probe), (probe, host)):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             target.copy_(source, non_blocking=True)  # warm
             first.record()
             target.copy_(source, non_blocking=True)
@@ -75,7 +75,7 @@ class PinnedCopy:
         self._swap, self._start, self._length, self._device = swap, start, length, storage.device
         self._size = storage.nbytes()
         self._buffer: torch.Tensor | None = None
-        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         swap.out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(swap.out):
             self._there().copy_(source, non_blocking=True)
@@ -84,7 +84,7 @@ class PinnedCopy:
         self._written, self._fetched = swap.out.record_event(), None  # type: torch.cuda.Event, torch.cuda.Event | None
 
     def written(self) -> bool:
-        return bool(self._written.query())
+        return bool(self._written.query())  # type: ignore[no-untyped-call]
 
     def wait_written(self) -> None:
         self._written.synchronize()

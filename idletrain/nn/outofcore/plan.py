@@ -7,7 +7,7 @@ simulated step takes a fraction of a millisecond, and a few hundred of them end 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from idletrain.errors import RunError
@@ -206,7 +206,7 @@ class _Search:
         for move in itertools.cycle(moves):
             if idle == len(moves) or len(self._seen) >= until or best <= self._bound:
                 break
-            candidate = legal(self._units, move(letters))
+            candidate = legal(self._units, _moved(letters, move))
             idle += 1
             if (cost := self.cost(candidate)) < best:
                 letters, best, idle = candidate, cost, 0
@@ -248,20 +248,24 @@ def legal(units: Sequence[Unit], letters: Sequence[str]) -> Letters:
     return tuple(made)
 
 
-def _moves(n: int) -> Iterator[Callable[[Letters], Letters]]:
+Move = tuple[tuple[int, str | int], ...]  # where, and what goes there: a letter, or that of another place
+
+
+def _moves(n: int) -> Iterator[Move]:
     """What is tried: another letter, another adjacent pair, two letters that change places."""
     for i, letter in itertools.product(range(n), "KSRQm"):
-        yield lambda letters, i=i, put=letter: (*letters[:i], put, *letters[i + 1 :])
-    for i, pair in itertools.product(range(n - 1), itertools.product("KSRQm", repeat=2)):
-        yield lambda letters, i=i, put=pair: (*letters[:i], *put, *letters[i + 2 :])
+        yield ((i, letter),)
+    for i, (one, other) in itertools.product(range(n - 1), itertools.product("KSRQm", repeat=2)):
+        yield (i, one), (i + 1, other)
     for i, j in itertools.combinations(range(n), 2):
-        yield lambda letters, i=i, j=j: (
-            *letters[:i],
-            letters[j],
-            *letters[i + 1 : j],
-            letters[i],
-            *letters[j + 1 :],
-        )
+        yield (i, j), (j, i)
+
+
+def _moved(letters: Letters, move: Move) -> list[str]:
+    made = list(letters)
+    for i, what in move:
+        made[i] = letters[what] if isinstance(what, int) else what
+    return made
 
 
 def _cut(profile: Profile, budget_bytes: int) -> list[Technique]:

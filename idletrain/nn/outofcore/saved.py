@@ -47,7 +47,7 @@ class Slot:
     def __init__(self, storage: torch.UntypedStorage, key: tuple[int, int], owner: int) -> None:
         self.key = key
         self.storage: torch.UntypedStorage | None = storage
-        self.weak = StorageWeakRef(storage)  # while it is held no other storage gets the address
+        self.weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # while it is held no other storage gets the address
         self.size = storage.nbytes()
         self.users = 0
         self.owner = self.needed_at = owner
@@ -163,7 +163,7 @@ class SavedTensors:
         self.enter(handle.segment)
         storage = self._bring(handle.slot)
         dtype, offset, shape, stride = handle.layout
-        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)  # type: ignore[call-overload, no-any-return]
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
 
     def enter(self, segment: int) -> None:
         """Note that a segment's backward pass has begun, and bring what the next ones need."""

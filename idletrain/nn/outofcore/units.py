@@ -41,9 +41,8 @@ class Piece:
         """Whether it is a part of a Sequential."""
         return self.modules != (self.owner,)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, x: Any) -> Any:
         """What it computes, within a chain."""
-        (x,) = args
         for module in self.modules:
             x = module(x)
         return x
@@ -89,10 +88,7 @@ def _automatic(module: nn.Module, name: str, *, root: bool = False) -> Iterator[
     """Pieces of a module that is opened: chains are cut, blocks stay whole, containers of blocks are opened."""
     if _is_chain(module):
         yield from _cut(module, list(_flat(module, name)))
-    elif root or _holds_blocks(module):
-        for child_name, child in module.named_children():
-            yield from _automatic(child, f"{name}.{child_name}" if name else child_name)
-    elif isinstance(module, nn.ModuleList | nn.ModuleDict):
+    elif root or _holds_blocks(module) or isinstance(module, nn.ModuleList | nn.ModuleDict):
         for child_name, child in module.named_children():
             yield from _automatic(child, f"{name}.{child_name}" if name else child_name)
     else:
@@ -154,7 +150,7 @@ Runner = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], An
 
 
 class Installed:
-    """Takes over the `forward` of units' owners: each segment of units runs through `runner(segment, run, args, kwargs)`.
+    """Takes over the `forward` of units' owners: each segment runs through `runner(segment, run, args, kwargs)`.
 
     Args:
         pieces: In forward order.

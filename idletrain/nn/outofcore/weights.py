@@ -71,7 +71,7 @@ class Weights:
         for number, p in resident:
             if p.requires_grad:
                 hook = functools.partial(self._move_resident, number)
-                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         for s in range(len(groups)):
             self._take_in(s)
 
@@ -83,7 +83,7 @@ class Weights:
             self._bring(s, (0,))
 
     def values(self) -> Iterable[tuple[int, Tensor, list[Tensor]]]:
-        """Every streamed parameter's number, value and state, a segment at a time; what is given is good until the next."""
+        """Every streamed parameter's number, value and state, a segment at a time; each is good until the next."""
         for s, group in enumerate(self._groups):
             here = [part is not None for part in group.parts]
             self._bring(s, (0, 1))
@@ -151,14 +151,14 @@ class Weights:
         group.parts[0] = torch.cat([p.detach().reshape(-1) for _, p in group.members])
         if group.slots:
             rows = [self._state[n][slot].reshape(-1) for slot in range(group.slots) for n, _ in group.members]
-            group.parts[1] = torch.cat(rows).to(group.parts[0].device)
+            group.parts[1] = torch.cat(rows).to(group.members[0][1].device)
         for part, flat in enumerate(group.parts):
             if flat is not None:
                 group.copies[part] = self._swap.put(flat.untyped_storage())
         for number, p in group.members:
             if p.requires_grad:
                 hook = functools.partial(self._move, s, number)
-                self._hooks.append(p.register_post_accumulate_grad_hook(hook))
+                self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         for part in (0, 1):
             self._release(s, part)
 
@@ -179,7 +179,7 @@ class Weights:
                 assert copy
                 storage, group.arriving[part] = copy.fetched(), False
                 values = torch.empty(0, dtype=torch.float32, device=storage.device)
-                group.parts[part] = values.set_(storage)  # type: ignore[call-overload]
+                group.parts[part] = values.set_(storage)
                 if part == 0:
                     self._of[storage._cdata] = s
                     for (_, p), view in zip(group.members, group.views(0)[0], strict=True):
@@ -218,7 +218,7 @@ class Weights:
         assert flat is not None
         dtype, offset, shape, stride = layout
         given = torch.empty(0, dtype=dtype, device=flat.device)
-        return given.set_(flat.untyped_storage(), offset, shape, stride)  # type: ignore[call-overload, no-any-return]
+        return given.set_(flat.untyped_storage(), offset, shape, stride)
 
     # --- updating -----------------------------------------------------------------------------------------------
 

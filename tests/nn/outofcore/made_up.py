@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from idletrain.nn.outofcore.profile import Link, Profile, Unit
 
 MB = 1_000_000

@@ -135,7 +135,8 @@ def plans(case: Case, count: int, seed: int = 0) -> list[Any]:
 
     n = len(case.units)
     generator = torch.Generator().manual_seed(seed)
-    drawn = [
-        ["KSRQm"[i] for i in torch.randint(5, (n,), generator=generator).tolist()] for _ in range(count)
+    drawn = [["KSRQm"[i] for i in torch.randint(5, (n,), generator=generator).tolist()] for _ in range(count)]
+    return [
+        legal(case.units, letters)
+        for letters in (["K"] * n, ["S"] * n, ["R"] * n, ["Q"] * n, ["Q"] + ["m"] * (n - 1), *drawn)
     ]
-    return [legal(case.units, letters) for letters in (["K"] * n, ["S"] * n, ["R"] * n, ["Q"] * n, ["Q"] + ["m"] * (n - 1), *drawn)]

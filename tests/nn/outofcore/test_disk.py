@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from outofcore.networks import Case
 
 from idletrain.errors import DamageError
 from idletrain.nn.outofcore.disk import DiskSwap, ScratchError, check_free
+from outofcore.networks import Case
 
 MIB = 1 << 20
 
@@ -182,7 +182,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
         assert out.readline() == "written\n"
         taken = os.statvfs(tmp_path)
         assert list(tmp_path.iterdir()) == []  # no name even while it runs
-        held = [os.stat(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]
+        held = [fd.stat() for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert max(s.st_blocks * 512 for s in held if s.st_nlink == 0) >= 32 * MIB
         process.send_signal(signal.SIGKILL)
         process.wait()

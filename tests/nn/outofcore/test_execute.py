@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from outofcore.networks import Case, plans
 from torch import Tensor, nn
 
 from idletrain.errors import RunError
@@ -19,6 +18,7 @@ from idletrain.nn.outofcore.plan import make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
 from idletrain.nn.outofcore.simulate import Footprint, simulate
 from idletrain.nn.outofcore.units import Piece
+from outofcore.networks import Case, plans
 
 NETWORKS = ("mlp", "vgg", "unet", "residual", "transformer")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from outofcore.networks import Case
 from torch import nn
 from torch.nn import functional
 
 from idletrain.nn.outofcore.measure import across_batch, measure
 from idletrain.nn.outofcore.units import Piece, pieces_of
+from outofcore.networks import Case
 
 F = 4  # bytes of a float
 
@@ -71,7 +71,7 @@ def test_optimizer_state_is_counted_for_what_is_trained() -> None:
     [
         (nn.Linear(4, 3), functional.cross_entropy, ""),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), functional.cross_entropy, "1 (BatchNorm) uses"),
-        (nn.Linear(4, 3), lambda out, y: torch.logsumexp(out.flatten(), 0), "not a mean over the batch's samples"),
+        (nn.Linear(4, 3), lambda out, _y: torch.logsumexp(out.flatten(), 0), "not a mean over the batch's samples"),
     ],
 )
 def test_what_sees_the_whole_batch_is_told(module: nn.Module, loss: object, why: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 
-from outofcore.made_up import MB
 from rich.console import Console
 
 from idletrain.nn.outofcore.picture import picture, timeline
 from idletrain.nn.outofcore.plan import make_plan
 from idletrain.nn.outofcore.profile import Link, Profile, Unit
+from outofcore.made_up import MB
 
 UNITS = tuple(Unit(f"block{i}", 0.1, 0.2, 0.1, 2 * MB, 2 * MB, 30 * MB) for i in range(4))
 PROFILE = Profile(UNITS, Link(400e6, 400e6), across_batch="its BatchNorm uses batch statistics")
@@ -37,5 +37,12 @@ def test_the_table_names_every_unit_what_is_done_with_it_and_every_single_techni
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(picture(PROFILE, plan))
     text = console.export_text()
-    for words in (*(unit.name for unit in UNITS), "swap", "recompute all", "lacks", "its BatchNorm uses batch", "/s out"):
+    for words in (
+        *(unit.name for unit in UNITS),
+        "swap",
+        "recompute all",
+        "lacks",
+        "its BatchNorm uses batch",
+        "/s out",
+    ):
         assert words in text

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from outofcore.made_up import made_up
-
 from idletrain.nn.outofcore.profile import micro_batch
+from outofcore.made_up import made_up
 
 
 def test_a_micro_batch_takes_its_part_of_time_and_activations_and_all_of_the_parameters() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from outofcore.networks import ROOMY
 
 from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.profile import Unit
 from idletrain.nn.outofcore.saved import SMALL_BYTES, SavedTensors
 from idletrain.nn.outofcore.simulate import Footprint
+from outofcore.networks import ROOMY
 
 SIZE = 1 << 20
 
@@ -32,10 +32,10 @@ def saved_in(swap: DiskSwap, budget: int = ROOMY) -> SavedTensors:
 def test_one_storage_counts_once_however_often_it_is_saved(swap: DiskSwap) -> None:
     saved = saved_in(swap)
     tensor = torch.randn(SIZE // 4)
-    handles = [saved.pack(t, 0, swap=False) for t in (tensor, tensor.view(4, -1), tensor[10:20], tensor.view(4, -1).t())]
+    views = (tensor, tensor.view(4, -1), tensor[10:20], tensor.view(4, -1).t())
+    handles = [saved.pack(view, 0, swap=False) for view in views]
     assert saved.live_bytes == SIZE
-    back = [saved.unpack(handle) for handle in handles]
-    assert all(torch.equal(a, b) for a, b in zip(back, (tensor, tensor.view(4, -1), tensor[10:20], tensor.view(4, -1).t())))
+    assert all(torch.equal(saved.unpack(handle), view) for handle, view in zip(handles, views, strict=True))
     while handles:
         assert saved.live_bytes == SIZE
         handles.pop()

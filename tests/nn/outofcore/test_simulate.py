@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outofcore.made_up import made_up
-
 from idletrain.nn.outofcore.plan import legal
 from idletrain.nn.outofcore.profile import Link, Unit
 from idletrain.nn.outofcore.simulate import Footprint, Outcome, simulate
+from outofcore.made_up import made_up
 
 # Three equal units: 1 s forward, 2 s backward, 100 bytes in, 100 out, 300 inner.
 CHAIN = tuple(Unit(f"u{i}", 1.0, 2.0, 1.0, 100, 100, 300, saving_bytes=300) for i in range(3))
@@ -101,7 +102,7 @@ def test_a_step_is_never_quicker_than_its_compute_and_gives_all_its_memory_back(
     assert sum(s.stored_bytes for s in footprint.segments) == sum(s.freed_bytes for s in footprint.segments)
     for lane in ("compute", "write", "read"):
         spans = sorted((s.start, s.end) for s in outcome.spans if s.lane == lane)
-        assert all(a[1] <= b[0] + 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(spans))
 
 
 @settings(deadline=None, max_examples=40)

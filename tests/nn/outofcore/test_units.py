@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from outofcore.networks import Unet, Vgg
 from torch import nn
 
 from idletrain.errors import JobError
 from idletrain.nn import models
 from idletrain.nn.outofcore.units import pieces_of
+from outofcore.networks import Unet, Vgg
 
 
 def names(module: nn.Module) -> list[str]:

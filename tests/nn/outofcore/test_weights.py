@@ -1,4 +1,4 @@
-"""Parameters and optimizer state out of core: the same bits as in core, and never more than three segments in memory."""
+"""Parameters and optimizer state out of core: the same bits as in core, three segments at most in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from outofcore.networks import ROOMY, Case
 from torch import Tensor, nn
 
 from idletrain.nn.outofcore.disk import DiskSwap
@@ -18,6 +17,7 @@ from idletrain.nn.outofcore.execute import Executor
 from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Piece
 from idletrain.nn.outofcore.weights import Weights
+from outofcore.networks import ROOMY, Case
 
 STEPS = 3
 Make = Callable[[Any], torch.optim.Optimizer]
