@@ -59,6 +59,17 @@ def _check_memory(written):
     assert all(growth > 0 for growth in figures["a worker's growth with marks"]["samples"])
 
 
+def _check_outofcore(written):
+    figures = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert written["rows"]
+    for row in written["rows"]:
+        assert row["same_bits"], row
+        assert row["predicted_seconds"] > 0
+        assert all(seconds > 0 for samples in row["seconds"].values() for seconds in samples)
+    assert figures["parameters streamed: in-core / streamed bits differ"] == 0
+    assert 0 < figures["planning 50 units"] < 5
+
+
 def _check_churn(written):
     assert [run["policy"] for run in written["runs"]] == ["salvage", "reissue"]
     for run, cause in zip(written["runs"], ("notice", "kill"), strict=True):
@@ -87,6 +98,7 @@ CHECKS = {
     "exchange": _check_exchange,
     "local_steps": _check_local_steps,
     "memory": _check_memory,
+    "outofcore": _check_outofcore,
     "churn": _check_churn,
     "accuracy": _check_accuracy,
     "offers": _check_offers,

@@ -92,7 +92,7 @@ def test_subnets_are_trained_out_of_core_where_that_is_sooner() -> None:
     quick = Beyond(HALF.least_bytes, lambda share, _memory: share**2)
     tiny = [Capacity(14 * MIB, 1.0)] * 4
     assert sum(shares(tiny, 4, need, 64)) == pytest.approx(0.52, abs=1e-5)
-    assert shares(tiny, 4, need, 64, Beyond(HALF.least_bytes, lambda _s, memory: 1.0)) == (0.25,) * 4
+    assert shares(tiny, 4, need, 64, Beyond(HALF.least_bytes, lambda _share, _memory: 1.0)) == (0.25,) * 4
     assert shares(tiny, 4, need, 64, quick) != (0.25,) * 4  # a quarter of the width costs a sixteenth
 
 

@@ -1,0 +1,79 @@
+"""Runs whose subnets do not fit their workers: trained by a plan they end in the same bits; a full disk is no end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idletrain.job import parse_job
+from idletrain.nn.outofcore.foresee import Foresight
+from idletrain.nn.prepare import from_settings
+
+from .helpers import Run, job_tree, train_alone, until
+
+ROUNDS = 2
+WIDE: dict[str, Any] = {
+    "model": {"args": {"widths": [64, 1024, 1024, 1024, 1024, 10]}},
+    "training": {"batch_size": 1500, "local_steps": 3, "rounds": ROUNDS},
+}
+
+
+def tight_budget(tmp_path: Path) -> int:
+    """What is too little in core and enough by a plan, for half of the network."""
+    job = parse_job(job_tree(tmp_path, **WIDE))
+    foresight = Foresight(from_settings(job.model, job.data, job.training).program)
+    budget = int(1.03 * foresight.least_bytes(0.5))
+    assert set(foresight.plan(0.5, budget).letters) != {"K"}
+    return budget
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with one MiB."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode
+    ):
+        pytest.skip("this machine may not mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_run_out_of_core_ends_in_the_bits_of_one_in_core(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    memory = {"budget": tight_budget(tmp_path), "out_of_core": "always", "scratch": str(scratch)}
+    run = make_run(**WIDE, memory=memory)
+    head = run.launch()
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(parse_job(job_tree(tmp_path, **WIDE))))
+    ended = run.events("attempt_ended")
+    assert len(ended) == 2 * ROUNDS
+    assert all(set(event["plan"]) & set("SRQ") for event in ended)
+    assert sum(event["swapped_bytes"] for event in ended) > 0 or all("R" in event["plan"] for event in ended)
+    assert list(scratch.iterdir()) == []
+    assert not head.survivors()
+
+
+def test_a_worker_whose_scratch_is_full_gets_no_more_such_work(
+    make_run: Callable[..., Run], full_disk: Path, tmp_path: Path
+) -> None:
+    memory = {"budget": tight_budget(tmp_path), "out_of_core": "always", "scratch": str(full_disk)}
+    run = make_run(**WIDE, memory=memory)
+    run.launch()
+    until("both workers to say so", lambda: len(run.events("attempt_ended")) >= 2)
+    until(
+        "the run to say what it waits for",
+        lambda: [e for e in run.events("waiting") if "the largest worker has" in e["reason"]],
+    )
+    ended = run.events("attempt_ended")
+    assert [event["ended"] for event in ended] == ["unfit"] * 2
+    assert len({event["worker"] for event in ended}) == 2
+    assert all("MiB free and" in event["reason"] for event in ended)
