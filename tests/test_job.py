@@ -155,3 +155,14 @@ def test_a_job_file_is_the_tree_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(tree(stop={"accuracy": 0.5})))
     assert load_job(path) == parse_job(tree(stop={"accuracy": 0.5}))
+
+
+def test_memory_is_read_in_bytes_and_its_ways_are_named() -> None:
+    tree = {"name": "a", "model": {"factory": "m:f"}, "data": {"name": "digits"}}
+    job = parse_job({**tree, "memory": {"budget": "1GiB", "out_of_core": "always", "scratch": "/scratch"}})
+    assert (job.memory.budget, job.memory.out_of_core, job.memory.scratch) == (1 << 30, "always", "/scratch")
+    assert parse_job(tree).memory.out_of_core == "auto"
+    with pytest.raises(JobError, match=r"memory.out_of_core: 'sometimes' should be 'auto', 'never' or 'always'"):
+        parse_job({**tree, "memory": {"out_of_core": "sometimes"}})
+    with pytest.raises(JobError, match=r"memory.budget: 'much' should be a size such as 512MiB or 2GB"):
+        parse_job({**tree, "memory": {"budget": "much"}})

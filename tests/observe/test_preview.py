@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from idletrain.errors import RunError
-from idletrain.job import load_job
+from idletrain.job import load_job, parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.preview import preview
 
@@ -45,3 +45,20 @@ def test_groups_are_listed_with_the_tensors_that_they_cut(prepared: Prepared) ->
 def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:
     with pytest.raises(RunError, match="narrowest subnet needs"):
         preview(DIGITS, prepared, 1 << 20)
+
+
+def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
+    job = parse_job(
+        {
+            **DIGITS.model_dump(mode="json"),
+            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 256, 256, 10]}},
+            "memory": {"out_of_core": "always"},
+        }
+    )
+    prepared = from_settings(job.model, job.data, job.training, job.memory)
+    out = io.StringIO()
+    Console(file=out, width=160).print(preview(job, prepared, 1 << 30))
+    text = out.getvalue()
+    assert text.count("out of core") >= 4
+    for words in ("2-4", "recompute all", "compute f", "one step:", "micro-batches: not possible"):
+        assert words in text
