@@ -95,7 +95,10 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
     job.run_dir.mkdir()
     async with scheduler.started(job.run_dir) as address:
         fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
-        beside = [asyncio.ensure_future(work) for work in (local.keep(fleet, WORKERS), take_workers(), end())]
+        beside = [
+            asyncio.ensure_future(work)
+            for work in (local.keep(fleet, WORKERS, lambda *_kind, **_fields: None), take_workers(), end())
+        ]
         try:
             await launch(job, prepared_of(job), Options(scheduler=address, sinks=(sink,)))
         finally:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import numpy as np
 from rich.console import Console
 from torch import nn
 
+from idletrain.errors import RunError
 from idletrain.export import finished_module
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, check_run, launch
+from idletrain.launch import Begun, Options, check_run, launch
 from idletrain.nn.data import Arrays, Files, MapStyle, Source, as_samples
 from idletrain.nn.groups import to_meta
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose
-from idletrain.observe.records import Event, Summary
+from idletrain.observe.records import Event, Recorder, Summary
 from idletrain.rounds.recovery import load_network
+from idletrain.rounds.runner import Ending
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.
         RunError: the run cannot go on; with `resume` it can later.
+        KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
     job = parse_job(
         {
@@ -122,7 +126,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     display = choose(False, Console())
     sinks = (records.append, display, *([on_event] if on_event else []))
     with display:
-        _run(launch(job, prepared, Options(scheduler=scheduler, resume=resume, sinks=sinks)))
+        ending = _run(lambda begun: launch(job, prepared, replace(options, sinks=sinks, begun=begun)))
+    if ending.status == "stopped":
+        raise KeyboardInterrupt(f"stopped after round {ending.rounds}; fit(name={job.name!r}, resume=True) goes on")
+    if ending.status == "diverged":
+        raise RunError("the training diverges (NaN in three attempts); lower the optimizer's lr")
     network, _ = load_network(job.run_dir, prepared.program)
     return FitResult(finished_module(prepared, network), tuple(records), _sum(records), job.run_dir)
 
@@ -170,26 +178,25 @@ def _mapped(folder: Path, source: _InMemory) -> Source:
     return Files(str((folder / "x.npy").resolve()), str((folder / "y.npy").resolve()), field=folder.name)
 
 
-def _run(work: Any) -> None:
-    """Run a coroutine to its end, also where an event loop runs already (a notebook)."""
+def _run(work: Callable[[Begun], Coroutine[Any, Any, Ending]]) -> Ending:
+    """Run a launch to its end, also where an event loop runs already (a notebook): there Ctrl-C stops it too."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(work)
-        return
-    errors: list[BaseException] = []
+        return asyncio.run(work(lambda _stop, _record: None))
+    stops: list[Callable[[], object]] = []
 
-    def run() -> None:
-        try:
-            asyncio.run(work)
-        except BaseException as error:  # noqa: BLE001 (raised again by the caller's thread)
-            errors.append(error)
+    def begun(stop: Callable[[], None], _record: Recorder) -> None:
+        stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: asyncio.run(work(begun)))
+        while True:
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                for stop in stops:
+                    stop()
 
 
 def _sum(records: Sequence[Event]) -> Mapping[str, Any]:

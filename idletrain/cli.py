@@ -92,7 +92,9 @@ def launch(
     with shown:
         ending = asyncio.run(_launch(settings, prepared, options, shown))
     if not as_json:
-        for line in display.final_lines(shown.summary, _ending_text(ending.status, job)):
+        again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
+        again += f" --scheduler {scheduler}" if scheduler else ""
+        for line in display.final_lines(shown.summary, _ending_text(ending.status, again)):
             typer.echo(line)
     if ending.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
@@ -128,6 +130,7 @@ def status(
     from idletrain.observe import display
     from idletrain.observe.records import summarise, summary_of
     from idletrain.rounds.recovery import read_history
+    from idletrain.storage import has_head
 
     if cloud:
         with cli_cloud.account_of(cloud, region) as account:
@@ -136,6 +139,8 @@ def status(
         run_dir = _run_dir(run)
         read_history(run_dir)
         summary = summarise(run_dir / "events.jsonl")
+        if summary.status == "running" and not has_head(run_dir):
+            summary.status = "interrupted"
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
@@ -253,11 +258,11 @@ def _report_progress(quiet: bool, text: str) -> None:
         typer.echo(f"idletrain: {text}", err=True)
 
 
-def _ending_text(status: str, job: Path) -> str:
+def _ending_text(status: str, again: str) -> str:
     return {
         "completed": "done: all rounds",
         "reached": "done: the target accuracy is reached",
-        "stopped": f"stopped; go on with: idletrain launch {job} --resume",
+        "stopped": f"stopped; go on with: {again}",
         "diverged": "stopped: the training diverges (NaN in three attempts); lower training.optimizer.lr",
     }[status]
 

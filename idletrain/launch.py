@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import psutil
+import torch
 from distributed import Client
 from distributed.core import rpc
 from distributed.security import Security
@@ -23,6 +24,7 @@ from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
 from idletrain.storage import Reached, only_head, write_whole
 
+Begun = Callable[[Callable[[], None], Recorder], None]
 HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's RAM is shared out
 CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
@@ -57,7 +59,7 @@ class Options:
 
     scheduler: str | None = None
     cluster: tuple[str, Security] | None = None
-    begun: Callable[[Callable[[], None], Recorder], None] = lambda _stop, _record: None
+    begun: Begun = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
     sinks: Iterable[Sink] = ()
@@ -97,26 +99,43 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     settings.apply()
     if options.scheduler:
         await _check_reachable(options.scheduler)
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    with only_head(job.run_dir), contextlib.closing(Recorder(job.run_dir / "events.jsonl", options.sinks)) as record:
-        _write_job(job)
+    with _opened(job, options.sinks) as record:
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
             async with (
-                _cluster(job, options) as (address, security),
+                _cluster(job, options, record) as (address, security),
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
                 runner = Runner(job, prepared, journal, client, record)
                 options.begun(runner.stop, record)
-                with _stopping(runner.stop):
+                with _stopping(runner.stop), _failing(record, journal):
                     return await runner.run(job.nodes.count)
 
 
-def _write_job(job: Job) -> None:
+@contextlib.contextmanager
+def _opened(job: Job, sinks: Iterable[Sink]) -> Iterator[Recorder]:
+    """The run directory, held for this head, with the job in it."""
+    with contextlib.ExitStack() as held:
+        try:
+            job.run_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_head(job.run_dir))
+            record = held.enter_context(contextlib.closing(Recorder(job.run_dir / "events.jsonl", sinks)))
+            write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
+        except OSError as error:
+            raise _unwritable(job, error) from None
+        yield record
+
+
+@contextlib.contextmanager
+def _failing(record: Recorder, journal: Journal) -> Iterator[None]:
+    """Tell whoever watches that the run is over when it cannot go on."""
     try:
-        write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
-    except OSError as error:
-        raise _unwritable(job, error) from None
+        yield
+    except RunError as error:
+        unknown = {"accuracy": None, "loss": None, "params_sha256": None}
+        told = {"rounds": journal.round, "run_dir": str(journal.run_dir), "reason": str(error)}
+        record("run_ended", status="failed", **unknown, **told)
+        raise
 
 
 def _unwritable(job: Job, error: OSError) -> RunError:
@@ -136,6 +155,11 @@ async def _check_reachable(address: str) -> None:
             address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
         ) as remote:
             await remote.identity()
+    except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
+        raise JobError(
+            f"--scheduler: {address} asks for TLS ({error}); name the client's certificates in Dask's configuration, "
+            "distributed.comm.tls"
+        ) from None
     except (OSError, ValueError) as error:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
@@ -143,7 +167,7 @@ async def _check_reachable(address: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Security]]:
+async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterator[tuple[str, Security]]:
     """The cluster that is there, or one of our own on loopback with local workers."""
     if options.cluster:
         yield options.cluster
@@ -152,9 +176,8 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
         yield options.scheduler, Security()
         return
     async with scheduler.started(job.run_dir) as address:
-        memory = job.nodes.memory or (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count
-        fleet = local.LocalFleet(address, max(memory, 1), job.run_dir / "logs")
-        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count))]
+        fleet = local.LocalFleet(address, _budget(job), job.run_dir / "logs")
+        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count, record))]
         if options.churn_seconds:
             tasks.append(asyncio.ensure_future(local.churn(fleet, options.churn_seconds)))
         try:
@@ -164,6 +187,16 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await fleet.close()
+
+
+def _budget(job: Job) -> int:
+    """Bytes that each local worker may use: as the job says, or its share of what is free here."""
+    if job.nodes.memory:
+        return job.nodes.memory
+    free = psutil.virtual_memory().available - HEAD_BYTES
+    if torch.cuda.is_available():  # they all train on it
+        free = min(free, torch.cuda.mem_get_info()[0])
+    return max(free // job.nodes.count, 1)
 
 
 @contextlib.contextmanager

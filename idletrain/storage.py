@@ -72,6 +72,18 @@ def only_head(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def has_head(run_dir: Path) -> bool:
+    """Whether a process runs this run directory now."""
+    try:
+        with (run_dir / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 class ConflictError(Exception):
     """An object is not as the writer took it to be: somebody else wrote it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import idletrain
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
 from idletrain.nn.data import digits
+from idletrain.storage import has_head
 
 
 def make_net() -> nn.Module:
@@ -118,3 +121,59 @@ def test_fit_refuses_before_anything_is_made(tmp_path: Path, asked: dict[str, An
         idletrain.fit(make_net(), digits()[0], test, run_dir=tmp_path / "runs", **asked)
     assert str(caught.value).startswith(told)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    train, _ = digits()
+
+    class Damaged(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(train[1])
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            if i == 700:
+                raise OSError("image file is truncated")  # as Pillow does, without a number
+            return torch.from_numpy(train[0][i]), int(train[1][i])
+
+    events: list[dict[str, Any]] = []
+    with pytest.raises(RunError, match=r"fails on every worker.*image file is truncated"):
+        idletrain.fit(
+            make_net(),
+            Damaged(),
+            subnets=2,
+            local_steps=30,
+            rounds=3,
+            batch_size=32,
+            workers=2,
+            run_dir=tmp_path,
+            on_event=events.append,
+        )
+    assert [event["status"] for event in events if event["kind"] == "run_ended"] == ["failed"]
+
+
+def test_in_a_notebook_ctrl_c_stops_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """There an event loop runs already, and the run has a thread of its own."""
+    train, _ = digits()
+    seen: list[str] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        seen.append(event["kind"])
+        if event["kind"] == "round_committed" and event["round"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    async def cell() -> None:
+        idletrain.fit(
+            make_net(), train, subnets=2, local_steps=20, rounds=2000, workers=2, name="nb", run_dir=tmp_path,
+            on_event=interrupt,
+        )  # fmt: skip
+
+    handler = signal.getsignal(signal.SIGINT)
+    loop = asyncio.new_event_loop()  # asyncio.run would take SIGINT for itself, which a notebook's kernel does not
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"stopped after round \d+; fit\(name='nb', resume=True\) goes on"):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, handler)
+    assert seen[-1] == "run_ended"
+    assert not has_head(tmp_path / "nb")

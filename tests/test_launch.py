@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
 from idletrain.fleet import scheduler
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, check_run
+from idletrain.launch import Options, check_run, launch
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -108,3 +108,26 @@ def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
             await asyncio.open_connection(host, int(port))
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("tcp://127.0.0.1:9", r"--scheduler: tcp://127.0.0.1:9 cannot be reached .*; check the address"),
+        ("tls://127.0.0.1:9", r"--scheduler: tls://127.0.0.1:9 asks for TLS .*; name the client's certificates"),
+    ],
+)
+def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_anything_is_made(
+    tmp_path: Path, address: str, told: str
+) -> None:
+    asked = job(tmp_path / "runs")
+    with pytest.raises(JobError, match=told):
+        asyncio.run(launch(asked, None, Options(scheduler=address)))  # type: ignore[arg-type]
+    assert not asked.run_dir.exists()
+
+
+def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    asked = job(tmp_path / "file" / "runs")
+    with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
+        asyncio.run(launch(asked, None, Options()))  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from idletrain.observe.records import Event, Summary
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
+TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # what a person must hear of, whatever is shown
 LINE_SECONDS = 10.0  # between plain lines when nothing else happens
 STATES = {True: "[yellow]draining", False: "[green]training"}
 
@@ -62,6 +63,8 @@ class Json:
             self._print({"round": event["round"], "round_seconds": event["seconds"], **{k: record[k] for k in keys}})
         elif event["kind"] == "run_ended":
             self._print(self.summary.as_record())
+        elif event["kind"] in TROUBLES:
+            sys.stderr.write(f"idletrain: {describe(event)}\n")
 
     def _print(self, record: dict[str, Any]) -> None:
         self._out.write(json.dumps(record) + "\n")
@@ -158,7 +161,7 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
     goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
     return [
         status_text,
-        f"  {score_text(summary.accuracy, summary.loss)} after {summary.rounds} rounds",
+        f"  {_last_score(summary)}",
         f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
         f"  {summary.reissues} subnets went on elsewhere",
@@ -174,6 +177,13 @@ def score_text(accuracy: float | None, loss: float | None) -> str:
     parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     return ", ".join(parts) or "not evaluated"
+
+
+def _last_score(summary: Summary) -> str:
+    """The last evaluation and the rounds done, which may be more."""
+    text = score_text(summary.accuracy, summary.loss)
+    at = summary.curve[-1][0] if summary.curve else summary.rounds
+    return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 
 
 def choose(as_json: bool, console: Console) -> Lines | Json | Screen:

@@ -24,13 +24,14 @@ and `kind`; the kinds and their fields:
     instance_launched  instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended   instance, reason
     waiting          reason
-    run_ended        status, rounds, accuracy, loss, params_sha256, run_dir
+    run_ended        status, rounds, accuracy, loss, params_sha256, run_dir, reason (where it failed)
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Recorder:
     """
 
     def __init__(self, path: Path, sinks: Iterable[Sink] = ()) -> None:
+        _end_whole(path)
         self._file = path.open("a", buffering=1)
         self._sinks = tuple(sinks)
         self._started = time.monotonic()
@@ -70,11 +72,18 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a run, also while it is going on (a last line that is half written is left out)."""
-    with path.open() as file:
+    """The events of a run, also while it is going on (a line that is half written is left out)."""
+    with path.open(errors="replace") as file:
         for line in file:
-            if line.endswith("\n") and line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
                 yield json.loads(line)
+
+
+def _end_whole(path: Path) -> None:
+    """Cut off a last line that a full disk or a kill left half written: the next event would be glued to it."""
+    if path.exists():
+        content = path.read_bytes()
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 @dataclass
@@ -265,8 +274,9 @@ def _noted(summary: Summary, event: Event) -> None:
 
 
 def _ended(summary: Summary, event: Event) -> None:
-    for field_ in ("status", "rounds", "accuracy", "loss", "params_sha256", "run_dir"):
+    for field_ in ("status", "rounds", "params_sha256", "run_dir"):
         setattr(summary, field_, event[field_])
+    summary.note = event.get("reason", "")
 
 
 _ADD: dict[str, Callable[[Summary, Event], None]] = {

@@ -22,6 +22,7 @@ class WorkerJoined(Event):
 
     worker: str
     memory_bytes: int
+    leases: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from idletrain.errors import DamageError
+from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
@@ -75,11 +75,16 @@ class Journal:
         self.round, self.epoch = past.rounds, past.epochs + 1
         self.shares = past.shares.get(past.rounds, ())
         self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._stopping = False
         self._next_offset = max((u.offset + u.size_bytes for u in self.staged.values()), default=0)
 
     def close(self) -> None:
         """Close the ledger."""
         self._ledger.close()
+
+    def stop_waiting(self) -> None:
+        """Wait no longer where there is no room: the run is to end."""
+        self._stopping = True
 
     async def begin(self, shares: tuple[float, ...]) -> None:
         """Raise the epoch: from here on nothing that an older head leased is taken."""
@@ -151,7 +156,11 @@ class Journal:
         await self._durably(lambda: self._ledger.append(kind, durable=durable, **fields), inline=not durable)
 
     async def _durably(self, write: Callable[[], None], *, inline: bool = False) -> None:
-        """Write, in a thread or `inline`; while there is no room, say so and try again until there is."""
+        """Write, in a thread or `inline`; while there is no room, say so and try again until there is.
+
+        Raises:
+            RunError: there is none, and the run was asked to end.
+        """
         paused = False
         while True:
             try:
@@ -159,10 +168,11 @@ class Journal:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
+                why = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
+                if self._stopping:
+                    raise RunError(f"stopped with {why}; free some and add --resume") from None
                 if not paused:
-                    why = errno.errorcode[error.errno or 0]
-                    reason = f"no room left in {self.run_dir} ({why}); free some and the run goes on"
-                    self._record("paused", reason=reason)
+                    self._record("paused", reason=f"{why}; free some and the run goes on")
                 paused = True
                 await asyncio.sleep(ROOM_RETRY_SECONDS)
             else:

@@ -13,10 +13,13 @@ STEPS = 64  # bisection steps of a share: to the last bit of a float; only a net
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker brings: memory for subnets, and speed in steps per second of a reference step."""
+    """What a worker brings: memory for subnets, speed in steps per second of a reference step, and how many leases it
+    can hold at once.
+    """
 
     memory_bytes: int
     steps_per_second: float
+    leases: int = 1
 
 
 def shares(
@@ -24,10 +27,10 @@ def shares(
 ) -> tuple[float, ...]:
     """Each subnet's share of every neuron group.
 
-    Subnets are dealt to the workers in turn, the most capable first. A worker half as fast gets subnets half as
-    wide (in powers of two: finer would follow the measurement's noise); none gets more than its
-    memory holds, and what it cannot hold goes to those who can. If nobody can, the shares add up to less than 1 and
-    the rounds take turns over the network.
+    Subnets are dealt to the workers in turn, the most capable first; a worker that cannot hold the narrowest gets
+    none. A worker half as fast gets subnets half as wide (in powers of two: finer would follow the measurement's
+    noise); none gets more than its memory holds, and what it cannot hold goes to those who can. If nobody can, the
+    shares add up to less than 1 and the rounds take turns over the network.
 
     Args:
         workers: At least one.
@@ -36,10 +39,18 @@ def shares(
         neurons: Neurons of the smallest group (1 for a network that is not cut).
 
     Raises:
-        RunError: the narrowest subnet does not fit a worker that would have to train one.
+        RunError: the narrowest subnet fits no worker.
     """
     if neurons == 1:
         return _whole(workers, subnets, need_bytes)
+    roomy = [worker for worker in workers if worker.memory_bytes >= need_bytes(1 / neurons)]
+    if not roomy:
+        largest = max(worker.memory_bytes for worker in workers)
+        raise RunError(
+            f"even the narrowest subnet needs {need_bytes(1 / neurons) >> 20} MiB and the largest worker has "
+            f"{largest >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
+        )
+    workers = roomy
     ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
     fastest = max(worker.steps_per_second for worker in workers)
     mine = [ranked[k % len(ranked)] for k in range(subnets)]
@@ -62,14 +73,9 @@ def _whole(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[floa
 
 
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
-    """The largest share that fits, by bisection."""
+    """The largest share that fits where the narrowest does, by bisection."""
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
-    if need_bytes(narrowest) > memory_bytes:
-        raise RunError(
-            f"even the narrowest subnet needs {need_bytes(narrowest) >> 20} MiB and a worker has "
-            f"{memory_bytes >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
-        )
     low, high = narrowest, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2

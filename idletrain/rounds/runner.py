@@ -68,6 +68,7 @@ class Runner:
             client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
         )
         self._need_bytes = need_of(self._program)
+        self._narrowest_bytes = self._need_bytes(1 / min(self._program.layout.sizes, default=1))
         self._pickled: bytes = cloudpickle.dumps(self._program)
         self._module = assembled(prepared.module, journal.network.values)
         self._score: tuple[float | None, float | None] = (None, None)
@@ -107,6 +108,7 @@ class Runner:
 
     def stop(self) -> None:
         """Ask the run to end where it is; it can be resumed."""
+        self._journal.stop_waiting()
         if self._state is None:
             self._finish("stopped")
         else:
@@ -150,10 +152,14 @@ class Runner:
         staged = {k: update.steps for k, update in journal.staged.items()}
         now = self._opened_at = time.monotonic()
         self._subnets = self._program.subnets(journal.round, journal.shares)
-        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, self._needs(), staged, now)
+        workers = {
+            address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases)
+            for address, brings in self._crew.capacities.items()
+        }
+        opened = state.open_run(
+            rules, self._job.name, journal.epoch, journal.round, self._needs(), staged, now, workers
+        )
         self._state = opened
-        for address in list(self._crew.capacities):
-            self._on_joined(address)
         if opened.looking:
             self._spawn(self._look(events.Look(evaluate=True, snapshot=opened.stage is state.Stage.LAST_LOOK)))
         self._handle(events.Tick(now=now))
@@ -260,8 +266,11 @@ class Runner:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _on_joined(self, address: str) -> None:
-        memory = self._crew.capacities[address].memory_bytes
-        self._handle(events.WorkerJoined(now=time.monotonic(), worker=address, memory_bytes=memory))
+        brings = self._crew.capacities[address]
+        joined = events.WorkerJoined(
+            now=time.monotonic(), worker=address, memory_bytes=brings.memory_bytes, leases=brings.leases
+        )
+        self._handle(joined)
 
     def _on_notice(self, address: str) -> None:
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
@@ -276,17 +285,26 @@ class Runner:
         self._handle(events.WorkerLeft(now=time.monotonic(), worker=address))
 
     def _warn_of_misfits(self) -> None:
-        """Tell, once, when a subnet waits for a worker that nobody is large enough to be."""
-        capacities = self._crew.capacities.values()
+        """Tell, once, when a subnet waits for a worker that nobody is large enough to be, or a worker is too small."""
+        capacities = self._crew.capacities
         if self._state is None or not capacities:
             return
-        largest = max(capacity.memory_bytes for capacity in capacities)
+        for address, capacity in capacities.items():
+            if capacity.memory_bytes < self._narrowest_bytes:
+                has, needs = capacity.memory_bytes >> 20, self._narrowest_bytes >> 20
+                self._tell_misfit(
+                    f"{address} has {has} MiB free and the narrowest subnet needs {needs}: it gets no work"
+                )
+        largest = max(capacity.memory_bytes for capacity in capacities.values())
         for k, subnet in enumerate(self._state.subnets):
             reason = f"subnet {k} needs {subnet.need_bytes >> 20} MiB; the largest worker has {largest >> 20} MiB"
-            waits = subnet.phase is state.Phase.WAITING and subnet.need_bytes > largest
-            if waits and reason not in self._misfits:
-                self._misfits.add(reason)
-                self._record("waiting", reason=reason)
+            if subnet.phase is state.Phase.WAITING and subnet.need_bytes > largest:
+                self._tell_misfit(reason)
+
+    def _tell_misfit(self, reason: str) -> None:
+        if reason not in self._misfits:
+            self._misfits.add(reason)
+            self._record("waiting", reason=reason)
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -301,7 +319,8 @@ class Runner:
                 cutting = asyncio.to_thread(self._journal.network.pull, self._subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            specs.append(task.Spec(lease, self._address, self._journal.shares, self._job.preemption.mark_every))
+            preemption = self._job.preemption
+            specs.append(task.Spec(lease, self._address, self._journal.shares, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -322,8 +341,7 @@ class Runner:
             record = {"ended": "cancelled"}
         except Exception as error:  # noqa: BLE001 (a task may die of anything; the subnet is leased again)
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
-            broken_link = isinstance(error, OSError) and error.errno is None  # as Dask's comm errors are
-            failed = not (broken_link or isinstance(error, KilledWorker | NoValidWorkerError))
+            failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])

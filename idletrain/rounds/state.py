@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,6 +98,7 @@ class Subnet:
         base_steps: Those that the current lease started from.
         seen_steps: Steps that the last beat told of, at `seen_at`.
         lost: Whether a lease on it was lost in this round.
+        ahead: Whether it is leased to a worker that first finishes another subnet.
     """
 
     need_bytes: int
@@ -111,17 +112,24 @@ class Subnet:
     seen_steps: int = 0
     seen_at: float = 0.0
     lost: bool = False
+    ahead: bool = False
     diverged: int = 0
     failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker that may be leased subnets; `attempt` is the one it is busy with."""
+    """A worker that may be leased subnets.
+
+    Attributes:
+        leases: How many it can hold at once: while it trains one subnet, it pulls the next and pushes the last.
+        attempts: Those that it holds, in the order in which it trains them.
+    """
 
     memory_bytes: int
+    leases: int = 1
     draining: bool = False
-    attempt: int | None = None
+    attempts: tuple[int, ...] = ()
     faults: int = 0
 
 
@@ -157,7 +165,14 @@ class IllegalEventError(Exception):
 
 
 def open_run(
-    rules: Rules, run: str, epoch: int, round_: int, needs: tuple[int, ...], staged: Mapping[int, int], now: float
+    rules: Rules,
+    run: str,
+    epoch: int,
+    round_: int,
+    needs: tuple[int, ...],
+    staged: Mapping[int, int],
+    now: float,
+    workers: Mapping[str, Worker],
 ) -> State:
     """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps.
 
@@ -176,6 +191,7 @@ def open_run(
         epoch=epoch,
         round=round_,
         subnets=subnets,
+        workers=workers,
         stage=Stage.LAST_LOOK if last else Stage.TRAINING,
         opened_at=now,
         looking=due,
@@ -197,7 +213,7 @@ def advance(state: State, event: Event) -> Step:
 
 
 def _joined(state: State, event: WorkerJoined) -> Step:
-    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes)), ()
+    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes, leases=event.leases)), ()
 
 
 def _left(state: State, event: WorkerLeft) -> Step:
@@ -243,7 +259,7 @@ def _pushed(state: State, event: Pushed) -> Step:
         subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
     state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING))
-    if not subnet.lost:
+    if not (subnet.lost or subnet.ahead):
         state = replace(state, typical_seconds=event.now - subnet.leased_at)
     return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
 
@@ -267,10 +283,9 @@ def _stored(state: State, event: Stored) -> Step:
     subnet = state.subnets[event.subnet]
     if subnet.phase is not Phase.STORING:
         raise IllegalEventError(f"subnet {event.subnet} was stored while {subnet.phase.value}")
-    worker = state.workers.get(subnet.worker)
-    if worker and worker.attempt == subnet.attempt and subnet.steps == state.rules.local_steps:
+    if subnet.steps == state.rules.local_steps:
         # Its task has only to return: the next lease may travel meanwhile.
-        state = _with_worker(state, subnet.worker, replace(worker, attempt=None))
+        state = _free(state, subnet.worker, subnet.attempt, event.now)
     return _with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
 
 
@@ -282,8 +297,8 @@ def _ended(state: State, event: AttemptEnded) -> Step:
         if failures >= FAILED_AFTER:
             return replace(state, stage=Stage.DONE), (Finish("failed"),)
     for name, worker in state.workers.items():
-        if worker.attempt == event.lease.attempt:
-            state = _with_worker(state, name, replace(worker, attempt=None))
+        if event.lease.attempt in worker.attempts:
+            state = _free(state, name, event.lease.attempt, event.now)
             cause = "notice" if worker.draining else cause
             break
     return _lose_of(state, event.now, cause, attempt=event.lease.attempt)
@@ -366,16 +381,39 @@ def _settle(state: State, now: float) -> Step:
 
 
 def _give_out(state: State, now: float) -> Step:
-    """Lease waiting subnets, the largest first, each to the smallest idle worker that can hold it."""
+    """Lease waiting subnets to idle workers; then one more to each, to be pulled while the first trains, if there is
+    one for everybody: who takes the last ones of a round is decided by who is done first.
+    """
+    state, first = _lease(state, now, _waiting(state), lambda worker: not worker.attempts)
+    ahead = [k for k, s in enumerate(state.subnets) if s.ahead and s.phase is Phase.LEASED]
+    state, moved = _lease(state, now, ahead, lambda worker: not worker.attempts)  # rather now than behind another
+    free = sum(_has_room(worker) for worker in state.workers.values())
+    waiting = _waiting(state)
+    if not free or len(waiting) < free:
+        return state, first + moved
+    state, second = _lease(state, now, waiting, _has_room)
+    return state, first + moved + second
+
+
+def _waiting(state: State) -> Sequence[int]:
+    return [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
+
+
+def _has_room(worker: Worker) -> bool:
+    return not worker.draining and 0 < len(worker.attempts) < worker.leases
+
+
+def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[Worker], bool]) -> Step:
+    """Lease subnets, the largest first, each to the smallest willing worker that can hold it."""
     commands: list[Command] = []
-    waiting = [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
-    for k in sorted(waiting, key=lambda k: (-state.subnets[k].need_bytes, k)):
+    for k in sorted(subnets, key=lambda k: (-state.subnets[k].need_bytes, k)):
         subnet = state.subnets[k]
         able = _able(state, subnet.need_bytes)
-        idle = [(worker.memory_bytes, name) for name, worker in able.items() if worker.attempt is None]
+        idle = [(worker.memory_bytes, name) for name, worker in able.items() if willing(worker)]
         if not idle:
             continue
         name = min(idle)[1]
+        worker = state.workers[name]
         attempt = state.attempts + 1
         leased = replace(
             subnet,
@@ -387,16 +425,23 @@ def _give_out(state: State, now: float) -> Step:
             base_steps=subnet.steps,
             seen_steps=subnet.steps,
             seen_at=now,
+            ahead=bool(worker.attempts),
         )
         state = _with_subnet(replace(state, attempts=attempt), k, leased)
-        state = _with_worker(state, name, replace(state.workers[name], attempt=attempt))
+        state = _with_worker(state, name, replace(worker, attempts=(*worker.attempts, attempt)))
         commands.append(Lease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps))
     return state, tuple(commands)
 
 
 def _able(state: State, need_bytes: int) -> Mapping[str, Worker]:
-    """Workers that stay and can hold a subnet, without those in quarantine as long as there are others."""
-    able = {n: w for n, w in state.workers.items() if not w.draining and w.memory_bytes >= need_bytes}
+    """Workers that stay and can hold a subnet, beside those they have, without those in quarantine as long as there
+    are others.
+    """
+    held = dict.fromkeys(state.workers, 0)
+    for subnet in state.subnets:
+        if subnet.phase is Phase.LEASED and subnet.worker in held:
+            held[subnet.worker] += subnet.need_bytes
+    able = {n: w for n, w in state.workers.items() if not w.draining and w.memory_bytes >= held[n] + need_bytes}
     return {name: worker for name, worker in able.items() if worker.faults < QUARANTINE_AFTER} or able
 
 
@@ -457,19 +502,32 @@ def standing(state: State, lease: LeaseId) -> Reply:
 
 
 def _lose_of(state: State, now: float, cause: str, *, worker: str = "", attempt: int = 0) -> Step:
-    """Take back the lease that a worker holds, or that has this attempt, if there is one."""
+    """Take back the leases that a worker holds, or the one that has this attempt."""
+    commands: tuple[Command, ...] = ()
     for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED and (subnet.worker == worker or subnet.attempt == attempt):
-            waiting = replace(subnet, phase=Phase.WAITING, lost=True)
-            return _with_subnet(state, k, waiting), (_lost(state, k, now, cause),)
-    return state, ()
+            commands += (_lost(state, k, now, cause),)
+            state = _with_subnet(state, k, replace(subnet, phase=Phase.WAITING, lost=True, ahead=False))
+    return state, commands
+
+
+def _free(state: State, name: str, attempt: int, now: float) -> State:
+    """A worker is done with an attempt: the next one that it holds, if any, begins to train."""
+    worker = state.workers.get(name)
+    if worker is None or attempt not in worker.attempts:
+        return state
+    left = tuple(other for other in worker.attempts if other != attempt)
+    for k, subnet in enumerate(state.subnets):
+        if subnet.ahead and subnet.phase is Phase.LEASED and subnet.attempt in left[:1]:
+            state = _with_subnet(state, k, replace(subnet, ahead=False, leased_at=now, seen_at=now))
+    return _with_worker(state, name, replace(worker, attempts=left))
 
 
 def _lost(state: State, k: int, now: float, cause: str) -> Lost:
     """The account of a lost lease; steps since the last beat are guessed at its pace, or at that of other subnets."""
     subnet = state.subnets[k]
     told = subnet.seen_steps - subnet.steps
-    if cause in ("kill", "error", "refused", "closed"):
+    if cause in ("kill", "error", "refused", "closed") and not subnet.ahead:
         done, since = subnet.seen_steps - subnet.base_steps, subnet.seen_at - subnet.leased_at
         pace = done / since if done and since > 0 else state.rules.local_steps / (state.typical_seconds or math.inf)
         told += min(round(pace * (now - subnet.seen_at)), state.rules.local_steps - subnet.seen_steps)

@@ -6,12 +6,14 @@ Specs and records are a few hundred bytes; parameters go straight to and from th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,7 +32,10 @@ from idletrain.nn.program import Program
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 BEAT_SECONDS = 1.0  # a tenth of the default lease
+TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
+RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
 
@@ -42,32 +47,67 @@ class Spec:
     store: str
     shares: tuple[float, ...]
     mark_seconds: float
+    lease_seconds: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class Loaded:
-    """A run's program on this worker, unpickled once."""
+    """A run's program and data on this worker."""
 
     program: Program
     samples: Samples
     order: BatchOrder
-    client: StoreClient
+
+
+class LocalRun:
+    """One epoch of a run on this worker: its store, and its program, fetched and unpickled once."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self.client = client
+        self._loading = threading.Lock()
+        self._loaded: Loaded | None = None
+
+    def load(self, call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> Loaded:
+        """The program; `call` runs a coroutine of the client."""
+        with self._loading:
+            if self._loaded is None:
+                program: Program = cloudpickle.loads(call(self.client.program()))
+                samples, training = program.source.open(), program.training
+                order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+                self._loaded = Loaded(program, samples, order)
+        return self._loaded
 
 
 class Node:
-    """What a worker process keeps between tasks; also how `idletrain worker` tells a running task of a notice."""
+    """What a worker process keeps between tasks; also how `idletrain worker` tells a running task of a notice.
+
+    Attributes:
+        computing: Held by the one task that trains; others pull or push meanwhile.
+    """
 
     def __init__(self) -> None:
         self.draining = threading.Event()
         self.mark_now = threading.Event()
+        self.computing = threading.Lock()
         self.memory_bytes: int | None = None
-        self.loaded: dict[tuple[str, str, int], Loaded] = {}
+        self._runs: dict[tuple[str, str, int], LocalRun] = {}
+        self._entering = threading.Lock()
 
     @classmethod
     def of(cls, worker: Worker) -> Node:
         """The node of a Dask worker, ours or a stock one."""
         node: Node = worker.extensions.setdefault("idletrain", cls())
         return node
+
+    def run_of(self, spec: Spec, connection_args: dict[str, Any]) -> LocalRun:
+        """The run that a lease belongs to (another head's run may have the same name)."""
+        key = (spec.store, spec.lease.run, spec.lease.epoch)
+        with self._entering:
+            run = self._runs.pop(key, None) or LocalRun(StoreClient(spec.store, connection_args))
+            self._runs[key] = run
+            for oldest in list(self._runs)[:-RUNS_KEPT]:
+                del self._runs[oldest]
+        return run
 
 
 def version() -> str:
@@ -76,13 +116,15 @@ def version() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """What a worker tells when it joins: its free memory in bytes, device, speed in steps/s, numeric cohort."""
+    """What a worker tells when it joins: its free memory in bytes, device, speed in steps/s, numeric cohort, and how
+    many leases it can hold at once.
+    """
     worker = get_worker()
     node = Node.of(worker)
     device = pick_device()
     process = psutil.Process()
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free = min(torch.cuda.mem_get_info(device)[0], node.memory_bytes or sys.maxsize)
     else:
         limit = node.memory_bytes or worker.memory_manager.memory_limit or psutil.virtual_memory().available
         free = limit - process.memory_info().rss
@@ -91,6 +133,7 @@ def describe() -> dict[str, Any]:
         "device": str(device),
         "steps_per_second": measure_speed(device),
         "cohort": numeric_cohort(device),
+        "leases": min(LEASES, worker.state.nthreads),
         "pid": os.getpid(),
         "name": str(worker.name),
     }
@@ -137,38 +180,51 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
 
 
 class Attempt:
-    """One try at one lease, on the worker's task thread; its calls to the store run on the worker's event loop."""
+    """One try at one lease, on a task thread of the worker; its calls to the store run on the worker's event loop."""
 
     def __init__(self, spec: Spec, node: Node, worker: Worker) -> None:
         self._spec, self._node, self._worker = spec, node, worker
+        self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
         self._revoked = threading.Event()
         self.steps = 0
-        self.seconds = {"pull_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0}
+        self.seconds = {"pull_seconds": 0.0, "wait_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0}
 
     def run(self) -> dict[str, Any]:
-        started = time.perf_counter()
-        loaded = self._load()
-        beating = self._start(self._beat(loaded.client))
+        """Pull, wait for the turn to train, train, push."""
+        beating = self._start(self._beat())
         try:
-            self.steps, flat = self._call(loaded.client.pull(self._spec.lease))
-            self.seconds["pull_seconds"] = time.perf_counter() - started
-            return self._train(loaded, flat)
+            with self._timed("pull_seconds"):
+                loaded = self._run.load(self._call)
+                self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
+            began = self.steps
+            with self._timed("wait_seconds"):
+                mine = self._take_turn()
+            if mine:
+                try:
+                    payload = self._train(loaded, pulled)
+                finally:
+                    self._node.computing.release()
+            if self._revoked.is_set():
+                return {"ended": "revoked", "steps": self.steps, **self.seconds}
+            if self.steps == began:
+                return {"ended": "drained", "steps": self.steps, **self.seconds}
+            with self._timed("push_seconds"):
+                reply = self._call(self._push(payload, self.seconds["train_seconds"]))
         finally:
             beating.cancel()
+        whole = self.steps == loaded.program.training.local_steps
+        ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
 
-    def _load(self) -> Loaded:
-        """The run's program, fetched once for every worker process and epoch."""
-        key = (self._spec.store, self._spec.lease.run, self._spec.lease.epoch)  # another head's run may have our name
-        if key not in self._node.loaded:
-            client = StoreClient(self._spec.store, self._worker.security.get_connection_args("worker"))
-            program: Program = cloudpickle.loads(self._call(client.program()))
-            samples = program.source.open()
-            training = program.training
-            order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-            self._node.loaded = {key: Loaded(program, samples, order, client)}
-        return self._node.loaded[key]
+    def _take_turn(self) -> bool:
+        """Wait until no other subnet trains here; False if this one is not wanted before that."""
+        while not self._node.computing.acquire(timeout=TURN_SECONDS):
+            if self._node.draining.is_set() or self._revoked.is_set():
+                return False
+        return True
 
-    def _train(self, loaded: Loaded, pulled: Tensor) -> dict[str, Any]:
+    def _train(self, loaded: Loaded, pulled: Tensor) -> Tensor:
+        """Do the steps that are left, with marks; returns what is to be pushed."""
         program, lease = loaded.program, self._spec.lease
         subnet = program.subnets(lease.round, self._spec.shares)[lease.subnet]
         flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
@@ -176,43 +232,46 @@ class Attempt:
         work.resume_at(self.steps)
         mark: Any = None
         started = marked = time.perf_counter()
-        while self.steps < program.training.local_steps and not self._revoked.is_set():
+        while self.steps < program.training.local_steps and not (
+            self._revoked.is_set() or self._node.draining.is_set()
+        ):
             work.step(loaded.samples, loaded.order, self.steps)
             self.steps += 1
             now = time.perf_counter()
-            if self._node.draining.is_set():
-                break
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
             if due and (mark is None or mark.done()):
                 self._node.mark_now.clear()
-                mark, marked = (
-                    self._start(self._push(loaded.client, flat.cpu().clone(), self.steps, now - started)),
-                    now,
-                )
+                mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
         self.seconds["train_seconds"] = time.perf_counter() - started
-        if self._revoked.is_set():
-            return {"ended": "revoked", "steps": self.steps, **self.seconds}
         whole = self.steps == program.training.local_steps
-        payload = flat[: program.travelling * subnet.parameters] if whole else flat
-        pushing = time.perf_counter()
-        reply = self._call(self._push(loaded.client, payload.cpu(), self.steps, self.seconds["train_seconds"]))
-        self.seconds["push_seconds"] = time.perf_counter() - pushing
-        ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
+        return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
 
-    def _push(self, client: StoreClient, flat: Tensor, steps: int, seconds: float) -> Coroutine[Any, Any, Reply]:
+    def _push(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])
-        return client.push(PushHeader(self._spec.lease, steps, seconds, digest), flat)
+        return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest), flat)
 
-    async def _beat(self, client: StoreClient) -> None:
-        """Prolong the lease until told that it is over."""
+    async def _beat(self) -> None:
+        """Prolong the lease until told that it is over, or for its own length not told anything."""
+        heard = time.monotonic()
         while not self._revoked.is_set():
             await asyncio.sleep(BEAT_SECONDS)
             try:
-                if await client.beat(self._spec.lease, self.steps) is not Reply.ACCEPTED:
-                    self._revoked.set()
-            except OSError as error:
+                reply = await self._run.client.beat(self._spec.lease, self.steps)
+            except ConnectionError as error:
                 logger.warning("beat of subnet %d failed: %s", self._spec.lease.subnet, error)
+                gone = time.monotonic() - heard > self._spec.lease_seconds
+            else:
+                heard, gone = time.monotonic(), reply is not Reply.ACCEPTED
+            if gone:
+                self._revoked.set()
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = time.perf_counter() - started
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)

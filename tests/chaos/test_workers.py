@@ -133,26 +133,48 @@ def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed
     assert [event for event in run.events("leased") if event["step"] > 4]
 
 
+WITHOUT_BEATS = """
+import sys
+from unittest import mock
+
+mock.patch("idletrain.rounds.task.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
+from idletrain.cli import main
+
+main()
+"""
+
+
 def test_a_stopped_worker_comes_back_too_late(
-    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
 ) -> None:
-    run = make_run(rounds=3, preemption={"lease": "2s"})
+    run = make_run(rounds=3, preemption={"lease": "3s"})
+    script = run.scratch / "sleeper.py"
+    script.write_text(WITHOUT_BEATS)
+    sleeper = psutil.Process(cluster.script(script).pid)
+    for _ in range(2):
+        cluster.idletrain_worker()
     control.pace(0.02)
-    head = run.launch()
-    leased = run.wait("a lease in the second round", "leased", lambda e: e["round"] == 1)
-    sleeper = run.workers()[leased["worker"]]
+    head = run.launch("--scheduler", cluster.address, "--nodes", "3")
+    run.wait("all three", "worker_joined", count=3)
+    (at,) = [e["worker"] for e in run.events("worker_joined") if e["name"] == "sleeper"]
+    leased = run.wait("a lease of the sleeper", "leased", lambda e: e["worker"] == at)
     control.hold(sleeper.pid)
     sleeper.suspend()
     lost = run.wait("the lease's end", "lost")
-    assert (lost["cause"], lost["worker"]) == ("lease", leased["worker"])
-    run.wait("the round without the sleeper", "round_committed", lambda e: e["round"] == 1)
-    control.hold()  # the others wait in the last round, so that the head is there for the late push
+    assert (lost["cause"], lost["worker"]) == ("lease", at)
+    control.hold()  # the others wait, so that the head is there for the late push
     control.path.joinpath(f"hold-{sleeper.pid}").unlink()
+    control.pace(0)
     sleeper.resume()
+    time.sleep(0.5)
     control.release()
+    refused = run.wait("the late push", "refused", lambda e: e["attempt"] == leased["attempt"])
+    assert refused["reply"] in ("not-leased", "stale-round", "duplicate")
     assert head.exit_code() == 0, head.text
     ended = [e for e in run.events("attempt_ended") if e["attempt"] == leased["attempt"]]
-    assert [e["ended"] for e in ended] == ["revoked"]
+    assert [(e["ended"], e["reply"]) for e in ended] == [("revoked", refused["reply"])]
+    assert not [e for e in run.events("staged") if e["attempt"] == leased["attempt"]]
     run.check(undisturbed())
 
 

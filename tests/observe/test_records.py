@@ -214,3 +214,36 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
     recorder("waiting", reason="for room")
     recorder.close()
     assert len(seen) == 1
+
+
+def test_a_line_that_a_full_disk_left_half_written_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind":"waiting","s":0.0,"reason":"a"}\n{"kind":"wai')
+    record = Recorder(path)
+    record("waiting", reason="b")
+    record.close()
+    assert [event["reason"] for event in read(path)] == ["a", "b"]
+    with path.open("a") as file:
+        file.write('{"kind":"wai{"kind":"waiting","reason":"glued"}\n{"kind":"waiting","s":0.0,"reason":"c"}\n')
+    assert [event["reason"] for event in read(path)] == ["a", "b", "c"]
+
+
+def test_a_run_that_failed_says_so_and_keeps_its_last_score() -> None:
+    summary = Summary()
+    for event in (
+        started(),
+        {"kind": "evaluated", "s": 1.0, "round": 1, "accuracy": 0.5, "loss": 1.0, "seconds": 0.1},
+        {
+            "kind": "run_ended",
+            "s": 2.0,
+            "status": "failed",
+            "rounds": 2,
+            "accuracy": None,
+            "loss": None,
+            "params_sha256": None,
+            "run_dir": "runs/demo",
+            "reason": "the scheduler is gone",
+        },
+    ):
+        summary.add(event)
+    assert (summary.status, summary.accuracy, summary.note) == ("failed", 0.5, "the scheduler is gone")

@@ -17,7 +17,7 @@ from idletrain.rounds import task
 
 def test_a_lease_for_a_hundred_subnets_pickles_in_under_4_kb() -> None:
     lease = LeaseId("a" * 63, 10**6, 10**6, 99, 10**9)
-    spec = task.Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", (0.0123456789,) * 100, 5.0)
+    spec = task.Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", (0.0123456789,) * 100, 5.0, 10.0)
     assert len(cloudpickle.dumps(spec)) < 4096
     assert pickle.loads(pickle.dumps(spec)) == spec
 
@@ -36,7 +36,7 @@ async def _describe() -> dict[str, Any]:
 
 def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
     about = asyncio.run(_describe())
-    assert about.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "pid", "name"}
+    assert about.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "pid", "name"}
     assert (1 << 39) < about["memory_bytes"] < (1 << 40)
     assert about["steps_per_second"] > 0
     assert about["name"] == "box"
