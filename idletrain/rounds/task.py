@@ -26,6 +26,7 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import TAKEN, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.partition import Block
 from idletrain.nn.program import Program
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Spec:
 
     lease: LeaseId
     store: str
-    shares: tuple[float, ...]
+    blocks: tuple[Block, ...]
     mark_seconds: float
 
 
@@ -126,14 +127,14 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     Returns:
-        How it ended (`done`, `drained`, `revoked`), the steps it holds, and seconds by kind of work.
+        How it ended (`done`, `drained`, `revoked`), the steps it holds, seconds by kind of work, payload bytes moved.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
         return attempt.run()
     except RefusedError as refusal:
-        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.seconds}
+        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
 
 
 class Attempt:
@@ -143,15 +144,16 @@ class Attempt:
         self._spec, self._node, self._worker = spec, node, worker
         self._revoked = threading.Event()
         self.steps = 0
-        self.seconds = {"pull_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0}
+        self.account = {"pull_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0, "bytes_down": 0, "bytes_up": 0}
 
     def run(self) -> dict[str, Any]:
-        started = time.perf_counter()
         loaded = self._load()
         beating = self._start(self._beat(loaded.client))
         try:
+            pulling = time.perf_counter()
             self.steps, flat = self._call(loaded.client.pull(self._spec.lease))
-            self.seconds["pull_seconds"] = time.perf_counter() - started
+            self.account["pull_seconds"] = time.perf_counter() - pulling
+            self.account["bytes_down"] = flat.nbytes
             return self._train(loaded, flat)
         finally:
             beating.cancel()
@@ -170,7 +172,7 @@ class Attempt:
 
     def _train(self, loaded: Loaded, pulled: Tensor) -> dict[str, Any]:
         program, lease = loaded.program, self._spec.lease
-        subnet = program.subnets(lease.round, self._spec.shares)[lease.subnet]
+        subnet = program.subnet(lease.round, self._spec.blocks)
         flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
         work = LocalSteps(program, subnet, flat, lease.subnet, lease.round)
         work.resume_at(self.steps)
@@ -189,16 +191,17 @@ class Attempt:
                     self._start(self._push(loaded.client, flat.cpu().clone(), self.steps, now - started)),
                     now,
                 )
-        self.seconds["train_seconds"] = time.perf_counter() - started
+        self.account["train_seconds"] = time.perf_counter() - started
         if self._revoked.is_set():
-            return {"ended": "revoked", "steps": self.steps, **self.seconds}
+            return {"ended": "revoked", "steps": self.steps, **self.account}
         whole = self.steps == program.training.local_steps
         payload = flat[: program.travelling * subnet.parameters] if whole else flat
         pushing = time.perf_counter()
-        reply = self._call(self._push(loaded.client, payload.cpu(), self.steps, self.seconds["train_seconds"]))
-        self.seconds["push_seconds"] = time.perf_counter() - pushing
+        reply = self._call(self._push(loaded.client, payload.cpu(), self.steps, self.account["train_seconds"]))
+        self.account["push_seconds"] = time.perf_counter() - pushing
+        self.account["bytes_up"] = payload.nbytes
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.account}
 
     def _push(self, client: StoreClient, flat: Tensor, steps: int, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])
