@@ -12,6 +12,7 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
 
 from __future__ import annotations
 
+import bisect
 import enum
 import math
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ from idletrain.rounds.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from idletrain.rounds.table import Phase, Subnet, Table
 
 # A round is worth waiting for half as long again as its subnets took last time: a straggler of ordinary noise makes
 # it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
@@ -49,16 +51,6 @@ PATIENCE = 1.5
 DIVERGED_AFTER = 3  # attempts at one subnet that end in NaN: the same steps would end so for ever
 FAILED_AFTER = 3  # attempts at one subnet that end in an error of the code: another worker would not help
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
-
-
-class Phase(enum.Enum):
-    """A subnet's state within a round."""
-
-    WAITING = "waiting"
-    LEASED = "leased"
-    STORING = "storing"
-    STAGED = "staged"
-    ABSENT = "absent"
 
 
 class Stage(enum.Enum):
@@ -89,33 +81,6 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subnet:
-    """One subnet of the open round.
-
-    Attributes:
-        need_bytes: Memory that training it takes.
-        steps: Steps that are safe at home, in a mark or in the final update.
-        base_steps: Those that the current lease started from.
-        seen_steps: Steps that the last beat told of, at `seen_at`.
-        lost: Whether a lease on it was lost in this round.
-    """
-
-    need_bytes: int
-    phase: Phase = Phase.WAITING
-    attempt: int = 0
-    worker: str = ""
-    leased_at: float = 0.0
-    expires: float = 0.0
-    steps: int = 0
-    base_steps: int = 0
-    seen_steps: int = 0
-    seen_at: float = 0.0
-    lost: bool = False
-    diverged: int = 0
-    failures: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """A worker that may be leased subnets; `attempt` is the one it is busy with."""
 
@@ -139,7 +104,7 @@ class State:
     run: str
     epoch: int
     round: int
-    subnets: tuple[Subnet, ...]
+    subnets: Table
     workers: Mapping[str, Worker] = field(default_factory=dict)
     stage: Stage = Stage.TRAINING
     attempts: int = 0
@@ -164,7 +129,7 @@ def open_run(
     Where a look was due after the last commit, it may not have been taken: the caller takes it if the state is
     `looking`, and says Looked. After the last round nothing else is left to do.
     """
-    subnets = tuple(
+    subnets = Table.of(
         Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
         for k, need in enumerate(needs)
     )
@@ -206,7 +171,9 @@ def _left(state: State, event: WorkerLeft) -> Step:
         return state, ()
     others = {name: w for name, w in state.workers.items() if name != event.worker}
     cause = "notice" if worker.draining else "kill"
-    return _lose_of(replace(state, workers=others), event.now, cause, worker=event.worker)
+    state = replace(state, workers=others)
+    held = (k for k, s in enumerate(state.subnets) if s.phase is Phase.LEASED and s.worker == event.worker)
+    return _lose(state, next(held, None), event.now, cause)
 
 
 def _noticed(state: State, event: NoticeGiven) -> Step:
@@ -259,7 +226,7 @@ def _refused(state: State, event: Pushed, fault: Reply) -> Step:
     elif subnet.worker in state.workers:
         worker = state.workers[subnet.worker]
         state = _with_worker(state, subnet.worker, replace(worker, faults=worker.faults + 1))
-    state, commands = _lose_of(_with_subnet(state, k, subnet), event.now, "refused", attempt=subnet.attempt)
+    state, commands = _lose(_with_subnet(state, k, subnet), k, event.now, "refused")
     return state, (Answer(fault), *commands)
 
 
@@ -281,19 +248,20 @@ def _ended(state: State, event: AttemptEnded) -> Step:
         state = _with_subnet(state, k, replace(state.subnets[k], failures=failures))
         if failures >= FAILED_AFTER:
             return replace(state, stage=Stage.DONE), (Finish("failed"),)
-    for name, worker in state.workers.items():
-        if worker.attempt == event.lease.attempt:
-            state = _with_worker(state, name, replace(worker, attempt=None))
-            cause = "notice" if worker.draining else cause
-            break
-    return _lose_of(state, event.now, cause, attempt=event.lease.attempt)
+    worker = state.workers.get(event.worker)
+    if worker and worker.attempt == event.lease.attempt:
+        state = _with_worker(state, event.worker, replace(worker, attempt=None))
+        cause = "notice" if worker.draining else cause
+    subnet = state.subnets[k]
+    holds = subnet.phase is Phase.LEASED and subnet.attempt == event.lease.attempt
+    return _lose(state, k if holds else None, event.now, cause)
 
 
 def _ticked(state: State, event: Tick) -> Step:
     commands: tuple[Command, ...] = ()
-    for subnet in state.subnets:
+    for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED and event.now > subnet.expires:
-            state, more = _lose_of(state, event.now, "lease", attempt=subnet.attempt)
+            state, more = _lose(state, k, event.now, "lease")
             commands += more
     return state, commands
 
@@ -313,7 +281,7 @@ def _committed(state: State, event: Committed) -> Step:
         state,
         round=done,
         stage=Stage.TRAINING,
-        subnets=tuple(Subnet(need_bytes=need) for need in event.needs),
+        subnets=Table.of(Subnet(need_bytes=need) for need in event.needs),
         opened_at=event.now,
         looking=bool(looks),
     )
@@ -358,24 +326,34 @@ def _settle(state: State, now: float) -> Step:
         return state, ()
     state, leases = _give_out(state, now)
     state, closing = _close(state, now) if _should_close(state, now) else (state, ())
-    staged = tuple((k, s.steps) for k, s in enumerate(state.subnets) if s.phase is Phase.STAGED)
-    whole = all(s.phase in (Phase.STAGED, Phase.ABSENT) for s in state.subnets)
-    if whole and staged and not state.looking:
+    subnets = state.subnets
+    whole = subnets.are(Phase.STAGED, Phase.ABSENT) == len(subnets) and subnets.are(Phase.STAGED)
+    if whole and not state.looking:
+        staged = tuple((k, s.steps) for k, s in enumerate(subnets) if s.phase is Phase.STAGED)
         return replace(state, stage=Stage.COMMITTING), (*leases, *closing, Commit(state.round, staged))
     return state, (*leases, *closing)
 
 
 def _give_out(state: State, now: float) -> Step:
     """Lease waiting subnets, the largest first, each to the smallest idle worker that can hold it."""
+    if not state.subnets.waiting:
+        return state, ()
+    staying = {name: worker for name, worker in state.workers.items() if not worker.draining}
+    idle = sorted((worker.memory_bytes, name) for name, worker in staying.items() if worker.attempt is None)
+    sound = {name for name, worker in staying.items() if worker.faults < QUARANTINE_AFTER}
+    largest_sound = max((staying[name].memory_bytes for name in sound), default=0)
     commands: list[Command] = []
-    waiting = [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
-    for k in sorted(waiting, key=lambda k: (-state.subnets[k].need_bytes, k)):
-        subnet = state.subnets[k]
-        able = _able(state, subnet.need_bytes)
-        idle = [(worker.memory_bytes, name) for name, worker in able.items() if worker.attempt is None]
-        if not idle:
+    before = state
+    for k in before.subnets.waiting if idle else ():
+        subnet = before.subnets[k]
+        if not _worth_leasing(before, subnet):
             continue
-        name = min(idle)[1]
+        able = range(bisect.bisect_left(idle, (subnet.need_bytes, "")), len(idle))
+        # Those in quarantine get what nobody else can hold.
+        chosen = next((i for i in able if idle[i][1] in sound or subnet.need_bytes > largest_sound), None)
+        if chosen is None:
+            continue
+        _, name = idle.pop(chosen)
         attempt = state.attempts + 1
         leased = replace(
             subnet,
@@ -394,31 +372,24 @@ def _give_out(state: State, now: float) -> Step:
     return state, tuple(commands)
 
 
-def _able(state: State, need_bytes: int) -> Mapping[str, Worker]:
-    """Workers that stay and can hold a subnet, without those in quarantine as long as there are others."""
-    able = {n: w for n, w in state.workers.items() if not w.draining and w.memory_bytes >= need_bytes}
-    return {name: worker for name, worker in able.items() if worker.faults < QUARANTINE_AFTER} or able
-
-
 def _worth_leasing(state: State, subnet: Subnet) -> bool:
     """Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone, unless
     there are no steps at all that the round could be closed with.
     """
     if not (state.rules.salvage and subnet.lost):
         return True
-    return any(s.phase is Phase.LEASED for s in state.subnets) or not any(s.steps for s in state.subnets)
+    return bool(state.subnets.are(Phase.LEASED)) or not state.subnets.begun
 
 
 def _should_close(state: State, now: float) -> bool:
     """Whether a round under `salvage` ends with what it has: something, and no more worth waiting for."""
-    if not state.rules.salvage or not any(s.steps for s in state.subnets):
+    subnets = state.subnets
+    if not state.rules.salvage or not subnets.begun or subnets.are(Phase.STORING):
         return False
-    if any(s.phase is Phase.STORING for s in state.subnets):
+    leased = subnets.are(Phase.LEASED)
+    if not (leased or subnets.waiting):
         return False
-    open_ = [s for s in state.subnets if s.phase in (Phase.WAITING, Phase.LEASED)]
-    if not open_:
-        return False
-    if all(s.phase is Phase.WAITING and s.lost for s in open_):
+    if not leased and all(subnets[k].lost for k in subnets.waiting):
         return True
     if state.typical_seconds is None:
         return False
@@ -456,13 +427,12 @@ def standing(state: State, lease: LeaseId) -> Reply:
     return Reply.ACCEPTED
 
 
-def _lose_of(state: State, now: float, cause: str, *, worker: str = "", attempt: int = 0) -> Step:
-    """Take back the lease that a worker holds, or that has this attempt, if there is one."""
-    for k, subnet in enumerate(state.subnets):
-        if subnet.phase is Phase.LEASED and (subnet.worker == worker or subnet.attempt == attempt):
-            waiting = replace(subnet, phase=Phase.WAITING, lost=True)
-            return _with_subnet(state, k, waiting), (_lost(state, k, now, cause),)
-    return state, ()
+def _lose(state: State, k: int | None, now: float, cause: str) -> Step:
+    """Take back the lease on subnet `k`, if it is one."""
+    if k is None:
+        return state, ()
+    waiting = replace(state.subnets[k], phase=Phase.WAITING, lost=True)
+    return _with_subnet(state, k, waiting), (_lost(state, k, now, cause),)
 
 
 def _lost(state: State, k: int, now: float, cause: str) -> Lost:
@@ -488,4 +458,4 @@ def _with_worker(state: State, name: str, worker: Worker) -> State:
 
 
 def _with_subnet(state: State, k: int, subnet: Subnet) -> State:
-    return replace(state, subnets=(*state.subnets[:k], subnet, *state.subnets[k + 1 :]))
+    return replace(state, subnets=state.subnets.put(k, subnet))

@@ -32,7 +32,8 @@ from idletrain.rounds.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from idletrain.rounds.state import IllegalEventError, Phase, Rules, Stage, State, advance
+from idletrain.rounds.state import IllegalEventError, Rules, Stage, State, advance
+from idletrain.rounds.table import Phase, Table
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -93,7 +94,8 @@ class World:
 
     def end(self, lease: LeaseId, *, failed: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
-        self.do(AttemptEnded, lease=lease, failed=failed)
+        (worker,) = (c.worker for c in self.leases if c.lease == lease)
+        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed)
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
@@ -161,6 +163,7 @@ class World:
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
                 assert new.steps >= old.steps, "steps that were safe at home are gone"
+        assert now.subnets == Table.of(now.subnets)
         held = [s.worker for s in now.subnets if s.phase is Phase.LEASED]
         assert len(held) == len(set(held)), "one worker, two leases"
         if now.stage is not Stage.DONE:
