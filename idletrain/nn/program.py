@@ -11,7 +11,7 @@ from torch.nn import functional
 from idletrain.job import TrainingSettings
 from idletrain.nn.data import Source
 from idletrain.nn.groups import Layout
-from idletrain.nn.partition import draw
+from idletrain.nn.partition import Block, draw, members, orders
 from idletrain.nn.subnets import Subnet, cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,6 +51,11 @@ class Program:
         """Every subnet of a round."""
         masks = draw(self.training.seed, round_, self.layout.sizes, shares)
         return [cut(self.layout, mask) for mask in masks]
+
+    def subnet(self, round_: int, mine: Sequence[Block]) -> Subnet:
+        """One subnet of a round, by its blocks: what a worker needs."""
+        sizes = self.layout.sizes
+        return cut(self.layout, members(orders(self.training.seed, round_, sizes, mine), mine))
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.memory import need_of
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.subnets import Subnet
 from idletrain.rounds import plan
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
@@ -40,7 +41,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
     subnets = program.subnets(0, shares)
-    seconds = [_step_seconds(prepared, shares, k) for k in range(len(subnets))]
+    seconds = [_step_seconds(prepared, subnet, k) for k, subnet in enumerate(subnets)]
     table = Table(title="subnets", title_justify="left")
     for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
         table.add_column(column, justify="right")
@@ -90,10 +91,9 @@ def _groups(prepared: Prepared) -> RenderableType:
     return table
 
 
-def _step_seconds(prepared: Prepared, shares: tuple[float, ...], number: int) -> float:
+def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
     """Time of one local step of a subnet on one thread of this machine."""
     program = prepared.program
-    subnet = program.subnets(0, shares)[number]
     flat = torch.zeros(len(program.slots) * subnet.parameters)
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
     work = LocalSteps(program, subnet, flat, number, 0)

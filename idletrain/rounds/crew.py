@@ -101,8 +101,7 @@ class Crew:
         while True:
             if self._client.status == "running":
                 with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
-                    scheduler = await self._client.scheduler.identity(n_workers=-1)
-                    for address in scheduler["workers"]:
+                    for address in (await self._client.scheduler.ncores()).keys() - self._known:
                         self._spawn(self._welcome(address))
             await asyncio.sleep(COUNT_SECONDS)
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
+from idletrain.nn.partition import Block, blocks
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.subnets import Subnet
 from idletrain.observe.records import Recorder
 from idletrain.rounds import ledger, recovery, snapshots, updates
 from idletrain.storage import NO_ROOM, Reached
@@ -53,6 +55,8 @@ class Journal:
         network: The network after `round` committed rounds.
         epoch: This head's number; what older heads leased is void.
         shares: The open round's shares, or empty if nobody has planned it.
+        blocks: The open round's subnets as workers are told of them, once it has begun.
+        subnets: The same, cut.
         staged: The open round's durable updates, by subnet.
 
     Raises:
@@ -74,6 +78,8 @@ class Journal:
             snapshots.write(run_dir, 0, self.network, reached)
         self.round, self.epoch = past.rounds, past.epochs + 1
         self.shares = past.shares.get(past.rounds, ())
+        self.blocks: Sequence[tuple[Block, ...]] = ()
+        self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
         self._stopping = False
         self._next_offset = max((u.offset + u.size_bytes for u in self.staged.values()), default=0)
@@ -89,6 +95,7 @@ class Journal:
     async def begin(self, shares: tuple[float, ...]) -> None:
         """Raise the epoch: from here on nothing that an older head leased is taken."""
         self.shares = shares
+        self._draw()
         await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares)
         self._reached("epoch-recorded")
 
@@ -114,16 +121,10 @@ class Journal:
         await self._durably(seal)
         self._reached("commit-recorded")
         await asyncio.to_thread(
-            recovery.apply,
-            self.run_dir,
-            self._program,
-            self.network,
-            self.round,
-            self.shares,
-            self.staged,
-            dict(staged),
+            recovery.apply, self.run_dir, self.subnets, self.network, self.round, self.staged, dict(staged)
         )
         self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+        self._draw()
 
     async def snapshot(self) -> None:
         """Write the network, then forget what only older snapshots needed."""
@@ -139,6 +140,10 @@ class Journal:
         digest = await asyncio.to_thread(self.network.sha256)
         await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
         return digest
+
+    def _draw(self) -> None:
+        self.blocks = blocks(self._program.layout.sizes, self.shares)
+        self.subnets = self._program.subnets(self.round, self.shares)
 
     def _sound(self, staged: dict[int, updates.Staged]) -> dict[int, updates.Staged]:
         """What a head before us staged of the open round, without what a power cut spoilt."""

@@ -31,6 +31,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
+from idletrain.rounds.table import Phase
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
@@ -151,7 +152,6 @@ class Runner:
         )
         staged = {k: update.steps for k, update in journal.staged.items()}
         now = self._opened_at = time.monotonic()
-        self._subnets = self._program.subnets(journal.round, journal.shares)
         workers = {
             address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases)
             for address, brings in self._crew.capacities.items()
@@ -298,7 +298,7 @@ class Runner:
         largest = max(capacity.memory_bytes for capacity in capacities.values())
         for k, subnet in enumerate(self._state.subnets):
             reason = f"subnet {k} needs {subnet.need_bytes >> 20} MiB; the largest worker has {largest >> 20} MiB"
-            if subnet.phase is state.Phase.WAITING and subnet.need_bytes > largest:
+            if subnet.phase is Phase.WAITING and subnet.need_bytes > largest:
                 self._tell_misfit(reason)
 
     def _tell_misfit(self, reason: str) -> None:
@@ -310,17 +310,18 @@ class Runner:
 
     def _lease(self, commands: Sequence[events.Lease]) -> None:
         """Send leases to their workers, in one graph: the scheduler's work is by the message, not by the task."""
+        journal, preemption = self._journal, self._job.preemption
         keys, specs, workers = [], [], {}
         for lease, worker, step in ((command.lease, command.worker, command.step) for command in commands):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
             self._record("leased", **names, step=step)
             if not step:
                 # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
-                cutting = asyncio.to_thread(self._journal.network.pull, self._subnets[lease.subnet])
+                cutting = asyncio.to_thread(journal.network.pull, journal.subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            preemption = self._job.preemption
-            specs.append(task.Spec(lease, self._address, self._journal.shares, preemption.mark_every, preemption.lease))
+            blocks = journal.blocks[lease.subnet]
+            specs.append(task.Spec(lease, self._address, blocks, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -348,7 +349,7 @@ class Runner:
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
-        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
+        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed))
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -390,12 +391,12 @@ class Runner:
         return self._handle(events.Beat(now=time.monotonic(), lease=lease, steps=steps))
 
     def _expected_bytes(self, header: PushHeader) -> int:
-        k, all_steps = header.lease.subnet, self._program.training.local_steps
+        k, all_steps, subnets = header.lease.subnet, self._program.training.local_steps, self._journal.subnets
         if not 0 < header.steps <= all_steps:
             return -1
         whole = header.steps == all_steps
         slots = self._program.travelling if whole else len(self._program.slots)
-        return 4 * slots * self._subnets[k].parameters if 0 <= k < len(self._subnets) else -1
+        return 4 * slots * subnets[k].parameters if 0 <= k < len(subnets) else -1
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -416,7 +417,6 @@ class Runner:
         if self._job.preemption.policy == "salvage" and self._crew.capacities:
             next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
-        self._subnets = self._program.subnets(journal.round, journal.shares)
         ended = time.monotonic()
         traffic = self._store.bytes_down, self._store.bytes_up
         self._record(

@@ -28,6 +28,7 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import TAKEN, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.partition import Block
 from idletrain.nn.program import Program
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 BEAT_SECONDS = 1.0  # a tenth of the default lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
+ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "bytes_down", "bytes_up")
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -45,7 +47,7 @@ class Spec:
 
     lease: LeaseId
     store: str
-    shares: tuple[float, ...]
+    blocks: tuple[Block, ...]
     mark_seconds: float
     lease_seconds: float
 
@@ -169,14 +171,14 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     Returns:
-        How it ended (`done`, `drained`, `revoked`), the steps it holds, and seconds by kind of work.
+        How it ended (`done`, `drained`, `revoked`), the steps it holds, seconds by kind of work, payload bytes moved.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
         return attempt.run()
     except RefusedError as refusal:
-        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.seconds}
+        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
 
 
 class Attempt:
@@ -187,15 +189,16 @@ class Attempt:
         self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
         self._revoked = threading.Event()
         self.steps = 0
-        self.seconds = {"pull_seconds": 0.0, "wait_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0}
+        self.account = dict.fromkeys(ACCOUNT, 0.0)
 
     def run(self) -> dict[str, Any]:
         """Pull, wait for the turn to train, train, push."""
         beating = self._start(self._beat())
         try:
+            loaded = self._run.load(self._call)
             with self._timed("pull_seconds"):
-                loaded = self._run.load(self._call)
                 self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
+            self.account["bytes_down"] = pulled.nbytes
             began = self.steps
             with self._timed("wait_seconds"):
                 mine = self._take_turn()
@@ -205,16 +208,17 @@ class Attempt:
                 finally:
                     self._node.computing.release()
             if self._revoked.is_set():
-                return {"ended": "revoked", "steps": self.steps, **self.seconds}
+                return {"ended": "revoked", "steps": self.steps, **self.account}
             if self.steps == began:
-                return {"ended": "drained", "steps": self.steps, **self.seconds}
+                return {"ended": "drained", "steps": self.steps, **self.account}
             with self._timed("push_seconds"):
-                reply = self._call(self._push(payload, self.seconds["train_seconds"]))
+                reply = self._call(self._push(payload, self.account["train_seconds"]))
+            self.account["bytes_up"] = payload.nbytes
         finally:
             beating.cancel()
         whole = self.steps == loaded.program.training.local_steps
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.account}
 
     def _take_turn(self) -> bool:
         """Wait until no other subnet trains here; False if this one is not wanted before that."""
@@ -226,7 +230,7 @@ class Attempt:
     def _train(self, loaded: Loaded, pulled: Tensor) -> Tensor:
         """Do the steps that are left, with marks; returns what is to be pushed."""
         program, lease = loaded.program, self._spec.lease
-        subnet = program.subnets(lease.round, self._spec.shares)[lease.subnet]
+        subnet = program.subnet(lease.round, self._spec.blocks)
         flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
         work = LocalSteps(program, subnet, flat, lease.subnet, lease.round)
         work.resume_at(self.steps)
@@ -242,7 +246,7 @@ class Attempt:
             if due and (mark is None or mark.done()):
                 self._node.mark_now.clear()
                 mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
-        self.seconds["train_seconds"] = time.perf_counter() - started
+        self.account["train_seconds"] = time.perf_counter() - started
         whole = self.steps == program.training.local_steps
         return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
 
@@ -271,7 +275,7 @@ class Attempt:
         try:
             yield
         finally:
-            self.seconds[what] = time.perf_counter() - started
+            self.account[what] = time.perf_counter() - started
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)

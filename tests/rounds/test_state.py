@@ -33,7 +33,8 @@ from idletrain.rounds.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from idletrain.rounds.state import IllegalEventError, Phase, Rules, Stage, State, Worker, advance
+from idletrain.rounds.state import IllegalEventError, Rules, Stage, State, Worker, advance
+from idletrain.rounds.table import Phase, Table
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -95,7 +96,8 @@ class World:
 
     def end(self, lease: LeaseId, *, failed: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
-        self.do(AttemptEnded, lease=lease, failed=failed)
+        (worker,) = (c.worker for c in self.leases if c.lease == lease)
+        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed)
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
@@ -163,14 +165,17 @@ class World:
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
                 assert new.steps >= old.steps, "steps that were safe at home are gone"
+        assert now.subnets == Table.of(now.subnets)
         if now.stage is Stage.DONE:
             return
+        assert all(s.phase is Phase.LEASED for s in now.subnets if s.ahead)
         for name, worker in now.workers.items():
             held = [s for s in now.subnets if s.phase is Phase.LEASED and s.worker == name]
-            assert {s.attempt for s in held} <= set(worker.attempts)
+            assert {s.attempt for s in held} <= worker.attempts.keys()
             assert len(worker.attempts) <= worker.leases
             assert sum(s.need_bytes for s in held) <= worker.memory_bytes
-            assert all(s.attempt != worker.attempts[0] for s in held if s.ahead), "it trains what it is to train next"
+            first = next(iter(worker.attempts), None)
+            assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
 
 ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "fault", "foreign", "end", "tick", "store", "commit")
