@@ -12,8 +12,9 @@ from rich.text import Text
 
 from idletrain.job import Job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import HEAD_BYTES, need_of
 from idletrain.nn.network import Network
+from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds import plan
 
@@ -34,22 +35,33 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
-    memory = memory_bytes or job.nodes.memory or psutil.virtual_memory().available // job.nodes.count
-    memory = max(0, memory - WORKER_BYTES)
+    shared = (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
+    memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
     need = need_of(program)
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
     subnets = program.subnets(0, shares)
     seconds = [_step_seconds(prepared, shares, k) for k in range(len(subnets))]
     table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
+    for column in (
+        "subnet",
+        "worker",
+        "share",
+        "widths",
+        "parameters",
+        "bytes each way",
+        "memory",
+        "compute per round",
+    ):
         table.add_column(column, justify="right")
+    neurons = [widths(size, shares) for size in program.layout.sizes]
     for k, subnet in enumerate(subnets):
         share = shares[k] if program.layout.groups else 1.0
         table.add_row(
             str(k),
             str(k % job.nodes.count),
             f"{share:.1%}",
+            " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
             _size(4 * program.travelling * subnet.parameters),
             f"{_size(need(share))} of {_size(memory)}",
