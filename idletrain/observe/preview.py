@@ -51,7 +51,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         "parameters",
         "bytes each way",
         "memory",
-        "compute per round",
+        "compute",
     ):
         table.add_column(column, justify="right")
     neurons = [widths(size, shares) for size in program.layout.sizes]
