@@ -41,5 +41,5 @@ def test_whatever_user_code_raises_is_a_fault_with_its_reason(raised: BaseExcept
 
 
 def test_a_fault_found_within_user_code_stays_as_it_is() -> None:
-    with pytest.raises(errors.JobError, match="^b: y$"), errors.user_code("a: "):
+    with pytest.raises(errors.JobError, match=r"^b: y$"), errors.user_code("a: "):
         raise errors.JobError("b: y")

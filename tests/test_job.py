@@ -175,8 +175,10 @@ def test_what_a_faulty_job_s_names_do_not_lead_to_is_told_with_its_other_faults(
     )
     assert told == (
         "trainig: is not a field of a job; did you mean training?",
-        "model.factory: 'nowhere.at_all:net' cannot be imported (No module named 'nowhere'); "
-        "write it as package.module:name",
+        (
+            "model.factory: 'nowhere.at_all:net' cannot be imported (No module named 'nowhere'); "
+            "write it as package.module:name"
+        ),
         f"data.train: {tmp_path}/y.npy cannot be read (No such file or directory); name an existing file",
         "data.test: none.npz cannot be read (No such file or directory); name an existing file",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -41,35 +42,11 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
     subnets = program.subnets(0, shares)
-    seconds = [_step_seconds(prepared, shares, k) for k in range(len(subnets))]
-    table = Table(title="subnets", title_justify="left")
-    for column in (
-        "subnet",
-        "worker",
-        "share",
-        "widths",
-        "parameters",
-        "bytes each way",
-        "memory",
-        "compute",
-    ):
-        table.add_column(column, justify="right")
-    neurons = [widths(size, shares) for size in program.layout.sizes]
-    for k, subnet in enumerate(subnets):
-        share = shares[k] if program.layout.groups else 1.0
-        table.add_row(
-            str(k),
-            str(k % job.nodes.count),
-            f"{share:.1%}",
-            " ".join(str(of_group[k]) for of_group in neurons) or "all",
-            f"{subnet.parameters:,}",
-            _size(4 * program.travelling * subnet.parameters),
-            f"{_size(need(share))} of {_size(memory)}",
-            f"{seconds[k] * training.local_steps:.2f} s",
-        )
+    seconds = [training.local_steps * _step_seconds(prepared, shares, k) for k in range(len(subnets))]
+    memories = [f"{_size(need(share))} of {_size(memory)}" for share in shares]
     moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
     turns = -(-len(subnets) // job.nodes.count)
-    compute = turns * max(seconds) * training.local_steps
+    compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
     covered = min(1.0, sum(shares)) if program.layout.groups else 1.0
     exchange = moved / GIGABIT_BYTES
@@ -79,7 +56,30 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
-    return Group(Text("\n".join(lines)), _groups(prepared), table)
+    rows = _subnets(job, prepared, shares, seconds, memories)
+    return Group(Text("\n".join(lines)), _groups(prepared), rows)
+
+
+def _subnets(
+    job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
+) -> Table:
+    table = Table(title="subnets", title_justify="left")
+    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes each way", "memory", "compute"):
+        table.add_column(column, justify="right")
+    program = prepared.program
+    neurons = [widths(size, shares) for size in program.layout.sizes]
+    for k, subnet in enumerate(program.subnets(0, shares)):
+        table.add_row(
+            str(k),
+            str(k % job.nodes.count),
+            f"{shares[k] if neurons else 1:.1%}",
+            " ".join(str(of_group[k]) for of_group in neurons) or "all",
+            f"{subnet.parameters:,}",
+            _size(4 * program.travelling * subnet.parameters),
+            memories[k],
+            f"{seconds[k]:.2f} s",
+        )
+    return table
 
 
 def _groups(prepared: Prepared) -> RenderableType:

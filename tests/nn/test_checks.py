@@ -122,7 +122,7 @@ def broken_assertion(self: Any, x: Tensor) -> Tensor:
     [
         (broken_assertion, "AssertionError"),
         (lambda self, x: self.middle(x), "AttributeError: 'Around' object has no attribute 'middle'"),
-        (lambda self, x: {}[0], "KeyError: 0"),
+        (lambda self, _x: vars(self)["middle"], "KeyError: 'middle'"),
     ],
 )
 def test_whatever_forward_raises_is_a_fault_of_the_job(forward: Any, reason: str) -> None:
@@ -138,7 +138,7 @@ def test_outputs_that_are_not_one_tensor(outputs: Any, kind: str) -> None:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("item", [lambda i: X[i], lambda i: (X[i], Y[i], i), lambda i: X[i][0], lambda i: {}["x"]])
+@pytest.mark.parametrize("item", [lambda i: X[i], lambda i: (X[i], Y[i], i), lambda i: X[i][0], lambda i: {}[i]])
 def test_items_of_a_dataset_that_are_no_pairs(item: Any) -> None:
     assert fault(None, MapStyle(Items(item))).startswith("data.train: its samples cannot be read (")
 
