@@ -213,6 +213,7 @@ def worker(
 
 def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
+    sys.path.insert(0, "")  # a job's own factories lie where it is run from
     try:
         sys.exit(app(standalone_mode=False))
     except IdletrainError as error:
@@ -241,7 +242,6 @@ def _job(path: Path, nodes: int | None, name: str | None = None) -> Job:
 def _prepare(job: Job) -> Any:
     from idletrain.nn.prepare import from_settings
 
-    sys.path.insert(0, "")  # a job's own factories lie where it is run from
     return from_settings(job.model, job.data, job.training)
 
 

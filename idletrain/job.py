@@ -6,7 +6,10 @@ Knows nothing of torch, Dask or the cloud, so that reading a job costs milliseco
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,7 +52,16 @@ def _lower_bound(value: Any) -> Any:
     return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
 
 
+def _one_or_pair(value: Any) -> Any:
+    """Refuse in one sentence what is neither a path nor two of them."""
+    pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(path, str) for path in value)
+    if not (pair or value is None or isinstance(value, str)):
+        raise ValueError("should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
 MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
 
 
@@ -74,8 +86,8 @@ class DataSettings(_Settings):
 
     name: Literal["fashion-mnist", "digits"] | None = None
     path: str | None = None
-    train: str | tuple[str, str] | None = None
-    test: str | tuple[str, str] | None = None
+    train: Paths = None
+    test: Paths = None
     factory: str | None = None
     args: dict[str, Any] = {}
 
@@ -200,6 +212,8 @@ def load_job(path: Path) -> Job:
         raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
     except yaml.YAMLError as error:
         raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:  # bytes that are no text, and dates such as 2024-13-01
+        raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
     return parse_job(tree)
@@ -209,12 +223,26 @@ def parse_job(tree: dict[str, Any]) -> Job:
     """Check a job given as plain Python values.
 
     Raises:
-        JobError: with every fault in it.
+        JobError: with every fault in it, and what its names do not lead to.
     """
     try:
         return Job.model_validate(tree)
     except ValidationError as error:
-        raise JobError([_sentence(fault) for fault in error.errors()]) from None
+        raise JobError([*(_sentence(fault) for fault in error.errors()), *_leads_nowhere(tree)]) from None
+
+
+def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:
+    """Packages and files that a faulty job names and that are not here; those of a sound one are opened later."""
+    model, data = (tree[s] if isinstance(tree.get(s), dict) else {} for s in ("model", "data"))
+    for field, name in (("model.factory", model.get("factory")), ("data.factory", data.get("factory"))):
+        package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
+        if package and package not in sys.modules and importlib.util.find_spec(package) is None:
+            yield f"{field}: {name!r} cannot be imported (No module named {package!r}); write it as package.module:name"
+    for field in ("train", "test"):
+        paths = data.get(field)
+        for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
+            if isinstance(path, str) and not Path(path).exists():
+                yield f"data.{field}: {path} cannot be read (No such file or directory); name an existing file"
 
 
 def _sentence(fault: Any) -> str:

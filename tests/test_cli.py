@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from idletrain import cli
 
@@ -100,6 +102,47 @@ def test_a_run_that_is_not_there_is_a_sentence(
     monkeypatch.chdir(tmp_path)
     code, err = main((command, "nothing"), monkeypatch, capsys)
     assert (code, err) == (1, "idletrain: runs/nothing holds no run; in runs there are: none\n")
+
+
+def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as the installed script finds it
+    (tmp_path / "own_factory.py").write_text(
+        "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "own_factory:net"}\ndata: {name: digits}\nnodes: {count: 1}\n'
+        "training: {subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
+    )
+    codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
+    sys.modules.pop("own_factory")
+    said = []
+    for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
+        monkeypatch.setattr(sys, "argv", ["idletrain", *command])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        codes.append(ended.value.code)
+        said.append(capsys.readouterr().out)
+    assert codes == [None] * 4
+    status, evaluated = (json.loads(line) for line in said[:2])
+    assert (status["status"], status["rounds"], evaluated["rounds"]) == ("completed", 2, 2)
+    assert evaluated["accuracy"] == pytest.approx(status["accuracy"])
+    assert said[2] == "t.safetensors: the network after round 2\n"
+    assert load_file(tmp_path / "t.safetensors")["1.weight"].shape == (16, 64)
+
+
+def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("idletrain.launch.CONNECT_SECONDS", 1)
+    (tmp_path / "job.yaml").write_text(GOOD)
+    code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
+    assert code == 2
+    assert "idletrain: --scheduler: tcp://127.0.0.1:1 cannot be reached (" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
 
 
 def test_an_export_to_another_kind_of_file_is_refused(

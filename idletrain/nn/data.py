@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, user_code
 
 Array = NDArray[Any]
 CACHE = Path("~/.cache/idletrain").expanduser()
@@ -118,12 +118,11 @@ class Made:
     args: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> Samples:
-        try:
+        name = getattr(self.factory, "__name__", repr(self.factory))
+        with user_code(f"data.args: {name} does not take {self.args}: "):
             made = self.factory(**self.args)
-        except (TypeError, ValueError, RuntimeError, OSError) as error:
-            raise JobError(f"data.args: {self.factory.__name__} does not take {self.args}: {error}") from None
         if not isinstance(made, Sequence) or len(made) != 2:
-            raise JobError(f"data.factory: {self.factory.__name__} should return (train, test)")
+            raise JobError(f"data.factory: {name} should return (train, test)")
         return as_samples(made[self.part])
 
 

@@ -15,6 +15,7 @@ from idletrain.nn.partition import Block, draw, members, orders
 from idletrain.nn.subnets import Subnet, cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -12,8 +13,9 @@ from rich.text import Text
 
 from idletrain.job import Job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import HEAD_BYTES, need_of
 from idletrain.nn.network import Network
+from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds import plan
@@ -35,30 +37,17 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
-    memory = memory_bytes or job.nodes.memory or psutil.virtual_memory().available // job.nodes.count
-    memory = max(0, memory - WORKER_BYTES)
+    shared = (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
+    memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
     need = need_of(program)
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest)
     subnets = program.subnets(0, shares)
-    seconds = [_step_seconds(prepared, subnet, k) for k, subnet in enumerate(subnets)]
-    table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
-        table.add_column(column, justify="right")
-    for k, subnet in enumerate(subnets):
-        share = shares[k] if program.layout.groups else 1.0
-        table.add_row(
-            str(k),
-            str(k % job.nodes.count),
-            f"{share:.1%}",
-            f"{subnet.parameters:,}",
-            _size(4 * program.travelling * subnet.parameters),
-            f"{_size(need(share))} of {_size(memory)}",
-            f"{seconds[k] * training.local_steps:.2f} s",
-        )
+    seconds = [training.local_steps * _step_seconds(prepared, subnet, k) for k, subnet in enumerate(subnets)]
+    memories = [f"{_size(need(share))} of {_size(memory)}" for share in shares]
     moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
     turns = -(-len(subnets) // job.nodes.count)
-    compute = turns * max(seconds) * training.local_steps
+    compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
     covered = min(1.0, sum(shares)) if program.layout.groups else 1.0
     exchange = moved / GIGABIT_BYTES
@@ -68,7 +57,30 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
-    return Group(Text("\n".join(lines)), _groups(prepared), table)
+    rows = _subnets(job, prepared, shares, seconds, memories)
+    return Group(Text("\n".join(lines)), _groups(prepared), rows)
+
+
+def _subnets(
+    job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
+) -> Table:
+    table = Table(title="subnets", title_justify="left")
+    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes each way", "memory", "compute"):
+        table.add_column(column, justify="right")
+    program = prepared.program
+    neurons = [widths(size, shares) for size in program.layout.sizes]
+    for k, subnet in enumerate(program.subnets(0, shares)):
+        table.add_row(
+            str(k),
+            str(k % job.nodes.count),
+            f"{shares[k] if neurons else 1:.1%}",
+            " ".join(str(of_group[k]) for of_group in neurons) or "all",
+            f"{subnet.parameters:,}",
+            _size(4 * program.travelling * subnet.parameters),
+            memories[k],
+            f"{seconds[k]:.2f} s",
+        )
+    return table
 
 
 def _groups(prepared: Prepared) -> RenderableType:

@@ -16,7 +16,7 @@ and `kind`; the kinds and their fields:
     staged           round, subnet, attempt, worker, steps, train_seconds
     refused          round, subnet, attempt, reply
     attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps,
-                     pull_seconds, train_seconds, push_seconds, bytes_down, bytes_up
+                     pull_seconds, wait_seconds (for its turn), train_seconds, push_seconds, bytes_down, bytes_up
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares
     evaluated        round, accuracy, loss, seconds
     snapshot         round, seconds

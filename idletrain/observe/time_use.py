@@ -66,15 +66,16 @@ class Attempt:
             kept = self.leased + min(left, self.kept_seconds)
             return {"compute": (self.leased, kept), "lost": (kept, until)}
         seconds = {}
-        for part in ("compute", "pull", "push"):
+        for part in ("compute", "pull", "push", "turn"):
             seconds[part] = min(left, self.report.get(part, 0.0))
             left -= seconds[part]
         pulling = self.leased + left
-        computing = pulling + seconds["pull"]
+        pulled = pulling + seconds["pull"]
+        computing = pulled + seconds["turn"]  # another subnet trained meanwhile
         pushing = computing + seconds["compute"]
         return {
             "control": (self.leased, pulling),
-            "pull": (pulling, computing),
+            "pull": (pulling, pulled),
             "compute": (computing, pushing),
             "push": (pushing, until),
         }
@@ -137,8 +138,8 @@ class Sitting:
     def _report(attempt: Attempt, event: Event) -> None:
         """What a killed worker did, nobody knows; what a revoked one did is lost but for its marks."""
         if "train_seconds" in event and (not attempt.lost or event["ended"] == "drained"):
-            reported = (("compute", "train"), ("pull", "pull"), ("push", "push"))
-            attempt.report = {part: event[f"{name}_seconds"] for part, name in reported}
+            reported = (("compute", "train"), ("pull", "pull"), ("push", "push"), ("turn", "wait"))
+            attempt.report = {part: event.get(f"{name}_seconds", 0.0) for part, name in reported}
 
 
 def rounds(events: Iterable[Event]) -> list[Round]:
