@@ -11,7 +11,7 @@ demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which 
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .
@@ -26,7 +26,7 @@ data:
 	fi
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv || { $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	@touch $(READY)
 

@@ -15,7 +15,8 @@ BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of resul
 HEAD = """# Results
 
 Made by `python -m benchmarks.tables` from `results/*.json`, which `python -m benchmarks` writes; every file holds the
-raw samples. Medians of several runs; the machines are shared and noisy, so read ratios before absolute times.
+raw samples. Figures are medians where a bench repeats itself; the machines are shared and noisy, so read ratios before
+absolute times.
 """
 
 
