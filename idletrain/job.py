@@ -204,7 +204,8 @@ def load_job(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each.
+        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each, with what its names
+            do not lead to.
     """
     try:
         tree = yaml.safe_load(path.read_text())
@@ -216,19 +217,22 @@ def load_job(path: Path) -> Job:
         raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
-    return parse_job(tree)
+    try:
+        return parse_job(tree)
+    except JobError as error:
+        raise JobError([*error.faults, *_leads_nowhere(tree)]) from None
 
 
 def parse_job(tree: dict[str, Any]) -> Job:
     """Check a job given as plain Python values.
 
     Raises:
-        JobError: with every fault in it, and what its names do not lead to.
+        JobError: with every fault in it.
     """
     try:
         return Job.model_validate(tree)
     except ValidationError as error:
-        raise JobError([*(_sentence(fault) for fault in error.errors()), *_leads_nowhere(tree)]) from None
+        raise JobError([_sentence(fault) for fault in error.errors()]) from None
 
 
 def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:

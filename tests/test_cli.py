@@ -108,7 +108,7 @@ def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_dir
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as the installed script finds it
+    bare = [entry for entry in sys.path if entry]  # as the installed script finds it
     (tmp_path / "own_factory.py").write_text(
         "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
     )
@@ -116,10 +116,12 @@ def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_dir
         'name: t\nmodel: {factory: "own_factory:net"}\ndata: {name: digits}\nnodes: {count: 1}\n'
         "training: {subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
     )
+    monkeypatch.setattr(sys, "path", bare.copy())
     codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
     sys.modules.pop("own_factory")
     said = []
     for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
+        monkeypatch.setattr(sys, "path", bare.copy())
         monkeypatch.setattr(sys, "argv", ["idletrain", *command])
         with pytest.raises(SystemExit) as ended:
             cli.main()
