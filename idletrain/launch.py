@@ -17,6 +17,7 @@ from distributed.security import Security
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job
+from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder, Sink
 from idletrain.rounds.journal import Journal
@@ -25,7 +26,6 @@ from idletrain.rounds.runner import Ending, Runner
 from idletrain.storage import Reached, only_head, write_whole
 
 Begun = Callable[[Callable[[], None], Recorder], None]
-HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's RAM is shared out
 CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
 # What must not change between the sittings of one run: it decides the run's bits.
@@ -232,7 +232,8 @@ def _resume_faults(job: Job) -> list[str]:
     if past.status == "reached" and job.stop == then.stop:
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
     faults = []
-    for path in FIXED:
+    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
+    for path in (*FIXED, *by_rounds):
         old: object = then
         new: object = job
         for part in path.split("."):

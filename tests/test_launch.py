@@ -19,9 +19,9 @@ def job(to: Path, **sections: Any) -> Job:
     return parse_job({**tree, "checkpoint": {"to": str(to)}, **sections})
 
 
-def begun(to: Path) -> Job:
+def begun(to: Path, **sections: Any) -> Job:
     """A job whose run exists."""
-    first = job(to)
+    first = job(to, **sections)
     first.run_dir.mkdir(parents=True)
     (first.run_dir / "ledger").touch()
     (first.run_dir / "job.json").write_text(first.model_dump_json())
@@ -69,6 +69,14 @@ def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
     begun(tmp_path)
     more = job(tmp_path, training={"rounds": 500, "evaluate_every": 3}, nodes={"count": 9}, stop={"accuracy": 0.9})
     check_run(more, Options(resume=True))
+
+
+def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
+    cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "cosine"}, "rounds": 10}}
+    first = begun(tmp_path, **cosine)
+    assert first.training.rounds == 10
+    (told,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
+    assert told.startswith("training.rounds: 20 is not what the run began with, 10")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])

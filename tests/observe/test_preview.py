@@ -10,7 +10,6 @@ import psutil
 import pytest
 from rich.console import Console
 
-from idletrain import launch
 from idletrain.errors import RunError
 from idletrain.job import Job, load_job
 from idletrain.nn.memory import HEAD_BYTES
@@ -74,7 +73,6 @@ def test_widths_bytes_and_expected_time_of_a_round(nodes: int, turns: int) -> No
 
 
 def test_this_machine_s_memory_is_shared_out_as_a_launch_does(prepared: Prepared) -> None:
-    assert HEAD_BYTES == launch.HEAD_BYTES
     job = DIGITS.model_copy(update={"nodes": DIGITS.nodes.model_copy(update={"count": 1, "memory": None})})
     free = psutil.virtual_memory().available
     budget = re.search(r"of ([0-9.]+) GiB", shown(prepared, None, job))
