@@ -23,7 +23,9 @@ from idletrain.nn.groups import to_meta
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose
-from idletrain.observe.records import Event, Summary
+from idletrain.observe.records import Event
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch
 from idletrain.rounds.recovery import load_network
 
 
@@ -64,6 +66,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     resume: bool = False,
     scheduler: str | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    log_to: Sequence[str] = (),
     **sections: Mapping[str, Any],
 ) -> FitResult:
     """Train a module by independent subnets (or local SGD) on workers that may come and go.
@@ -87,7 +91,9 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         run_dir: Directory of runs.
         resume: Go on with the run of that name.
         scheduler: Address of a Dask cluster whose workers train.
-        on_event: Called with every event as it happens.
+        on_event: Called with every event as it happens; the run waits for it.
+        on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
+        log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `preemption`, `checkpoint`, `model`.
 
     Raises:
@@ -115,16 +121,17 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
         }
     )
-    options = Options(scheduler=scheduler, resume=resume)
+    watch, summary = Watch(on_round=on_round, log_to=log_to), Summary()
+    options = Options(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
     check_run(job, options)
     prepared = _prepare(job, module, train, test, named_loss(loss) if isinstance(loss, str) else loss)
     records: list[Event] = []
-    display = choose(False, Console())
+    display = choose(False, Console(), summary)
     sinks = (records.append, display, *([on_event] if on_event else []))
     with display:
-        _run(launch(job, prepared, Options(scheduler=scheduler, resume=resume, sinks=sinks)))
+        _run(launch(job, prepared, replace(options, sinks=sinks)))
     network, _ = load_network(job.run_dir, prepared.program)
-    return FitResult(finished_module(prepared, network), tuple(records), _sum(records), job.run_dir)
+    return FitResult(finished_module(prepared, network), tuple(records), summary.as_record(), job.run_dir)
 
 
 def _prepare(job: Job, module: nn.Module, train: Any, test: Any, loss: Loss) -> Prepared:
@@ -190,10 +197,3 @@ def _run(work: Any) -> None:
     thread.join()
     if errors:
         raise errors[0]
-
-
-def _sum(records: Sequence[Event]) -> Mapping[str, Any]:
-    summary = Summary()
-    for event in records:
-        summary.add(event)
-    return summary.as_record()

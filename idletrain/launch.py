@@ -17,7 +17,11 @@ from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job
 from idletrain.nn.prepare import Prepared
-from idletrain.observe.records import Recorder, Sink
+from idletrain.observe.publish import page_of, publishing
+from idletrain.observe.records import Recorder, Sink, read
+from idletrain.observe.reproduce import about
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch, watching
 from idletrain.rounds.journal import Journal
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
@@ -51,7 +55,11 @@ class Options:
         begun: Called with what stops the run and what records an event, once there is a run.
         resume: Go on with the run of that name.
         churn_seconds: Take a local worker this often, or never.
+        summary: Sums up the run's events, those of earlier sittings too, each before the sinks get it.
         sinks: Called with every event.
+        watch: Who else is told.
+        allow_control: Whether the dashboard's page may drain and kill workers.
+        command: What was called, for the records.
         reached: Called at named points around durable writes.
     """
 
@@ -60,7 +68,11 @@ class Options:
     begun: Callable[[Callable[[], None], Recorder], None] = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
+    summary: Summary = field(default_factory=Summary)
     sinks: Iterable[Sink] = ()
+    watch: Watch = Watch()
+    allow_control: bool = False
+    command: str = ""
     reached: Reached = field(default=lambda _name: None)
 
 
@@ -80,6 +92,7 @@ def check_run(job: Job, options: Options) -> None:
         faults += _resume_faults(job)
     if options.scheduler:
         faults += _scheduler_faults(options.scheduler)
+    faults += options.watch.faults()
     if options.scheduler and options.churn_seconds:
         faults.append("--churn: takes workers on this machine; leave it out with --scheduler")
     if faults:
@@ -98,7 +111,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     if options.scheduler:
         await _check_reachable(options.scheduler)
     job.run_dir.mkdir(parents=True, exist_ok=True)
-    with only_head(job.run_dir), contextlib.closing(Recorder(job.run_dir / "events.jsonl", options.sinks)) as record:
+    with only_head(job.run_dir), _recorder(job, options) as record:
         _write_job(job)
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
@@ -106,10 +119,26 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 _cluster(job, options) as (address, security),
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
-                runner = Runner(job, prepared, journal, client, record)
+                page = await page_of(client, ours=options.scheduler is None)
+                runner = Runner(job, prepared, journal, client, record, about(job, options.command, page))
                 options.begun(runner.stop, record)
-                with _stopping(runner.stop):
-                    return await runner.run(job.nodes.count)
+                async with publishing(client, options.summary, allow_control=options.allow_control):
+                    with _stopping(runner.stop):
+                        return await runner.run(job.nodes.count)
+
+
+@contextlib.contextmanager
+def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
+    """What takes the run's events: its file, its summary, and everybody who is told."""
+    path, summary = job.run_dir / "events.jsonl", options.summary
+    if path.exists():
+        for event in read(path):
+            summary.add(event)
+    with (
+        watching(options.watch, summary, job.run_dir) as tell,
+        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell))) as record,
+    ):
+        yield record
 
 
 def _write_job(job: Job) -> None:

@@ -126,14 +126,14 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     Returns:
-        How it ended (`done`, `drained`, `revoked`), the steps it holds, and seconds by kind of work.
+        How it ended (`done`, `drained`, `revoked`), the steps it holds, and seconds and bytes by kind of work.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
         return attempt.run()
     except RefusedError as refusal:
-        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.seconds}
+        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.seconds, **attempt.bytes}
 
 
 class Attempt:
@@ -144,6 +144,7 @@ class Attempt:
         self._revoked = threading.Event()
         self.steps = 0
         self.seconds = {"pull_seconds": 0.0, "train_seconds": 0.0, "push_seconds": 0.0}
+        self.bytes = {"pull_bytes": 0, "push_bytes": 0}
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -152,6 +153,7 @@ class Attempt:
         try:
             self.steps, flat = self._call(loaded.client.pull(self._spec.lease))
             self.seconds["pull_seconds"] = time.perf_counter() - started
+            self.bytes["pull_bytes"] = flat.nbytes
             return self._train(loaded, flat)
         finally:
             beating.cancel()
@@ -191,14 +193,15 @@ class Attempt:
                 )
         self.seconds["train_seconds"] = time.perf_counter() - started
         if self._revoked.is_set():
-            return {"ended": "revoked", "steps": self.steps, **self.seconds}
+            return {"ended": "revoked", "steps": self.steps, **self.seconds, **self.bytes}
         whole = self.steps == program.training.local_steps
         payload = flat[: program.travelling * subnet.parameters] if whole else flat
         pushing = time.perf_counter()
         reply = self._call(self._push(loaded.client, payload.cpu(), self.steps, self.seconds["train_seconds"]))
         self.seconds["push_seconds"] = time.perf_counter() - pushing
+        self.bytes["push_bytes"] = payload.nbytes
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds}
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.seconds, **self.bytes}
 
     def _push(self, client: StoreClient, flat: Tensor, steps: int, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])
