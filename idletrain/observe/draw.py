@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,16 +15,17 @@ from jinja2 import Environment, PackageLoader
 
 from idletrain.observe.summary import RoundEnd, WorkerView
 
-WIDTH, HEIGHT = 420, 190  # of a chart: the style sheet's pixels when four are in a row
+WIDTH, HEIGHT = 380, 190  # of a chart: the style sheet's pixels when four are in a row
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
 TICKS = 4
-TIMELINE_WIDTH, NAMES_WIDTH = 900, 150
-LANES = 200  # workers in a timeline; of more, the first
-LANE_PIXELS = (4, 16)
-LANES_PIXELS = 480  # of all lanes, before they are at their thinnest
-NAMED_PIXELS = 10  # of a lane that has room for its worker's name
+TIMELINE_WIDTH, EDGE = 1300, 20
+LANES = 200  # in a timeline; of more, the first
+LANE_PIXELS = (5, 18)
+LANES_PIXELS = 600  # of all lanes, before they are at their thinnest
+NAMED_PIXELS, LETTER_PIXELS = 14, 7  # of a lane that has room for a worker's name, and of a letter of it
 BANDS = 100  # rounds that are told apart in a timeline
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+CLOCK = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 CAUSES = ("notice", "kill")  # classes of the style sheet
 NOTHING = "-"
 
@@ -84,14 +85,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A lane for every worker from its joining to its end, over bands for the rounds."""
+    """Workers from their joining to their end, each in a lane that is free then, over bands for the rounds."""
 
     height: int
     x: Sequence[Tick]
     bands: Sequence[Box]
-    lanes: Sequence[Box]
+    workers: Sequence[Box]
     more: int
-    width, left, bottom = TIMELINE_WIDTH, NAMES_WIDTH, BOTTOM
+    width = TIMELINE_WIDTH
 
 
 def chart(
@@ -113,7 +114,7 @@ def chart(
     lines = [line for line in lines if line.points]
     if not lines:
         return Chart(what, over)
-    text = AXES[over]
+    text = duration if over == "time" else _count
     xs = [x for line in lines for x, _ in line.points] + [x for x, _, _ in preempted]
     ys = [y for line in lines for _, y in line.points] + ([] if target is None else [target])
     last, rules = max(xs) or 1.0, ticks(min(ys), max(ys))
@@ -133,7 +134,7 @@ def chart(
     return Chart(
         what,
         over,
-        x=[Tick(at_x(x), text(x)) for x in ticks(0.0, last) if x <= last],
+        x=[Tick(at_x(x), said) for x, said in axis(over, last)],
         y=[Tick(at_y(y), f"{y:.3g}") for y in rules],
         marks=[Tick(at_x(x), f"{name}: {cause} at {text(x)}", _kind(cause)) for x, cause, name in preempted],
         curves=[curve(line) for line in lines],
@@ -154,39 +155,45 @@ def charts(view: Mapping[str, Any]) -> list[Chart]:
 
 
 def timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: float) -> Timeline:
-    """A timeline until `end`, in seconds of the run."""
-    shown, end = workers[:LANES], end or 1.0
-    lane = min(LANE_PIXELS[1], max(LANE_PIXELS[0], LANES_PIXELS // max(1, len(shown))))
+    """A timeline of workers, in the order that they joined in, until `end`, in seconds of the run."""
+    end = end or 1.0
+    packed = list(lanes(workers, end))
+    count = min(LANES, max(packed, default=0) + 1)
+    pixels = min(LANE_PIXELS[1], max(LANE_PIXELS[0], LANES_PIXELS // count))
 
     def at(seconds: float) -> float:
-        return round(NAMES_WIDTH + min(seconds, end) / end * (TIMELINE_WIDTH - NAMES_WIDTH - RIGHT), 1)
+        return round(EDGE + min(seconds, end) / end * (TIMELINE_WIDTH - 2 * EDGE), 1)
 
-    def row(n: int, worker: WorkerView) -> Box:
+    def box(lane: int, worker: WorkerView) -> Box:
         until = end if worker.left is None else worker.left
         text = f"{worker.name}: {duration(worker.joined)} to {duration(until)} {worker.cause}".strip()
-        width = max(1.0, at(until) - at(worker.joined))
-        kind = _kind(worker.cause) if worker.cause in CAUSES else ""
-        name = worker.name if lane >= NAMED_PIXELS else ""
-        return Box(at(worker.joined), n * lane + 1, width, lane - 2, text, kind, name)
+        width = round(max(1.0, at(until) - at(worker.joined)), 1)
+        kind = worker.cause if worker.cause in CAUSES else ""
+        roomy = pixels >= NAMED_PIXELS and width > LETTER_PIXELS * len(worker.name)
+        return Box(at(worker.joined), lane * pixels + 1, width, pixels - 2, text, kind, worker.name if roomy else "")
+
+    def band(one: RoundEnd) -> Box:
+        began = at(one.seconds - one.round_seconds)
+        text = f"round {one.round}: {duration(one.round_seconds)}"
+        return Box(began, 0, round(max(0.3, at(one.seconds) - began), 1), count * pixels, text)
 
     stride = -(-len(rounds) // BANDS) or 1
-    bands = [
-        Box(
-            at(one.seconds - one.round_seconds),
-            0,
-            max(0.3, at(one.seconds) - at(one.seconds - one.round_seconds)),
-            lane * len(shown) + 2,
-            f"round {one.round}: {duration(one.round_seconds)}",
-        )
-        for one in rounds[::stride][::2]
-    ]
     return Timeline(
-        height=lane * len(shown) + BOTTOM + 2,
-        x=[Tick(at(x), duration(x)) for x in ticks(0.0, end) if x <= end],
-        bands=bands,
-        lanes=[row(n, worker) for n, worker in enumerate(shown)],
-        more=len(workers) - len(shown),
+        height=count * pixels + BOTTOM,
+        x=[Tick(at(x), said) for x, said in axis("time", end)],
+        bands=[band(one) for one in rounds[::stride][::2]],
+        workers=[box(lane, worker) for lane, worker in zip(packed, workers, strict=True) if lane < LANES],
+        more=sum(lane >= LANES for lane in packed),
     )
+
+
+def lanes(workers: Sequence[WorkerView], end: float) -> Iterator[int]:
+    """For each worker the first lane whose worker before has left by then."""
+    free: list[float] = []
+    for worker in workers:
+        lane = next((n for n, since in enumerate(free) if since <= worker.joined), len(free))
+        free[lane : lane + 1] = [end if worker.left is None else worker.left]
+        yield lane
 
 
 def stack(shares: Mapping[str, float]) -> list[Box]:
@@ -209,6 +216,12 @@ def ticks(low: float, high: float) -> list[float]:
     first = math.floor(low / step + 1e-9)
     count = math.ceil(high / step - 1e-9) - first
     return [(first + n) * step for n in range(max(1, count) + 1)]
+
+
+def axis(over: str, last: float) -> list[tuple[float, str]]:
+    """Where an x axis from zero has texts, all of one unit, and which."""
+    unit, name = next(u for u in CLOCK if last >= u[0] * 3 or u is CLOCK[-1]) if over == "time" else (1, "")
+    return [(x * unit, f"{x:g} {name}".strip()) for x in ticks(0.0, last / unit) if x * unit <= last]
 
 
 def duration(seconds: float | None) -> str:
@@ -263,7 +276,6 @@ def _count(x: float) -> str:
     return f"{x:g}"
 
 
-AXES: Mapping[str, Callable[[float], str]] = {"rounds": _count, "time": duration}
 FILTERS: Sequence[Callable[..., str]] = (duration, size, percent, number, fixed, usd, moment)
 
 

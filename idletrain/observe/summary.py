@@ -91,10 +91,17 @@ class Cell:
     losses: int = 0
 
 
-class _Lease(NamedTuple):
+@dataclass
+class _Lease:
+    """An attempt whose account is not here yet; `until` is when its worker got its next."""
+
     worker: str
     since: float
     step: int
+    until: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return (now if self.until is None else self.until) - self.since
 
 
 @dataclass
@@ -187,7 +194,7 @@ class Summary:
         seconds["useful"] = self.useful_seconds
         seconds["lost work"] = seconds.pop("train", 0.0) - self.useful_seconds
         leased = seconds.pop("leased", 0.0)
-        seconds["in progress"] = sum(self.seconds - lease.since for lease in self._leases.values())
+        seconds["in progress"] = sum(lease.seconds(self.seconds) for lease in self._leases.values())
         for worker in (*self.former, *self.workers.values()):
             until = self.seconds if worker.left is None else worker.left
             seconds["before the first lease"] += (
@@ -316,6 +323,9 @@ def _leased(summary: Summary, event: Event) -> None:
     if worker is not None:
         worker.subnet = f"{event['round']}/{event['subnet']}"
         worker.first_leased = summary.seconds if worker.first_leased is None else worker.first_leased
+        for lease in summary._leases.values():
+            if lease.worker == event["worker"] and lease.until is None:
+                lease.until = summary.seconds
         summary._leases[event["attempt"]] = _Lease(event["worker"], summary.seconds, event["step"])
     _set(summary, event, "leased", steps=event["step"], worker=event["worker"])
     summary.reissues += (event["round"], event["subnet"]) in summary._lost
@@ -354,7 +364,7 @@ def _ended_attempt(summary: Summary, event: Event) -> None:
         worker.subnet = ""
     if lease is None:
         return
-    whole = summary.seconds - lease.since
+    whole = lease.seconds(summary.seconds)
     pull, train, push = (event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
     _spend(summary, whole, pull, train if "pull_seconds" in event else whole, push)
     if worker:
@@ -370,7 +380,7 @@ def _ended_attempt(summary: Summary, event: Event) -> None:
 def _end_leases(summary: Summary, address: str) -> None:
     """Account for the work of a worker that is gone: it cannot any more."""
     for attempt in [attempt for attempt, lease in summary._leases.items() if lease.worker == address]:
-        whole = summary.seconds - summary._leases.pop(attempt).since
+        whole = summary._leases.pop(attempt).seconds(summary.seconds)
         _spend(summary, whole, 0.0, whole, 0.0)
 
 
