@@ -138,7 +138,12 @@ class _Ask(_Handler):
         view = self.page.view()
         if fault := refusal(what, self.request.headers, view):
             raise HTTPError(HTTPStatus.FORBIDDEN, reason=fault)
-        worker = json.loads(self.request.body).get("worker")
+        try:
+            worker = str(json.loads(self.request.body)["worker"])
+        except (ValueError, TypeError):
+            raise HTTPError(HTTPStatus.BAD_REQUEST, reason="asked with something else than a worker") from None
+        except KeyError:
+            worker = ""
         if worker not in self.page.scheduler.workers:
             raise HTTPError(HTTPStatus.NOT_FOUND, reason="that worker is gone")
         await self.page.ask(what, worker)

@@ -51,7 +51,7 @@ class Watch:
         if self.webhook:
             parts = urllib.parse.urlsplit(self.webhook)
             if parts.scheme not in ("https", "http") or not parts.hostname:
-                faults.append("--webhook: should be a URL such as https://hooks.example.com/…")
+                faults.append("--webhook: should be a URL such as https://hooks.example.com/...")
         for name in self.log_to:
             if name not in TRACKERS:
                 faults.append(f"--log-to: there is no {name}; choose from {', '.join(TRACKERS)}")
@@ -137,7 +137,7 @@ def _listeners(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator
         yield name, made(summary)
     if watch.on_round:
         told = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
-        yield "--on-round", _after_rounds(told)
+        yield "--on-round", lambda news: told(news.record)
     if watch.webhook:
         yield "--webhook", Webhook(watch.webhook)
 
@@ -148,11 +148,14 @@ class _Aside:
     def __init__(self, name: str, listener: Listener) -> None:
         self._name, self._listener = name, listener
         self._queue: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._newest: News | None = None
         self._failed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def tell(self, news: News) -> None:
+        if news.kind == "round":
+            self._newest = news
         self._queue.put(news)
 
     def close(self) -> None:
@@ -163,8 +166,8 @@ class _Aside:
 
     def _run(self) -> None:
         while (news := self._queue.get()) is not None:
-            if news.kind == "round" and self._name == "--on-round" and not self._queue.empty():
-                continue  # a command slower than rounds hears of the newest only
+            if self._name == "--on-round" and news is not self._newest:
+                continue  # one slower than rounds hears of the newest only
             try:
                 self._listener(news)
             except Exception as error:  # noqa: BLE001 (whatever it dies of, the run goes on)
@@ -181,14 +184,6 @@ def _said(error: Exception) -> str:
         reason = getattr(error, "reason", None)
         return f"failed ({reason if isinstance(reason, OSError) else type(error).__name__})"
     return repr(error)
-
-
-def _after_rounds(told: Callback) -> Listener:
-    def listener(news: News) -> None:
-        if news.kind == "round":
-            told(news.record)
-
-    return listener
 
 
 class Command:
