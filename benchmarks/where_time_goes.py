@@ -63,10 +63,10 @@ def link_bytes(rate: str) -> float:
 
 def rates(events: Sequence[Event]) -> dict[str, list[float]]:
     """Bytes a second of every pull and push that came to its end: what a worker's own link carried."""
-    ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("bytes_up")]
+    ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("push_bytes")]
     return {
-        "pull": [e["bytes_down"] / e["pull_seconds"] for e in ended if e["pull_seconds"] > 0],
-        "push": [e["bytes_up"] / e["push_seconds"] for e in ended if e["push_seconds"] > 0],
+        "pull": [e["pull_bytes"] / e["pull_seconds"] for e in ended if e["pull_seconds"] > 0],
+        "push": [e["push_bytes"] / e["push_seconds"] for e in ended if e["push_seconds"] > 0],
     }
 
 

@@ -26,7 +26,9 @@ from idletrain.nn.groups import to_meta
 from idletrain.nn.prepare import prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose
-from idletrain.observe.records import Event, Recorder, Summary
+from idletrain.observe.records import Event, Recorder
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch
 from idletrain.rounds.recovery import load_network
 from idletrain.rounds.runner import Ending
 from idletrain.storage import write_whole
@@ -69,6 +71,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     resume: bool = False,
     scheduler: str | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    log_to: Sequence[str] = (),
     **sections: Mapping[str, Any],
 ) -> FitResult:
     """Train a module by independent subnets (or local SGD) on workers that may come and go.
@@ -92,7 +96,9 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         run_dir: Directory of runs.
         resume: Go on with the run of that name.
         scheduler: Address of a Dask cluster whose workers train.
-        on_event: Called with every event as it happens.
+        on_event: Called with every event as it happens; the run waits for it.
+        on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
+        log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `preemption`, `checkpoint`, `model`.
 
     Raises:
@@ -121,7 +127,9 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
         }
     )
-    check_run(job, Options(scheduler=scheduler, resume=resume))
+    watch, summary = Watch(on_round=on_round, log_to=log_to), Summary()
+    options = Options(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
+    check_run(job, options)
     source = _Given(train, job.run_dir / "data" / "train")
     test_source = None if test is None else _Given(test, job.run_dir / "data" / "test")
     model = job.model
@@ -135,16 +143,16 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         write_whole(job.run_dir / "program.pkl", pickled)
 
     records: list[Event] = []
-    display = choose(False, Console())
+    display = choose(False, Console(), summary)
     sinks = (records.append, display, *([on_event] if on_event else []))
     with display:
-        ending = _run(partial(launch, job, prepared), Options(scheduler=scheduler, resume=resume, sinks=sinks), write)
+        ending = _run(partial(launch, job, prepared), replace(options, sinks=sinks), write)
     if ending.status == "stopped":
         raise KeyboardInterrupt(f"stopped after round {ending.rounds}; fit(name={job.name!r}, resume=True) goes on")
     if ending.status == "diverged":
         raise RunError("the training diverges (NaN in three attempts); lower the optimizer's lr")
     network, _ = load_network(job.run_dir, prepared.program)
-    return FitResult(finished_module(prepared, network), tuple(records), _sum(records), job.run_dir)
+    return FitResult(finished_module(prepared, network), tuple(records), summary.as_record(), job.run_dir)
 
 
 @dataclass(frozen=True)
@@ -236,10 +244,3 @@ def _run(work: Callable[[Options], Coroutine[Any, Any, Ending]], options: Option
                     raise
                 for stop in stops:
                     stop()
-
-
-def _sum(records: Sequence[Event]) -> Mapping[str, Any]:
-    summary = Summary()
-    for event in records:
-        summary.add(event)
-    return summary.as_record()

@@ -145,26 +145,9 @@ def show_cost(
     with account_of(cloud, region) as account:
         events = read_events(prefix_of(account, name))
     totals = bill_of(events)
+    from idletrain.observe.report import cost_line
+
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))
-
-
-@app.command()
-def report(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
-    """Show how a run went, what it cost, and its machines."""
-    from idletrain.fleet import cost
-    from idletrain.observe.display import final_lines
-    from idletrain.observe.records import summary_of
-
-    with account_of(cloud, region) as account:
-        events = read_events(prefix_of(account, name))
-    summary = summary_of(events)
-    for line in final_lines(summary, f"{summary.run}: {summary.status}"):
-        typer.echo(line)
-    typer.echo(f"  {cost_line(bill_of(events))}")
-    ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
-    for item in cost.accrued(events, time.time()).items:
-        machine = f"{item.instance}  {item.role:6}  {item.market} {item.type} in {item.zone}"
-        typer.echo(f"  {machine}  {item.seconds:.0f} s  ${item.usd:.4f}  {ends.get(item.instance, '')}")
 
 
 @app.command()
@@ -176,19 +159,21 @@ def logs(
     region: Region = None,
 ) -> None:
     """Print what happened in a run."""
-    from idletrain.observe.display import Lines
+    from idletrain.observe.display import Lines, folding
+    from idletrain.observe.summary import Summary
     from idletrain.spot import follow as follow_run
 
     with account_of(cloud, region) as account:
         if node:
             typer.echo(account.console(node))
             return
-        prefix, lines = prefix_of(account, name), Lines(sys.stdout)
+        prefix, summary = prefix_of(account, name), Summary()
+        show = folding(summary, Lines(sys.stdout, summary))
         if follow:
-            follow_run(prefix, lines)
+            follow_run(prefix, show)
             return
         for event in read_events(prefix):
-            lines(event)
+            show(event)
 
 
 @app.command()
@@ -224,7 +209,7 @@ def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> No
             typer.echo(pages[-1])
             return
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        typer.echo(f"http://127.0.0.1:{port}/status while this command runs")
+        typer.echo(f"http://127.0.0.1:{port}/idletrain while this command runs")
         asked = json.dumps({"portNumber": [port], "localPortNumber": [port]})
         command = ["aws", "ssm", "start-session", "--region", account.region, "--target", heads[0].id]
         try:
@@ -345,11 +330,12 @@ def run_prefix(account: Any, job: Job) -> Any:
 def read_events(prefix: Any) -> list[dict[str, Any]]:
     """All events of a run so far."""
     from idletrain.fleet import record
+    from idletrain.observe.records import parse
     from idletrain.rounds import mirror
 
     record.read(prefix)
     found: list[dict[str, Any]] = []
-    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(json.loads(x) for x in content.splitlines()))
+    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(parse(content.splitlines())))
     return found
 
 
@@ -366,14 +352,6 @@ def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
         "wasted_usd": cost.wasted_usd(events, now),
         "forecast_usd": cost.forecast_usd(events, now),
     }
-
-
-def cost_line(totals: dict[str, Any]) -> str:
-    """The bill in one line."""
-    return (
-        f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
-        f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
-    )
 
 
 def _recorded(prefix: Any) -> bool:

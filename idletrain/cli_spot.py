@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from idletrain.cli_cloud import (
     Cloud,
     account_of,
     bill_of,
-    cost_line,
     in_sandbox,
     opened,
     read_events,
@@ -24,6 +24,7 @@ from idletrain.cli_cloud import (
 )
 from idletrain.errors import JobError
 from idletrain.job import Job
+from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
 SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
@@ -41,6 +42,8 @@ class SpotOptions:
     churn_seconds: float | None
     trace: Path | None
     speed: float
+    watch: Watch
+    allow_control: bool
 
 
 def launch_spot(job: Job, asked: SpotOptions) -> None:
@@ -67,6 +70,9 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
     from idletrain.fleet import doctor
     from idletrain.fleet.offers import plan_lines
     from idletrain.observe import display
+    from idletrain.observe.report import cost_line
+    from idletrain.observe.reproduce import command_line
+    from idletrain.observe.summary import Summary
 
     prefix = run_prefix(account, job)
     image = job.cloud.image or SANDBOX_IMAGE
@@ -80,14 +86,23 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
             typer.echo(line)
     if not asked.yes and asked.cloud is Cloud.aws:
         typer.confirm("Start it?", abort=True)
-    made = spot.start(plan, account, prefix, image=image, resume=asked.resume)
+    command = command_line(sys.argv)
+    made = spot.start(
+        plan,
+        account,
+        prefix,
+        image=image,
+        resume=asked.resume,
+        command=command,
+        allow_control=asked.allow_control,
+    )
     if asked.detach:
         typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
         return
-    shown = display.choose(asked.as_json, Console())
+    shown = display.choose(asked.as_json, Console(), Summary())
     try:
-        with shown:
-            spot.follow(prefix, shown)
+        with watching(asked.watch, shown.summary, None) as tell, shown:
+            spot.follow(prefix, display.folding(shown.summary, shown, tell))
         spot.outlive(account, made.run)
     except KeyboardInterrupt:
         if asked.cloud is Cloud.aws:
@@ -104,8 +119,6 @@ def _check(job: Job, asked: SpotOptions) -> None:
     """Read the model and the data as machines will: what is wrong with them costs nothing here."""
     if not asked.as_json:
         typer.echo("idletrain: reading the model and the data", err=True)
-    import sys
-
     sys.path.insert(0, "")
     from idletrain.nn.prepare import from_settings
 
@@ -113,7 +126,9 @@ def _check(job: Job, asked: SpotOptions) -> None:
 
 
 def _refuse(job: Job, asked: SpotOptions) -> None:
-    faults = []
+    faults = asked.watch.faults()
+    if asked.detach and asked.watch != Watch():
+        faults.append("--on-round, --webhook, --log-to: are told by this command while it follows; leave out --detach")
     if asked.cloud is Cloud.aws:
         if job.cloud.image is None:
             faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")

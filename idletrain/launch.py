@@ -19,7 +19,11 @@ from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
-from idletrain.observe.records import Recorder, Sink
+from idletrain.observe.publish import page_of, publishing
+from idletrain.observe.records import Recorder, Sink, read
+from idletrain.observe.reproduce import about
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch, watching
 from idletrain.rounds.journal import Journal
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
@@ -53,7 +57,11 @@ class Options:
         begun: Called with what stops the run and what records an event, once there is a run.
         resume: Go on with the run of that name.
         churn_seconds: Take a local worker this often, or never.
+        summary: Sums up the run's events, those of earlier sittings too, each before the sinks get it.
         sinks: Called with every event.
+        watch: Who else is told.
+        allow_control: Whether the dashboard's page may drain and kill workers.
+        command: What was called, for the records.
         reached: Called at named points around durable writes.
     """
 
@@ -62,7 +70,11 @@ class Options:
     begun: Begun = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
+    summary: Summary = field(default_factory=Summary)
     sinks: Iterable[Sink] = ()
+    watch: Watch = Watch()
+    allow_control: bool = False
+    command: str = ""
     reached: Reached = field(default=lambda _name: None)
 
 
@@ -82,6 +94,7 @@ def check_run(job: Job, options: Options) -> None:
         faults += _resume_faults(job)
     if options.scheduler:
         faults += _scheduler_faults(options.scheduler)
+    faults += options.watch.faults()
     if options.scheduler and options.churn_seconds:
         faults.append("--churn: takes workers on this machine; leave it out with --scheduler")
     if faults:
@@ -99,30 +112,46 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     settings.apply()
     if options.scheduler:
         await _check_reachable(options.scheduler)
-    with _opened(job, options.sinks) as record:
+    with _opened(job, options) as record:
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
             async with (
                 _cluster(job, options, record) as (address, security),
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
-                runner = Runner(job, prepared, journal, client, record)
+                page = await page_of(client, ours=options.scheduler is None)
+                runner = Runner(job, prepared, journal, client, record, about(job, options.command, page))
                 options.begun(runner.stop, record)
-                with _stopping(runner.stop), _failing(record, journal):
-                    return await runner.run(job.nodes.count)
+                async with publishing(client, options.summary, allow_control=options.allow_control):
+                    with _stopping(runner.stop), _failing(record, journal):
+                        return await runner.run(job.nodes.count)
 
 
 @contextlib.contextmanager
-def _opened(job: Job, sinks: Iterable[Sink]) -> Iterator[Recorder]:
-    """The run directory, held for this head, with the job in it."""
+def _opened(job: Job, options: Options) -> Iterator[Recorder]:
+    """The run directory, held for this head, with the job in it, and what takes the run's events."""
     with contextlib.ExitStack() as held:
         try:
             job.run_dir.mkdir(parents=True, exist_ok=True)
             held.enter_context(only_head(job.run_dir))
-            record = held.enter_context(contextlib.closing(Recorder(job.run_dir / "events.jsonl", sinks)))
+            record = held.enter_context(_recorder(job, options))
             write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
         except OSError as error:
             raise _unwritable(job, error) from None
+        yield record
+
+
+@contextlib.contextmanager
+def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
+    """What takes the run's events: its file, its summary, and everybody who is told."""
+    path, summary = job.run_dir / "events.jsonl", options.summary
+    if path.exists():
+        for event in read(path):
+            summary.add(event)
+    with (
+        watching(options.watch, summary, job.run_dir) as tell,
+        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell))) as record,
+    ):
         yield record
 
 

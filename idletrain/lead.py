@@ -22,7 +22,8 @@ from idletrain.fleet.record import Record
 from idletrain.job import Job
 from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
-from idletrain.observe.records import Recorder, summarise
+from idletrain.observe.records import Recorder
+from idletrain.observe.summary import summarise
 from idletrain.rounds import mirror
 from idletrain.rounds.mirror import Mirror
 from idletrain.rounds.runner import Ending
@@ -63,7 +64,14 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
         ending = await launch(
             job,
             prepared,
-            Options(resume=resumed, cluster=(scheduler, identity.security()), begun=begun, sinks=(keeper,)),
+            Options(
+                resume=resumed,
+                cluster=(scheduler, identity.security()),
+                begun=begun,
+                sinks=(keeper,),
+                command=run.command,
+                allow_control=run.allow_control,
+            ),
         )
     finally:
         for task in (copying, *limits):

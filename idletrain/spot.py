@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import datetime
 import io
-import json
 import math
 import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pathspec
 
@@ -27,7 +27,7 @@ from idletrain.fleet.reconcile import Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool, Site
 from idletrain.job import Job
-from idletrain.observe.records import Sink
+from idletrain.observe.records import Sink, parse
 from idletrain.rounds import mirror
 from idletrain.rounds.task import version
 from idletrain.storage import Reached, S3Prefix
@@ -98,6 +98,8 @@ def start(
     *,
     image: str,
     resume: bool,
+    command: str = "",
+    allow_control: bool = False,
     reached: Reached = lambda _name: None,
 ) -> Record:
     """Make a run's machines; what was made is taken down again if that fails half way.
@@ -108,13 +110,15 @@ def start(
         prefix: The run's prefix.
         image: The container image that machines run.
         resume: Go on with the run that is there.
+        command: What was called, for the run's records.
+        allow_control: Whether the dashboard's page may drain and kill workers.
         reached: Called behind everything that is made, with its name.
 
     Raises:
         JobError: the name is taken, or there is nothing to resume.
         RunError: the cloud refuses.
     """
-    made = _write_down(plan, account, prefix, resume)
+    made = _write_down(plan, account, prefix, resume, command=command, allow_control=allow_control)
     reached("record")
     try:
         _make(plan, made, account, prefix, image, reached)
@@ -133,8 +137,8 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
     seen, heard = "", time.monotonic()
 
     def take(content: bytes) -> None:
-        for line in content.splitlines():
-            sink(json.loads(line))
+        for event in parse(content.splitlines()):
+            sink(event)
 
     while True:
         now = record.read(prefix)
@@ -213,7 +217,7 @@ def pack(workdir: Path) -> bytes:
     return content.getvalue()
 
 
-def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) -> Record:
+def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> Record:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
@@ -235,6 +239,7 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
         | {head.type: plan.quote.head_usd_per_hour},
         need_bytes=need_of(job).memory_bytes,
         most_slots=need_of(job).most_slots or 1,
+        **asked,
     )
     if not resume:
         record.claim(prefix, made)

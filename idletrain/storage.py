@@ -106,7 +106,7 @@ class S3Prefix:
     """
 
     def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        self._client, self.bucket, self.prefix = client, bucket, prefix
+        self.client, self.bucket, self.prefix = client, bucket, prefix
 
     @classmethod
     def at(cls, url: str, client: Any = None) -> S3Prefix:
@@ -125,27 +125,27 @@ class S3Prefix:
 
     def below(self, name: str) -> S3Prefix:
         """The prefix one level down."""
-        return S3Prefix(self._client, self.bucket, f"{self.prefix}{name}/")
+        return S3Prefix(self.client, self.bucket, f"{self.prefix}{name}/")
 
     def get(self, key: str) -> Found | None:
         """An object, or None where there is none."""
         try:
-            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
-        except self._client.exceptions.NoSuchKey:
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+        except self.client.exceptions.NoSuchKey:
             return None
         return Found(answer["Body"].read(), answer["ETag"])
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object, whatever was there."""
-        self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
+        self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
 
     def put_file(self, key: str, path: Path) -> None:
         """Write an object from a file of any size."""
-        self._client.upload_file(str(path), self.bucket, self.prefix + key)
+        self.client.upload_file(str(path), self.bucket, self.prefix + key)
 
     def get_file(self, key: str, path: Path) -> None:
         """Write an object of any size to a file."""
-        self._client.download_file(self.bucket, self.prefix + key, str(path))
+        self.client.download_file(self.bucket, self.prefix + key, str(path))
 
     def put_if(self, key: str, content: bytes, tag: str | None) -> str:
         """Write an object if it still has this tag, or, with None, if there is none; returns the new tag.
@@ -156,8 +156,8 @@ class S3Prefix:
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         for tries_left in reversed(range(CONFLICT_TRIES)):
             try:
-                answer = self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
-            except self._client.exceptions.ClientError as error:
+                answer = self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
+            except self.client.exceptions.ClientError as error:
                 status = error.response["ResponseMetadata"]["HTTPStatusCode"]
                 if status == HTTPStatus.CONFLICT and tries_left:  # two writers at once: S3 asks to try again
                     continue
@@ -175,14 +175,22 @@ class S3Prefix:
 
     def names(self, under: str = "", after: str = "") -> list[str]:
         """Keys that begin with `under`, in order, without those up to `after`."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
+        pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=self.prefix + under, **({"StartAfter": self.prefix + after} if after else {})
         )
         return [item["Key"].removeprefix(self.prefix) for page in pages for item in page.get("Contents", ())]
+
+    def folders(self) -> list[str]:
+        """What stands one level down."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix, Delimiter="/"
+        )
+        found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
+        return [name.removeprefix(self.prefix).rstrip("/") for name in found]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are not there are no error."""
         doomed = [{"Key": self.prefix + key} for key in keys]
         for start in range(0, len(doomed), DELETE_BATCH):
             batch = {"Objects": doomed[start : start + DELETE_BATCH], "Quiet": True}
-            self._client.delete_objects(Bucket=self.bucket, Delete=batch)
+            self.client.delete_objects(Bucket=self.bucket, Delete=batch)

@@ -33,6 +33,8 @@ class Record:
         most_slots: Slots of a node that are made use of.
         state: `running`, `ending` or `ended`.
         failure: Why the head gave up, in a sentence, or empty.
+        command: What was called, for the run's records.
+        allow_control: Whether the dashboard's page may drain and kill workers.
     """
 
     run: str
@@ -50,6 +52,8 @@ class Record:
     generation: int = 0
     state: str = "running"
     failure: str = ""
+    command: str = ""
+    allow_control: bool = False
 
     def as_json(self) -> bytes:
         """The record as it is stored."""
@@ -91,7 +95,9 @@ def read(prefix: S3Prefix) -> Record:
     """
     found = prefix.get(KEY)
     if found is None:
-        raise RunError(f"{prefix.url} holds no run; `idletrain status` lists those that are there")
+        above, _, _ = prefix.prefix.rstrip("/").rpartition("/")
+        beside = S3Prefix.at(f"s3://{prefix.bucket}/{above}", prefix.client).folders() if above else []
+        raise RunError(f"{prefix.url} holds no run; there are: {', '.join(beside) or 'none'}")
     return Record.from_json(found.content)
 
 

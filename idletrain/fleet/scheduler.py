@@ -1,4 +1,4 @@
-"""The stock Dask scheduler in a process of its own, with its dashboard on loopback.
+"""The stock Dask scheduler in a process of its own, with its dashboard and idletrain's page there on loopback.
 
 Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
 The identity (a `certificates.Identity`) comes this way because arguments and environment can be read by others.
@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ from idletrain.errors import RunError
 from idletrain.fleet.certificates import Identity
 from idletrain.fleet.parent import when_parent_ends
 
+DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
+PORTS = 100
 WORKER_POLL_SECONDS = 0.5
 
 
@@ -76,21 +79,35 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
 
     settings.apply()
     secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
-    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address="127.0.0.1:0", **secure) as scheduler:
+    dashboard = f"127.0.0.1:{free_port(DASHBOARD_PORT)}"
+    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
         await _add_dashboard(scheduler)
         await scheduler.finished()
 
 
+def free_port(first: int) -> int:
+    """The first port from there on that nothing on loopback listens on; 0, which is any, if all are taken."""
+    for port in range(first, first + PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    return 0
+
+
 async def _add_dashboard(scheduler: Any) -> None:
-    """Dask's own pages, as `Scheduler(dashboard=True)` adds them, but once there is something to see: they take two
-    seconds of CPU to import, which a small machine's first workers can use better.
+    """Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's, but once there is something to see:
+    they take two seconds of CPU to import, which a small machine's first workers can use better.
     """
     while not scheduler.workers:
         await asyncio.sleep(WORKER_POLL_SECONDS)
     pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+    page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
     pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+    page.dask_setup(scheduler)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,8 @@ class Crew:
             case "add-worker":
                 self._spawn(self._welcome(address))
             case "remove-worker":
+                if address in self._known and address not in self.capacities:
+                    self._record("joining_failed", worker=address)
                 self._known.discard(address)
                 if self.capacities.pop(address, None):
                     self._left(address, self._names.pop(address))
@@ -110,6 +112,7 @@ class Crew:
         if address in self._known:
             return
         self._known.add(address)
+        self._record("worker_joining", worker=address)
         try:
             await self._check_version(address)
             described = self._client.submit(task.describe, workers=[address], key=f"describe-{address}", pure=False)
@@ -119,6 +122,8 @@ class Crew:
             return
         except Exception as error:  # noqa: BLE001 (whatever a worker dies of while it joins, it has not joined)
             logger.info("worker %s did not join: %r", address, error)
+            if address in self._known:
+                self._record("joining_failed", worker=address)
             self._known.discard(address)  # the next count tries again, if it is still there
             return
         if address not in self._known:  # it left while it told

@@ -65,7 +65,8 @@ class Mirror:
         """Files that are copied whole, a snapshot's manifest behind its data; snapshots without one are not whole."""
         manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
         snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
-        paths = [*self._run_dir.glob("job.json"), *sorted(self._run_dir.glob("updates/*")), *snapshots]
+        curves = sorted(self._run_dir.glob("tensorboard/*"))
+        paths = [*self._run_dir.glob("job.json"), *curves, *sorted(self._run_dir.glob("updates/*")), *snapshots]
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
     def _copy_whole(self, name: str) -> None:

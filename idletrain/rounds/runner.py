@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -59,11 +59,21 @@ class Runner:
         journal: Its durable side.
         client: An asynchronous client of the cluster whose workers train.
         record: Takes what happens.
+        about: What else a run's first record tells: where it is shown, and what to reproduce it takes.
     """
 
-    def __init__(self, job: Job, prepared: Prepared, journal: Journal, client: Client, record: Recorder) -> None:
+    def __init__(
+        self,
+        job: Job,
+        prepared: Prepared,
+        journal: Journal,
+        client: Client,
+        record: Recorder,
+        about: Mapping[str, Any],
+    ) -> None:
         self._job, self._prepared, self._program = job, prepared, prepared.program
         self._journal, self._client, self._record = journal, client, record
+        self._about = about
         self._store = Store(self, client.security)
         self._crew = Crew(
             client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
@@ -133,7 +143,7 @@ class Runner:
             groups={group.name: group.size for group in self._program.layout.groups},
             resumed_at=self._journal.round,
             run_dir=str(self._journal.run_dir),
-            dashboard=self._client.dashboard_link,
+            **self._about,
         )
 
     async def _open(self) -> None:

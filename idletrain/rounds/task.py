@@ -36,7 +36,7 @@ T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 BEAT_SECONDS = 1.0  # a tenth of the default lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
-ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "bytes_down", "bytes_up")
+ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "pull_bytes", "push_bytes")
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -198,7 +198,7 @@ class Attempt:
             loaded = self._run.load(self._call)
             with self._timed("pull_seconds"):
                 self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
-            self.account["bytes_down"] = pulled.nbytes
+            self.account["pull_bytes"] = pulled.nbytes
             began = self.steps
             with self._timed("wait_seconds"):
                 mine = self._take_turn()
@@ -213,7 +213,7 @@ class Attempt:
                 return {"ended": "drained", "steps": self.steps, **self.account}
             with self._timed("push_seconds"):
                 reply = self._call(self._push(payload, self.account["train_seconds"]))
-            self.account["bytes_up"] = payload.nbytes
+            self.account["push_bytes"] = payload.nbytes
         finally:
             beating.cancel()
         whole = self.steps == loaded.program.training.local_steps
