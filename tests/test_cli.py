@@ -202,3 +202,67 @@ def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
         "assert not {'torch', 'distributed', 'numpy'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+RECORDS = (
+    '{"v": 1, "t": 1.0, "s": 0.0, "kind": "run_started", "run": "night", "subnets": 2, "rounds": 3, "target": null,'
+    ' "parameters": 9, "resumed_at": 0, "run_dir": "runs/night", "dashboard": ""}\n'
+    '{"v": 1, "t": 2.0, "s": 1.0, "kind": "evaluated", "round": 0, "accuracy": 0.25, "loss": 1.5, "seconds": 0.1}\n'
+)
+
+
+def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
+    run_dir = tmp_path / "runs" / name
+    run_dir.mkdir(parents=True)
+    (run_dir / "events.jsonl").write_text(records)
+    return run_dir
+
+
+def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
+    run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 1, "t": 2.0, "s": 2.0, "kind": "round_com')
+    result = run("report", "night", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "night: interrupted"
+    assert "  accuracy 0.2500, loss 1.5000 after 0 rounds" in lines
+    assert lines[-1] == "  runs/night/report.html"
+    assert 'data-key="accuracy">0.2500' in (run_dir / "report.html").read_text()
+
+
+def test_reports_of_several_runs_are_one_comparison(tmp_path: Path) -> None:
+    for name in ("night", "day"):
+        recorded(tmp_path, name)
+    result = run("report", "night", "runs/day", "--to", "both.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "<h1>night against day</h1>" in (tmp_path / "both.html").read_text()
+
+
+def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
+    ]
+    recorded(tmp_path, "day")
+    recorded(tmp_path, "newer", RECORDS.replace('"v": 1', '"v": 7'))
+    (tmp_path / "runs" / "empty").mkdir()
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
+    ]
+    assert told(run("report", "empty", cwd=tmp_path), 1) == [
+        "idletrain: run empty has no records in runs/empty/events.jsonl yet; look again once it trains"
+    ]
+    assert told(run("report", "newer", cwd=tmp_path), 1) == [
+        "idletrain: these records are of schema 7 and this idletrain reads 1; install a newer one"
+    ]
+    assert run("report", "day", "--to", "none/report.html", cwd=tmp_path).stderr == (
+        "idletrain: none/report.html cannot be written (No such file or directory); name another with --to\n"
+    )
+
+
+def test_who_cannot_be_told_of_a_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    lines = told(run("launch", "job.yaml", "--webhook", "s3cret", "--log-to", "excel", cwd=tmp_path), 2)
+    assert lines == [
+        "idletrain: --webhook: should be a URL such as https://hooks.example.com/...",
+        "idletrain: --log-to: there is no excel; choose from mlflow, wandb",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]

@@ -70,8 +70,11 @@ def test_logs_are_what_happened(past: S3Prefix) -> None:
     assert "i-1 ended (Server.Spot)" in printed
 
 
-def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix) -> None:
-    printed = run("report", "past", "--cloud", "sandbox")
+def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    printed = run("report", past.url, "--to", str(file))
+    assert "Server.Spot" in file.read_text()
+    printed = run("report", "past", "--cloud", "sandbox", "--to", str(file))
     assert "i-1  worker  spot m5.large in a  3600 s  $1.0" in printed
     assert "Server.Spot" in printed
 

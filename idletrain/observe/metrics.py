@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 View = Mapping[str, Any]
 # name, help, label, what to read: a number, or numbers by the label's value; None is left out
-COUNTERS: tuple[tuple[str, str, str, Callable[[View], Any]], ...] = (
+Kinds = tuple[tuple[str, str, str, Callable[[View], Any]], ...]
+COUNTERS: Kinds = (
     ("rounds", "Rounds committed.", "", lambda v: v["rounds"]),
     ("local_steps", "Local steps in the network.", "", lambda v: v["local_steps"]),
     ("lost_steps", "Local steps that were lost, by why the lease ended.", "cause", lambda v: v["lost_by_cause"]),
@@ -28,7 +29,7 @@ COUNTERS: tuple[tuple[str, str, str, Callable[[View], Any]], ...] = (
         lambda v: {"down": v["bytes_down"], "up": v["bytes_up"]},
     ),
 )
-GAUGES: tuple[tuple[str, str, str, Callable[[View], Any]], ...] = (
+GAUGES: Kinds = (
     (
         "goodput_ratio",
         "Node-seconds whose steps are in the network, over node-seconds alive.",
@@ -81,7 +82,8 @@ def families(view: View) -> Iterator[Metric]:
     """The metrics of a view; none before there is a run."""
     if not view:
         return
-    for family, kinds in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+    everything: tuple[tuple[Any, Kinds], ...] = ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES))
+    for family, kinds in everything:
         for name, text, label, read in kinds:
             value = read(view)
             if value is None:

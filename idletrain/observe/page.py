@@ -12,6 +12,7 @@ import ipaddress
 import json
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -31,6 +32,8 @@ VIEW = "idletrain-view"  # the scheduler's metadata: what there is to show, and 
 PAGE = "idletrain-page"
 SIGNALS = {"drain": signal.SIGTERM, "kill": signal.SIGKILL}
 DASK_TEMPLATES = Path(distributed.__file__).parent / "http" / "templates"
+PARTS = ("now.html", "live.html")
+SILENT_SECONDS = 5.0  # ten views that did not come
 WAITING = "<p>No run has begun on this scheduler yet.</p>"
 _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process', too
 
@@ -73,7 +76,8 @@ class Page:
         self._templates = draw.templates()
         assert self._templates.loader is not None
         self._templates.loader = ChoiceLoader([self._templates.loader, FileSystemLoader(DASK_TEMPLATES)])
-        self._drawn = ("", WAITING)
+        self._raw, self._since = "", time.monotonic()
+        self._drawn: tuple[tuple[str, int], str] = (("", 0), WAITING)
 
     @property
     def raw(self) -> str:
@@ -87,12 +91,15 @@ class Page:
         return view
 
     def now(self) -> str:
-        """The page's content, drawn once however many look."""
-        raw = self.raw
-        if raw and raw != self._drawn[0]:
+        """The page's content, drawn once however many look; also how long its head has been silent."""
+        raw, now = self.raw, time.monotonic()
+        if raw != self._raw:
+            self._raw, self._since = raw, now
+        silent = int(now - self._since) if now - self._since > SILENT_SECONDS else 0
+        if raw and (raw, silent) != self._drawn[0]:
             view = json.loads(raw)
-            parts = [self._templates.get_template(name).render(v=view) for name in ("now.html", "live.html")]
-            self._drawn = raw, "".join(parts)
+            parts = [self._templates.get_template(name).render(v=view, silent=silent) for name in PARTS]
+            self._drawn = (raw, silent), "".join(parts)
         return self._drawn[1]
 
     def whole(self) -> str:

@@ -132,9 +132,9 @@ def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[S
 def _listeners(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, Listener]]:
     if run_dir:
         yield "TensorBoard", TensorBoard(run_dir / "tensorboard")
+    trackers: dict[str, Callable[[Summary], Listener]] = {"mlflow": Mlflow, "wandb": Wandb}
     for name in watch.log_to:
-        made = {"mlflow": Mlflow, "wandb": Wandb}[name]
-        yield name, made(summary)
+        yield name, trackers[name](summary)
     if watch.on_round:
         told = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
         yield "--on-round", lambda news: told(news.record)
@@ -275,7 +275,8 @@ class Wandb:
     def __init__(self, summary: Summary) -> None:
         import wandb
 
-        self._summary, self._wandb, self._run = summary, wandb, None
+        self._summary, self._wandb = summary, wandb
+        self._run: Any = None
 
     def __call__(self, news: News) -> None:
         """Log the points; the run is made with the first."""

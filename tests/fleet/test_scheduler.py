@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from idletrain.fleet import parent
 from idletrain.fleet.local import LocalFleet
+from idletrain.fleet.scheduler import PORTS, free_port
 
 
 def wait_for(page: str) -> None:
@@ -63,3 +65,12 @@ def test_a_process_acts_when_its_parent_s_pipe_is_closed() -> None:
         process.stdin.write("what is written does not matter\n")
         process.stdin.close()
         assert process.wait(timeout=30) == 7
+
+
+def test_a_dashboard_s_port_in_use_is_passed_over() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert port < free_port(port) <= port + PORTS
+    assert free_port(port) == port

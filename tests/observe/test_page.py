@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_summary import CHURN, event, summary_of
 from test_view import stamped
 
+from idletrain.observe import page as page_module
 from idletrain.observe.page import VIEW, refusal
 from idletrain.observe.view import view_of
 
@@ -55,7 +56,7 @@ def on_a_scheduler(check: Callable[[Any, Get], Awaitable[None]]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # bokeh's own
-def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work() -> None:
+def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(scheduler: Any, get: Get) -> None:
         code, empty = await get("/idletrain")
         assert code == 200
@@ -87,6 +88,10 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work() 
             assert await get("/idletrain/drain", body, {"X-Idletrain": "drain"}) == (404, "404: that worker is gone")
         assert (await get("/idletrain/drain", b"[", {"X-Idletrain": "drain"}))[0] == 400
         assert (await get("/idletrain/explode", b"{}", {"X-Idletrain": "explode"}))[0] == 404
+        assert "head is silent" not in (await get("/idletrain/now"))[1]
+        monkeypatch.setattr(page_module, "SILENT_SECONDS", 0.0)
+        await asyncio.sleep(1.1)
+        assert "head is silent for 1 s" in (await get("/idletrain/now"))[1]
 
     on_a_scheduler(check)
 
