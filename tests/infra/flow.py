@@ -1,4 +1,4 @@
-"""What runs on nodes in the tests: `flow.py receive|send|echo|ask|count|shoot ...`; each prints one line of JSON at its end."""
+"""What runs on nodes in the tests: `flow.py receive|send|echo|ask|count|shoot ...`; each prints a line of JSON."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def receive(seconds: str, flows: str = "1") -> object:
     for index in range(len(connections)):
         threading.Thread(target=read, args=(index,), daemon=True).start()
     time.sleep(0.3)
+    print("measuring", flush=True)
     before, start = sum(got), time.monotonic()
     time.sleep(float(seconds))
     after, end = sum(got), time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -46,6 +47,7 @@ def up(
         queue=queue,
         congestion=congestion,
     )
+    signal.signal(signal.SIGTERM, lifecycle.leave)
     made = lifecycle.up(asked, name)
     dataclasses.replace(made, owner=None).record()
     if as_json:
@@ -69,7 +71,7 @@ def exec_(
     instance = chosen(name)
     argv = [*processes.into(instance, instance.known(node)), *command, *context.args]
     sys.stdout.flush()
-    os.execv(argv[0], argv)
+    os.execv(argv[0], argv)  # noqa: S606 - in its place: signals, standard files and exit code are its own
 
 
 @app.command()

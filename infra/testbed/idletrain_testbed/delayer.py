@@ -1,4 +1,4 @@
-"""The process that delays packets where the kernel has no netem: `python -m idletrain_testbed.delayer SECONDS NAMESPACE...`.
+"""Delays packets where the kernel has no netem: `python -m idletrain_testbed.delayer SECONDS NAMESPACE...`.
 
 Each node's netfilter hands what came over its link to queue 0 (NFQUEUE) and keeps it in the kernel. This process hears
 of each packet by its number, waits, and lets all up to a number go on: packets are never copied, and one message
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
     if os.fork():
         return
     os.setsid()
-    with open(os.devnull, "r+b", buffering=0) as nothing:
+    with Path(os.devnull).open("r+b", buffering=0) as nothing:
         for standard in range(3):
             os.dup2(nothing.fileno(), standard)
     os.setpriority(os.PRIO_PROCESS, 0, -20)  # a late packet is a delay that nobody asked for

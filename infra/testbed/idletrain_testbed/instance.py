@@ -1,13 +1,15 @@
-"""An instance's names, and its record in /run: who owns it, so that whoever comes next can clean up after a dead owner."""
+"""An instance's names, and its record in /run: who owns it, so that others can clean up after a dead owner."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +95,15 @@ class Instance:
     def forget(self) -> None:
         """Remove the record: nothing of the instance is left."""
         (RECORDS / f"{self.name}.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Keep other processes of testbeds out meanwhile; not to be entered twice."""
+    RECORDS.mkdir(mode=0o755, exist_ok=True)
+    with (RECORDS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def recorded() -> list[Instance]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from types import FrameType
+from typing import NoReturn
 
 from idletrain_testbed import cgroups, network, processes, rights
-from idletrain_testbed.instance import Instance, Owner, recorded
+from idletrain_testbed.instance import Instance, Owner, alone, recorded
 from idletrain_testbed.settings import Settings, TestbedError
 
 
@@ -32,14 +35,21 @@ def up(asked: Settings, name: str | None) -> Instance:
 
 def down(instance: Instance) -> None:
     """End what runs in an instance and remove all of it; harmless where parts of it are gone."""
-    processes.end(instance)
-    network.remove(instance)
-    cgroups.remove(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
-    instance.forget()
+    with alone():  # two that take the same one down do not trip over each other
+        processes.end(instance)
+        network.remove(instance)
+        cgroups.remove(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
+        instance.forget()
 
 
 def sweep() -> None:
     """Take down the instances whose owner is dead."""
     for instance in recorded():
         if instance.owner and not instance.owner.alive():
-            down(instance)
+            with contextlib.suppress(TestbedError):  # what hangs does not keep others from starting; swept again later
+                down(instance)
+
+
+def leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handles a signal by unwinding, and so by cleaning up."""
+    raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""Namespaces, a switch, and links that are shaped both ways; all of it inside the instance, nothing in the machine's own.
+"""Namespaces, a switch, and links that are shaped both ways; nothing of it in the machine's own namespace.
 
 A node's `eth0` leads to a port of the switch that is called like the node. What the node sends waits in eth0's queue,
 what it receives in the port's, as before the two ends of a cable.
@@ -7,14 +7,13 @@ what it receives in the port's, as before the two ends of a cable.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from idletrain_testbed import processes
-from idletrain_testbed.instance import RECORDS, SWITCH, Instance
+from idletrain_testbed.instance import SWITCH, Instance, alone
 from idletrain_testbed.rights import netfilter
 from idletrain_testbed.settings import Settings, TestbedError
 
@@ -26,7 +25,8 @@ LEAST_BURST = 5_000  # bytes: tbf drops what is larger than its burst; three pac
 QUEUE_SECONDS = 0.05
 LEAST_QUEUE = 64_000  # bytes
 CONGESTION = "ipv4/tcp_congestion_control"
-QUIET = {"ipv6/conf/all/disable_ipv6": "1"}  # its advertisements would be counted as a node's traffic
+# Of devices to come, so not of lo: IPv6's advertisements would be counted as a node's traffic.
+QUIET = {"ipv6/conf/default/disable_ipv6": "1"}
 DISABLED, FORWARDING = 0, 3  # a bridge port's states, linux/if_bridge.h
 
 
@@ -50,15 +50,14 @@ def build(instance: Instance, asked: Settings) -> None:
     with _allowed(asked.congestion):
         for node in (SWITCH, *instance.nodes):
             processes.write_settings(instance.namespace_path(node), {CONGESTION: asked.congestion} | QUIET)
-    # One skb may hold 64 kB, and then one loss takes all of it, and a short queue has no room for any.
-    segments = " gso_max_segs 1" if asked.loss or asked.queue else ""
     ports = [
-        f"link add name {node} mtu 1500{segments} type veth peer name eth0 netns {instance.namespace(node)}{segments}\n"
-        f"link set {node} master br0 up"
+        f"link add name {node} type veth peer name eth0 netns {instance.namespace(node)}\nlink set {node} master br0 up"
         for node in instance.nodes
     ]
     switch = ("link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0", "link set br0 up")
     _batch(["ip", "-n", instance.namespace(SWITCH)], (*switch, *ports))
+    # A segment of 64 kB travels as one: one loss would take all of it, and a short queue has no room for any.
+    segments = " gso_max_segs 1" if asked.loss or asked.queue else ""
     for node in instance.nodes:
         lines = ("link set lo up", f"address add {instance.address(node)}/24 dev eth0", f"link set eth0{segments} up")
         _batch(["ip", "-n", instance.namespace(node)], lines)
@@ -66,7 +65,7 @@ def build(instance: Instance, asked: Settings) -> None:
     if asked.delay or asked.loss:
         rules = netfilter(bool(asked.delay), asked.loss)
         for node in instance.nodes:
-            _run([*processes.into(instance, node), "iptables-restore"], rules)
+            _run([*processes.nsenter(instance, node), "iptables-restore"], rules)
     if asked.delay:
         processes.start_delayer(instance, asked.delay)
 
@@ -112,8 +111,7 @@ def _allowed(congestion: str) -> Iterator[None]:
     if congestion not in (sysctl / "tcp_available_congestion_control").read_text().split():
         raise TestbedError(f"congestion {congestion!r}: this kernel does not have it; try `modprobe tcp_{congestion}`.")
     allowed = sysctl / "tcp_allowed_congestion_control"
-    with (RECORDS / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone():
         before = allowed.read_text().split()
         if congestion in before:
             yield

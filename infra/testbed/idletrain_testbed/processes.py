@@ -30,7 +30,12 @@ def into(instance: Instance, node: str) -> list[str]:
     found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
     files = [str(file) for file in cgroups.entrances(found, instance.name, node)]
     join = ["/bin/sh", "-c", ENTER, "sh", *files, "--"] if files else []
-    return [*join, shutil.which("nsenter") or "nsenter", f"--net={instance.namespace_path(node)}", "--"]
+    return [*join, *nsenter(instance, node)]
+
+
+def nsenter(instance: Instance, node: str) -> list[str]:
+    """The same without a node's limits."""
+    return [shutil.which("nsenter") or "nsenter", f"--net={instance.namespace_path(node)}", "--"]
 
 
 def enter(namespace: Path) -> None:
@@ -65,44 +70,50 @@ def start_delayer(instance: Instance, delay_seconds: float) -> None:
     """Start the process that holds packets back; it lives in the switch's namespace and ends with it."""
     spaces = [str(instance.namespace_path(node)) for node in instance.nodes]
     argv = [sys.executable, "-m", "idletrain_testbed.delayer", str(delay_seconds), *spaces]
-    started = subprocess.run([*into(instance, SWITCH), *argv], capture_output=True, text=True, check=False)
+    started = subprocess.run([*nsenter(instance, SWITCH), *argv], capture_output=True, text=True, check=False)
     if started.returncode:
         raise TestbedError(f"Packets cannot be delayed here ({started.stderr.strip()}): do without --delay.")
 
 
 def end(instance: Instance) -> None:
     """End every process that runs in the instance, and wait until all are gone."""
-    spaces = {(found.st_dev, found.st_ino) for found in (p.stat() for p in _spaces(instance))}
     deadline = time.monotonic() + ENDING_SECONDS
-    while inside := [pid for pid in _pids() if _space(pid) in spaces]:
-        for pid in inside:
-            _kill(pid, spaces)
+    while found := _inside(instance):
+        _kill(instance, found)
         if time.monotonic() > deadline:
-            raise TestbedError(f"Processes {inside} do not end: they hang in the kernel; run `down` again later.")
+            raise TestbedError(
+                f"Processes {sorted(found)} do not end: they hang in the kernel; run `down` again later."
+            )
         time.sleep(0.005)
 
 
-def _kill(pid: int, spaces: set[tuple[int, int]]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(pid)
-        try:
-            if _space(pid) in spaces:  # once more: the number may be another process' by now
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
+def _kill(instance: Instance, found: set[int]) -> None:
+    with contextlib.ExitStack() as closing:
+        handles = {}
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                handles[pid] = os.pidfd_open(pid)
+                closing.callback(os.close, handles[pid])
+        for pid in _inside(instance) & handles.keys():  # once more: a number may be another process' by now
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
 
 
-def _spaces(instance: Instance) -> list[Path]:
-    return [instance.namespace_path(node) for node in instance.namespaces()]
+def _inside(instance: Instance) -> set[int]:
+    """Who is in one of the instance's namespaces, or on the way there, in its cgroups already."""
+    spaces = {_identity(instance.namespace_path(node)) for node in instance.namespaces()} - {None}
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    found = {pid for pid in pids if _identity(Path(f"/proc/{pid}/ns/net")) in spaces}
+    hierarchies = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+    for node in instance.nodes:
+        for file in cgroups.entrances(hierarchies, instance.name, node):
+            found |= {int(pid) for pid in file.read_text().split()}
+    return found
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
-
-
-def _space(pid: int) -> tuple[int, int] | None:
+def _identity(namespace: Path) -> tuple[int, int] | None:
     try:
-        found = Path(f"/proc/{pid}/ns/net").stat()
+        found = namespace.stat()
     except OSError:  # ended, or a zombie
         return None
     return found.st_dev, found.st_ino

@@ -1,22 +1,27 @@
-"""What this machine lacks for a testbed: rights, tools, parts of the kernel. Found by trying, in a namespace of its own."""
+"""What this machine lacks for a testbed: rights, tools, parts of the kernel. Found by trying, in passing namespaces."""
 
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from idletrain_testbed import cgroups
 
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}  # and the Debian package of each
+TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}  # and the Debian package of each
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # their bits, linux/capability.h
 
 
 def missing(*, cpus: bool = False, memory: bool = False, delay: bool = False, loss: bool = False) -> list[str]:
-    """Sentences that name what is missing for a testbed, and for each kind of emulation asked for; empty: all is here."""
+    """Sentences that name what is missing for a testbed, and for the limits, delay and loss that are asked for."""
     held = int(re.findall(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[0], 16)
     lacking = [f"{name} is missing: run as root." for name, bit in CAPABILITIES.items() if not held >> bit & 1]
     tools = TOOLS | ({"iptables-restore": "iptables"} if delay or loss else {})
@@ -35,25 +40,22 @@ def netfilter(delay: bool, loss: float) -> str:
 
 @functools.cache
 def _kernel_lacks(delay: bool, loss: bool) -> tuple[str, ...]:
-    space = f"idletrain-probe-{os.getpid()}"
-    inside = ("nsenter", f"--net=/run/netns/{space}", "--")
-    trials = {
-        "veth": (f"ip -n {space} link add name veth0 type veth peer name veth1".split(), ""),
-        "bridge": (f"ip -n {space} link add name br0 type bridge".split(), ""),
-        "tc tbf": (f"tc -n {space} qdisc add dev lo root tbf rate 1mbit burst 5000 limit 5000".split(), ""),
+    trials: dict[str, tuple[str, str]] = {
+        "Network namespaces": ("true", ""),
+        "veth": ("ip link add name veth0 type veth peer name veth1", ""),
+        "bridge": ("ip link add name br0 type bridge", ""),
+        "tc's tbf": ("tc qdisc add dev lo root tbf rate 1mbit burst 5000 limit 5000", ""),
     }
     if loss:
-        trials["iptables' statistic match"] = ((*inside, "iptables-restore"), netfilter(delay=False, loss=0.5))
+        trials["iptables' statistic match"] = ("iptables-restore", netfilter(delay=False, loss=0.5))
     if delay:
-        trials["iptables' NFQUEUE target"] = ((*inside, "iptables-restore"), netfilter(delay=True, loss=0))
-    made = subprocess.run(("ip", "netns", "add", space), capture_output=True, text=True, check=False)
-    if made.returncode:
-        return (f"Network namespaces cannot be made ({made.stderr.strip()}): use a kernel and a container with them.",)
-    try:
-        return tuple(
-            f"{what} is missing: use a kernel that has it."
-            for what, (argv, text) in trials.items()
-            if subprocess.run(argv, input=text, capture_output=True, text=True, check=False).returncode
-        )
-    finally:
-        subprocess.run(("ip", "netns", "del", space), check=True)
+        trials["iptables' NFQUEUE target"] = ("iptables-restore", netfilter(delay=True, loss=0))
+    return tuple(
+        f"{what} cannot be had here: use a kernel, and a container, that allow it."
+        for what, (command, text) in trials.items()
+        if not _succeeds(["unshare", "--net", *command.split()], text)
+    )
+
+
+def _succeeds(argv: Sequence[str], text: str) -> bool:
+    return not subprocess.run(argv, input=text, capture_output=True, text=True, check=False).returncode

@@ -1,4 +1,4 @@
-"""What is asked of a testbed, checked before anything is made; rates, durations, shares and sizes as people write them."""
+"""What is asked of a testbed, checked before anything is made: rates, durations, shares, sizes as people write them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Settings:
         return self.head_link if node == "head" else self.link
 
 
-def settings(  # noqa: PLR0913 - all that can be asked of a testbed, checked in one place
+def settings(
     *,
     nodes: int,
     link: str | None,
@@ -61,7 +61,7 @@ def settings(  # noqa: PLR0913 - all that can be asked of a testbed, checked in 
     reading = _Reading()
     if not 1 <= nodes <= MOST_NODES:
         reading.faults.append(f"{nodes} nodes: ask for 1 to {MOST_NODES}.")
-    if cpus is not None and not LEAST_CPUS <= cpus:
+    if cpus is not None and cpus < LEAST_CPUS:
         reading.faults.append(f"{cpus} CPUs a node: ask for {LEAST_CPUS} or more.")
     link_rate = reading.number("link", link, RATES, LEAST_RATE, MOST_RATE)
     head_rate = link_rate if head_link is None else reading.number("head link", head_link, RATES, LEAST_RATE, MOST_RATE)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from idletrain_testbed import lifecycle, network, processes
 from idletrain_testbed.network import Counters
@@ -64,10 +63,18 @@ class Testbed:
         )
         self._started: list[subprocess.Popen[Any]] = []
         self._owner = os.getpid()
-        self._handles_sigterm = _handle_sigterm()
-        self._open = False
-        self.instance = lifecycle.up(asked, name)
+        # SIGTERM unwinds the owner, and so cleans up, where nobody has decided otherwise.
+        self._handles_sigterm = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            and signal.signal(signal.SIGTERM, lifecycle.leave) is signal.SIG_DFL
+        )
         self._open = True
+        try:
+            self.instance = lifecycle.up(asked, name)
+        except BaseException:
+            self._restore()
+            raise
         atexit.register(self.close)
 
     @property
@@ -115,12 +122,17 @@ class Testbed:
         """End all processes on the nodes and remove everything; harmless if done before."""
         if not self._open or os.getpid() != self._owner:  # a fork of the owner owns nothing
             return
-        self._open = False
+        for process in self._started:  # also one that is still on its way into its node
+            process.kill()
         lifecycle.down(self.instance)
         for process in self._started:
             process.wait()
         atexit.unregister(self.close)
-        if self._handles_sigterm:
+        self._restore()
+
+    def _restore(self) -> None:
+        self._open = False
+        if self._handles_sigterm and signal.getsignal(signal.SIGTERM) is lifecycle.leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __enter__(self) -> Testbed:
@@ -128,15 +140,3 @@ class Testbed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _handle_sigterm() -> bool:
-    """Let SIGTERM unwind the owner, which cleans up, where nobody has decided otherwise."""
-    free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if free:
-        signal.signal(signal.SIGTERM, _leave)
-    return free
-
-
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
