@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import sys
 import threading
 import time
 
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # of the machine's limits
+BUFFER_BYTES = 1 << 21  # 16 ms at 1 Gbit/s, so that a process may wait that long for its turn on a busy machine
+
 
 def receive(seconds: str, flows: str = "1") -> object:
-    """Payload bits per second of `flows` TCP connections together, once they have found their pace."""
+    """Payload of `flows` TCP connections together: bits per second once they have found their pace, bytes in all."""
     server = socket.create_server(("0.0.0.0", 5001), backlog=64)
+    server.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
     print("listening", flush=True)
     connections = [server.accept()[0] for _ in range(int(flows))]
     got = [0] * len(connections)
@@ -21,27 +26,29 @@ def receive(seconds: str, flows: str = "1") -> object:
         while count := connections[index].recv_into(buffer):
             got[index] += count
 
-    for index in range(len(connections)):
-        threading.Thread(target=read, args=(index,), daemon=True).start()
+    readers = [threading.Thread(target=read, args=(index,)) for index in range(len(connections))]
+    for reader in readers:
+        reader.start()
     time.sleep(0.3)
-    print("measuring", flush=True)
     before, start = sum(got), time.monotonic()
     time.sleep(float(seconds))
     after, end = sum(got), time.monotonic()
     congestion = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-    return {"rate": (after - before) * 8 / (end - start), "congestion": congestion}
+    for connection in connections:
+        connection.send(b".")
+    for reader in readers:
+        reader.join()
+    return {"rate": (after - before) * 8 / (end - start), "bytes": sum(got), "congestion": congestion}
 
 
 def send(address: str) -> object:
-    """Fill a TCP connection until the other side is gone."""
-    sent = 0
-    data = bytes(1 << 18)
+    """Fill a TCP connection until the other side says that it has seen enough."""
+    data = bytes(1 << 16)
     with socket.create_connection((address, 5001)) as connection:
-        try:
-            while True:
-                sent += connection.send(data)
-        except OSError:
-            return {"sent": sent}
+        connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER_BYTES)
+        while not select.select([connection], (), (), 0)[0]:
+            connection.send(data)
+    return "enough"
 
 
 def echo() -> object:

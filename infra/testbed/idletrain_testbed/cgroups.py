@@ -66,14 +66,23 @@ def files(version: int, cpus: float | None, memory: int | None) -> dict[str, dic
 def limit(found: Mapping[str, Hierarchy], name: str, node: str, cpus: float | None, memory: int | None) -> None:
     """Make a node's cgroups, with their limits."""
     for controller, hierarchy in found.items():
+        place = _place(hierarchy, name) / node
         for file, text in files(hierarchy.version, cpus, memory).get(controller, {}).items():
-            place = _place(hierarchy, name) / node
-            place.mkdir(parents=True, exist_ok=True)
-            if hierarchy.version == 2:
-                for above in (hierarchy.root, place.parent):
-                    (above / "cgroup.subtree_control").write_text(f"+{controller}")
-            if "sw" not in file or (place / file).exists():  # a kernel may not account for swap
-                (place / file).write_text(text)
+            try:
+                _write(hierarchy, controller, place, file, text)
+            except OSError as fault:
+                raise TestbedError(
+                    f"{place} cannot hold a limit ({fault.strerror}): run outside of a container, or do without it."
+                ) from None
+
+
+def _write(hierarchy: Hierarchy, controller: str, place: Path, file: str, text: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    if hierarchy.version == 2:
+        for above in (hierarchy.root, place.parent):
+            (above / "cgroup.subtree_control").write_text(f"+{controller}")
+    if "sw" not in file or (place / file).exists():  # a kernel may not account for swap
+        (place / file).write_text(text)
 
 
 def entrances(found: Mapping[str, Hierarchy], name: str, node: str) -> list[Path]:

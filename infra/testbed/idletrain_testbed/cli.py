@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from idletrain_testbed import lifecycle, network, processes
+from idletrain_testbed import lifecycle, network, processes, rights
 from idletrain_testbed.instance import Instance, chosen, recorded
 from idletrain_testbed.settings import Settings, TestbedError, rate, settings
 
@@ -68,7 +68,7 @@ def exec_(
     name: Name = None,
 ) -> NoReturn:
     """Run a command on a node; its input, output, signals and exit code are the command's own."""
-    instance = chosen(name)
+    instance = _reached(name)
     argv = [*processes.into(instance, instance.known(node)), *command, *context.args]
     sys.stdout.flush()
     os.execv(argv[0], argv)  # noqa: S606 - in its place: signals, standard files and exit code are its own
@@ -77,13 +77,13 @@ def exec_(
 @app.command()
 def cut(node: Node, name: Name = None) -> None:
     """Let nothing through a node's link."""
-    network.cut(chosen(name), node)
+    network.cut(_reached(name), node)
 
 
 @app.command()
 def heal(node: Node, name: Name = None) -> None:
     """Let a cut link carry traffic again."""
-    network.heal(chosen(name), node)
+    network.heal(_reached(name), node)
 
 
 @app.command()
@@ -93,13 +93,13 @@ def link(
     name: Name = None,
 ) -> None:
     """Give a node's link another rate, both ways."""
-    network.shape(chosen(name), node, rate(to))
+    network.shape(_reached(name), node, rate(to))
 
 
 @app.command()
 def down(name: Name = None) -> None:
     """End what runs on an instance's nodes, and remove it."""
-    lifecycle.down(chosen(name))
+    lifecycle.down(_reached(name))
 
 
 @app.command(name="list")
@@ -108,7 +108,8 @@ def list_() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    lifecycle.sweep()
+    if not rights.missing_capabilities():
+        lifecycle.sweep()
     table = Table("instance", "nodes", "owner")
     for instance in recorded():
         table.add_row(instance.name, str(len(instance.nodes) - 1), str(instance.owner.pid) if instance.owner else "-")
@@ -122,6 +123,12 @@ def main() -> None:
     except TestbedError as fault:
         typer.echo(f"idletrain-testbed: {fault}", err=True)
         raise SystemExit(1) from None
+
+
+def _reached(name: str | None) -> Instance:
+    if lacking := rights.missing_capabilities():
+        raise TestbedError("\n".join(lacking))
+    return chosen(name)
 
 
 def _show(instance: Instance, asked: Settings) -> None:

@@ -27,7 +27,6 @@ LEAST_QUEUE = 64_000  # bytes
 CONGESTION = "ipv4/tcp_congestion_control"
 # Of devices to come, so not of lo: IPv6's advertisements would be counted as a node's traffic.
 QUIET = {"ipv6/conf/default/disable_ipv6": "1"}
-DISABLED, FORWARDING = 0, 3  # a bridge port's states, linux/if_bridge.h
 
 
 class Counters(NamedTuple):
@@ -77,12 +76,12 @@ def shape(instance: Instance, node: str, rate: int) -> None:
 
 def cut(instance: Instance, node: str) -> None:
     """Let nothing through a node's link; nobody is told, as when a cable somewhere else breaks."""
-    _set_port(instance, node, DISABLED)
+    _plug(instance, node, "nomaster")
 
 
 def heal(instance: Instance, node: str) -> None:
     """Let a cut link carry traffic again."""
-    _set_port(instance, node, FORWARDING)
+    _plug(instance, node, "master br0")
 
 
 def counters(instance: Instance, node: str) -> Counters:
@@ -130,10 +129,9 @@ def _shape(instance: Instance, rates: dict[str, int]) -> None:
         _batch(["tc", "-n", instance.namespace(node)], [f"qdisc replace dev eth0 root {tbf(rate, instance.queue)}"])
 
 
-def _set_port(instance: Instance, node: str, state: int) -> None:
-    _batch(
-        ["ip", "-n", instance.namespace(SWITCH)], [f"link set {instance.known(node)} type bridge_slave state {state}"]
-    )
+def _plug(instance: Instance, node: str, port: str) -> None:
+    # Disabled, a port is enabled again by whatever happens to the device; and a device that is down tells its node.
+    _batch(["ip", "-n", instance.namespace(SWITCH)], [f"link set {instance.known(node)} {port}"])
 
 
 def _batch(argv: Sequence[str], lines: Iterable[str]) -> None:

@@ -22,13 +22,18 @@ CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # their bits, linux/c
 
 def missing(*, cpus: bool = False, memory: bool = False, delay: bool = False, loss: bool = False) -> list[str]:
     """Sentences that name what is missing for a testbed, and for the limits, delay and loss that are asked for."""
-    held = int(re.findall(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[0], 16)
-    lacking = [f"{name} is missing: run as root." for name, bit in CAPABILITIES.items() if not held >> bit & 1]
+    lacking = missing_capabilities()
     tools = TOOLS | ({"iptables-restore": "iptables"} if delay or loss else {})
     lacking += [f"{tool} is missing: install {package}." for tool, package in tools.items() if not shutil.which(tool)]
     if not lacking:
         lacking += _kernel_lacks(delay, loss)
     return lacking + cgroups.missing(cpus=cpus, memory=memory)
+
+
+def missing_capabilities() -> list[str]:
+    """The first of them, which reaching an instance needs too."""
+    held = int(re.findall(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[0], 16)
+    return [f"{name} is missing: run as root." for name, bit in CAPABILITIES.items() if not held >> bit & 1]
 
 
 def netfilter(delay: bool, loss: float) -> str:
