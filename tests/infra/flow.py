@@ -10,13 +10,14 @@ import threading
 import time
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # of the machine's limits
-BUFFER_BYTES = 1 << 21  # 16 ms at 1 Gbit/s, so that a process may wait that long for its turn on a busy machine
+# At 1 Gbit/s 4 and 16 ms: a process may wait that long for its turn on a busy machine. At 10 Mbit/s 0.4 s to the end.
+SEND_BYTES, RECEIVE_BYTES = 1 << 19, 1 << 21
 
 
 def receive(seconds: str, flows: str = "1") -> object:
     """Payload of `flows` TCP connections together: bits per second once they have found their pace, bytes in all."""
     server = socket.create_server(("0.0.0.0", 5001), backlog=64)
-    server.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+    server.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
     print("listening", flush=True)
     connections = [server.accept()[0] for _ in range(int(flows))]
     got = [0] * len(connections)
@@ -45,9 +46,10 @@ def send(address: str) -> object:
     """Fill a TCP connection until the other side says that it has seen enough."""
     data = bytes(1 << 16)
     with socket.create_connection((address, 5001)) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, BUFFER_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BYTES)
         while not select.select([connection], (), (), 0)[0]:
             connection.send(data)
+        connection.recv(1)  # closing with something unread would be a reset
     return "enough"
 
 
