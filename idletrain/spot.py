@@ -6,23 +6,18 @@ After the head has started nothing here is needed any more: the run goes on with
 from __future__ import annotations
 
 import datetime
-import io
 import json
 import math
-import tarfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pathspec
-
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import catalog, certificates, cost, doctor, market, record, requests, teardown
+from idletrain.fleet import catalog, certificates, cost, doctor, market, record, requests, teardown, workdir
 from idletrain.fleet.aws import Account, explained
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
-from idletrain.fleet.node import WORKDIR
 from idletrain.fleet.reconcile import Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool, Site
@@ -33,7 +28,6 @@ from idletrain.rounds.task import version
 from idletrain.storage import Reached, S3Prefix
 
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
-WORKDIR_BYTES = 50 << 20
 FOLLOW_SECONDS = 1.0
 SILENCE_SECONDS = 120.0  # of a head that trains
 BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
@@ -88,7 +82,7 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)
-    return Plan(job, site, quote, offers, found.estimate, pack(Path(job.workdir)) if job.workdir else None)
+    return Plan(job, site, quote, offers, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None)
 
 
 def start(
@@ -191,28 +185,6 @@ def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:
     return offers
 
 
-def pack(workdir: Path) -> bytes:
-    """The user's own code as an archive, without what git ignores.
-
-    Raises:
-        JobError: it is not a directory, or too large to travel.
-    """
-    if not workdir.is_dir():
-        raise JobError(f"workdir: {workdir} is not a directory; name the one that holds your code")
-    ignored = workdir / ".gitignore"
-    lines = ignored.read_text().splitlines() if ignored.exists() else []
-    skipped = pathspec.PathSpec.from_lines("gitignore", [*lines, ".git/", "__pycache__/"])
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name in sorted(set(skipped.match_tree_files(workdir, negate=True))):
-            archive.add(workdir / name, arcname=name, recursive=False)
-            if content.tell() > WORKDIR_BYTES:
-                break
-    if content.tell() > WORKDIR_BYTES:
-        raise JobError(f"workdir: {workdir} is larger than 50 MB; name its large files in .gitignore")
-    return content.getvalue()
-
-
 def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) -> Record:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
@@ -248,7 +220,7 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
 
 def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: str, reached: Reached) -> None:
     if plan.packed is not None:
-        prefix.put(WORKDIR, plan.packed)
+        prefix.put(workdir.KEY, plan.packed)
     group = account.make_group(made.run, made.site.vpc, made.tags)
     reached("group")
     until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)

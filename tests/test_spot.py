@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,24 +104,3 @@ def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, mon
     monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
         spot.follow(prefix, lambda _event: None)
-
-
-def test_code_travels_without_what_git_ignores(tmp_path: Path) -> None:
-    (tmp_path / ".gitignore").write_text("*.npz\nsecret/\n")
-    (tmp_path / "mine.py").write_text("x = 1\n")
-    (tmp_path / "large.npz").write_bytes(b"0" * 100)
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key").write_text("k")
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "mine.pyc").write_text("")
-    with tarfile.open(fileobj=io.BytesIO(spot.pack(tmp_path))) as archive:
-        assert archive.getnames() == [".gitignore", "mine.py"]
-
-
-def test_code_that_is_too_large_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match=r"workdir: .*none is not a directory"):
-        spot.pack(tmp_path / "none")
-    monkeypatch.setattr(spot, "WORKDIR_BYTES", 1000)
-    (tmp_path / "noise").write_bytes(os.urandom(5000))
-    with pytest.raises(JobError, match="larger than 50 MB"):
-        spot.pack(tmp_path)

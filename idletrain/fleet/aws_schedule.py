@@ -12,9 +12,8 @@ from collections.abc import Collection
 from datetime import datetime
 
 from idletrain.errors import RunError
-from idletrain.fleet import eventbridge, policy, record, requests
+from idletrain.fleet import eventbridge, policy, record, requests, workdir
 from idletrain.fleet.aws import Account, Instance, Remnant, explained
-from idletrain.fleet.node import WORKDIR
 from idletrain.fleet.requests import TAG
 from idletrain.fleet.schedule import Execution, Schedule, run_name
 from idletrain.job import Job
@@ -44,7 +43,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
     with explained():
         prefix.put(JOB, job.model_dump_json(indent=1).encode())
         if packed is not None:
-            prefix.put(WORKDIR, packed)
+            prefix.put(workdir.KEY, packed)
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
     site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
