@@ -9,12 +9,12 @@ import datetime
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import catalog, certificates, cost, doctor, market, record, requests, teardown, workdir
+from idletrain.fleet import boot, catalog, certificates, cost, doctor, market, record, requests, teardown, workdir
 from idletrain.fleet.aws import Account, explained
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
@@ -48,6 +48,7 @@ class Plan:
     site: Site
     quote: Quote
     offers: tuple[Offer, ...]
+    heads: tuple[Pool, ...]
     estimate: bool
     packed: bytes | None
 
@@ -63,9 +64,7 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
     with explained():
         found = market.fetch(account.ec2, account.client("pricing", market.PRICING_REGION), market.Cache(cache))
     offers = _pools(job, found, site)
-    head_price = found.on_demand_prices.get(job.cloud.head)
-    if head_price is None:
-        raise JobError(f"cloud.head: there is no machine type {job.cloud.head} here; name one, such as t3.medium")
+    heads, head_price = _heads(job, found, site, offers)
     quote = Quote(
         pools=catalog.Pools(offers),
         nodes=nodes.count,
@@ -82,7 +81,9 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)
-    return Plan(job, site, quote, offers, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None)
+    return Plan(
+        job, site, quote, offers, heads, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
+    )
 
 
 def start(
@@ -185,13 +186,29 @@ def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:
     return offers
 
 
+def _heads(job: Job, found: market.Snapshot, site: Site, offers: Sequence[Offer]) -> tuple[tuple[Pool, ...], float]:
+    """Where the head may come from and what it costs, the same in all zones: that of the best nodes first, as traffic
+    between zones is paid for.
+    """
+    type_ = job.cloud.head
+    price = found.on_demand_prices.get(type_)
+    if price is None:
+        raise JobError(f"cloud.head: there is no machine type {type_} here; name one, such as t3.medium")
+    zones = dict.fromkeys([*(offer.zone for offer in offers), *sorted(site.subnets)])
+    offered = [zone for zone in zones if zone in found.offerings.get(type_, ()) and zone in site.subnets]
+    if not offered:
+        raise JobError(
+            f"cloud.head: {type_} is not offered in {', '.join(sorted(site.subnets))}; name another type, or add a "
+            f"subnet in {' or '.join(found.offerings.get(type_, ())) or 'another region'}"
+        )
+    return tuple(Pool("on-demand", type_, zone) for zone in offered), price
+
+
 def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) -> Record:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
     pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
-    head_zone = min(plan.site.subnets)
-    head = Pool("on-demand", job.cloud.head, head_zone)
     made = Record(
         run=job.name,
         job=job.model_dump(mode="json"),
@@ -200,11 +217,11 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
         deadline=deadline,
         site=plan.site,
         wanted=Wanted(job.nodes.count, job.nodes.spot_policy, pools),
-        head=head,
+        heads=plan.heads,
         prices={pool: offer.usd_per_hour for pool, offer in zip(pools, plan.offers, strict=True)}
-        | {head: plan.quote.head_usd_per_hour},
+        | dict.fromkeys(plan.heads, plan.quote.head_usd_per_hour),
         on_demand={o.type.name: o.on_demand_usd_per_hour for o in plan.offers if o.on_demand_usd_per_hour is not None}
-        | {head.type: plan.quote.head_usd_per_hour},
+        | {job.cloud.head: plan.quote.head_usd_per_hour},
         need_bytes=need_of(job).memory_bytes,
         most_slots=need_of(job).most_slots or 1,
     )
@@ -227,13 +244,15 @@ def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: s
     account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
     reached("identities")
     gpu = plan.job.nodes.gpu > 0
-    boot = requests.user_data(made.deadline, image, gpu=gpu)
+    text = boot.user_data(made.deadline, image, gpu=gpu)
     site = replace(made.site, group=group)
     head_profile, node_profile = plan.job.cloud.profiles
-    template = account.make_template(requests.launch_template(made.run, site, node_profile, boot, made.tags))
+    template = account.make_template(requests.launch_template(made.run, site, node_profile, text, made.tags))
     site = replace(site, template=template)
     record.update(prefix, site=site)
     reached("template")
-    head_boot = requests.user_data(made.deadline, image) if gpu else ""
-    account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation, head_boot))
+    head_text = boot.user_data(made.deadline, image) if gpu else ""
+    account.start_head(
+        [requests.head(site, pool, head_profile, made.tags, made.generation, head_text) for pool in made.heads]
+    )
     reached("head")

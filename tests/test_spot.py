@@ -16,6 +16,8 @@ from idletrain.fleet.aws import Account
 from idletrain.job import Job, parse_job
 from idletrain.storage import S3Prefix
 
+RARE = "c8a.large"  # not in all zones
+
 
 def job(**sections: Any) -> Job:
     tree: dict[str, Any] = {
@@ -56,6 +58,16 @@ def test_what_no_machine_or_budget_can_do_is_refused_with_the_nearest(
 def test_a_head_that_is_no_type_is_refused(account: Account, cache: Path) -> None:
     with pytest.raises(JobError, match=r"cloud\.head: there is no machine type m9\.odd"):
         spot.make_plan(job(cloud={"head": "m9.odd"}), account, cache)
+
+
+def test_the_head_stands_where_the_best_nodes_do_among_the_zones_that_offer_it(account: Account, cache: Path) -> None:
+    plan = spot.make_plan(job(), account, cache)
+    zones = [pool.zone for pool in plan.heads]
+    assert zones == list(dict.fromkeys(offer.zone for offer in plan.offers))
+    assert len(zones) == 3
+    rare = spot.make_plan(job(cloud={"head": RARE}), account, cache)
+    assert [pool.zone for pool in rare.heads] == [zone for zone in zones if zone in account.zones_of(RARE)]
+    assert 0 < len(rare.heads) < 3
 
 
 def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account, cache: Path) -> None:

@@ -147,7 +147,7 @@ def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
         texts = {f"{p.pid}": " ".join(p.cmdline()) for p in processes(running)}
         made = record.read(run.prefix)
         texts["user data"] = user_data(own, made.site.template)
-        second = own.start_head(requests.head(made.site, "t3.medium", "idletrain-head", made.tags, 99))
+        second = own.start_head([requests.head(made.site, made.heads[0], "idletrain-head", made.tags, 99)])
         scheduler = f"tls://{head_of(own).address}:8786"
         intruders = {name: asyncio.run(knock(scheduler, security)) for name, security in strangers().items()}
         disturb(run)
@@ -277,9 +277,9 @@ def test_a_second_head_refuses(night: Night) -> None:
 
 
 def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -> None:
-    (line,) = [line for line in night.texts["user data"].splitlines() if line.startswith("shutdown -h +")]
-    deadline = int(line.split("((")[1].strip(" (").split(" - ")[0].split("(")[-1])
-    assert deadline <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
+    first, second = night.texts["user data"].splitlines()[2:4]
+    assert second.startswith("shutdown -h +$(( left = (deadline - ")
+    assert int(first.removeprefix("deadline=")) <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
 
 
 def launch_until(step: str, cache: Path) -> Job:

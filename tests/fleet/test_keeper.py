@@ -41,7 +41,7 @@ def record_of(account: Account, **wanted: Any) -> Record:
         deadline=now + 3600,
         site=replace(site, template=template),
         wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT, *DEAR), **wanted}),
-        head=DEAR[0],
+        heads=(DEAR[0],),
         prices=dict.fromkeys((*SPOT, *DEAR), 0.1),
         on_demand={"m5.large": 0.2, "c5.large": 0.2},
         need_bytes=1 << 30,
