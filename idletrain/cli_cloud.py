@@ -348,9 +348,7 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     from idletrain.rounds import mirror
 
     record.read(prefix)
-    found: list[dict[str, Any]] = []
-    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(json.loads(x) for x in content.splitlines()))
-    return found
+    return mirror.events(prefix)
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -73,7 +73,8 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
     missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
     if faults := [fault for fault in missing if fault]:
         raise JobError(faults)
-    plan = spot.make_plan(job, account, CACHE)
+    spent = spot.spent_usd(account, prefix, job.name) if asked.resume else 0.0
+    plan = spot.make_plan(job, account, CACHE, spent)
     checking.result()
     if not asked.as_json:
         for line in plan_lines(plan.quote, plan.estimate):

@@ -14,7 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import boot, catalog, certificates, cost, doctor, market, record, requests, teardown, workdir
+from idletrain.fleet import (
+    books,
+    boot,
+    catalog,
+    certificates,
+    cost,
+    doctor,
+    market,
+    record,
+    requests,
+    teardown,
+    workdir,
+)
 from idletrain.fleet.aws import Account, explained
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
@@ -53,8 +65,14 @@ class Plan:
     packed: bytes | None
 
 
-def make_plan(job: Job, account: Account, cache: Path) -> Plan:
+def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> Plan:
     """Look at the market and at the account.
+
+    Args:
+        job: What to run.
+        account: Where.
+        cache: For what the market says.
+        spent_usd: What earlier sittings of the run have cost.
 
     Raises:
         JobError: no machine fits, the budget is too small, or the account lacks something.
@@ -73,10 +91,11 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
         max_duration_seconds=nodes.max_duration,
         max_price=nodes.max_price,
         budget_usd=nodes.budget_usd,
+        spent_usd=spent_usd,
     )
     smallest = min(offers, key=lambda offer: offer.type.vcpus)
     faults = (
-        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour),
+        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
         doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
     )
     if found_faults := [fault for fault in faults if fault]:
@@ -84,6 +103,12 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
     return Plan(
         job, site, quote, offers, heads, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
     )
+
+
+def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
+    """What a run's sittings have cost so far, whoever saw their machines end."""
+    told, alive, now = mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
+    return cost.accrued([*told, *books.closings(told, alive, now)], now).spent_usd
 
 
 def start(
@@ -230,7 +255,10 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
         return made
     before = record.read(prefix)
     teardown.down(account, job.name, prefix)
-    made = replace(made, generation=before.generation + 1)
+    spent = cost.accrued(mirror.events(prefix), now).spent_usd
+    until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
+    tags = requests.tags(job.name, prefix.url, account.owner, version(), now, until)
+    made = replace(made, generation=before.generation + 1, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.KEY, made.as_json())
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain import spot
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import record
+from idletrain.fleet import books, record, teardown
 from idletrain.fleet.aws import Account
+from idletrain.fleet.cost import EXTRAS_USD_PER_HOUR
 from idletrain.job import Job, parse_job
+from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
 
 RARE = "c8a.large"  # not in all zones
@@ -100,6 +103,32 @@ def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, pr
 def test_what_was_never_started_cannot_be_resumed(account: Account, prefix: S3Prefix, cache: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         spot.start(spot.make_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
+
+
+def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
+    tight = job(nodes={"budget_usd": 4.5 * worst})
+    record.claim(prefix, replace(RECORD, generation=2))
+    hour, now = 3600.0, time.time()
+    fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
+    fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
+    launched = {"kind": "instance_launched", "t": now - 2 * hour, "instance": "i-1", **fields}
+    last = {"kind": "staged", "t": now - hour - books.SILENT_SECONDS}  # and then its head died
+    mirror.append_events(prefix, [launched, last])
+    spent = spot.spent_usd(account, prefix, "night")
+    assert spent == pytest.approx(3 * worst)
+    plan = spot.make_plan(tight, account, cache, spent)
+    assert plan.quote.deadline_seconds == pytest.approx(1.5 * hour, abs=1)
+    made = spot.start(plan, account, prefix, image="idletrain", resume=True)
+    assert made.generation == 3
+    assert made.spent_usd == pytest.approx(3 * worst)
+    assert made.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
+    assert float(made.tags["idletrain:deadline"]) == int(made.deadline)
+    teardown.down(account, "night", prefix)
+    with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
+        spot.make_plan(tight, account, cache, 3.6 * worst)
 
 
 def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3Prefix) -> None:

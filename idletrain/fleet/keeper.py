@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from idletrain.errors import RunError
-from idletrain.fleet import cost, reconcile, requests
+from idletrain.fleet import books, cost, reconcile, requests
 from idletrain.fleet.aws import Account, Instance
 from idletrain.fleet.reconcile import Launch, Machine, Terminate
 from idletrain.fleet.record import Record
@@ -84,8 +84,8 @@ class Keeper:
 
     @property
     def spent_usd(self) -> float:
-        """What the machines have cost so far."""
-        return cost.accrued(self._news, time.time()).spent_usd
+        """What the machines have cost so far, those of earlier sittings included."""
+        return self._record.spent_usd + cost.accrued(self._news, time.time()).spent_usd
 
     async def keep(self) -> None:
         """Keep the fleet until cancelled.
@@ -172,28 +172,11 @@ class Keeper:
 
     def _account_for(self, found: list[Instance]) -> None:
         """Note machines that are new and machines that have ended; a pool that takes back is dry for a while."""
-        launched = {event["instance"] for event in self._news if event["kind"] == "instance_launched"}
-        ended = {event["instance"] for event in self._news if event["kind"] == "instance_ended"}
-        for instance in found:
-            pool = instance.pool
-            if instance.launched_at < int(self._record.created):  # of a sitting before; EC2 tells whole seconds
-                continue
-            if instance.id not in launched:
-                self._note(
-                    "instance_launched",
-                    t=instance.launched_at,
-                    instance=instance.id,
-                    role=instance.role,
-                    type=pool.type,
-                    zone=pool.zone,
-                    market=pool.market,
-                    usd_per_hour=self._record.prices.get(pool),
-                    on_demand_usd_per_hour=self._record.on_demand.get(pool.type),
-                )
-            if instance.state in ("shutting-down", "terminated") and instance.id not in ended:
-                self._note("instance_ended", instance=instance.id, reason=instance.reason)
-                if instance.reason == INTERRUPTED:
-                    self._dry[pool] = time.time() + reconcile.DRY_SECONDS
+        news = books.news(self._news, found, self._record, time.time())
+        taken = {event["instance"] for event in news if event.get("reason") == INTERRUPTED}
+        self._dry |= {i.pool: time.time() + reconcile.DRY_SECONDS for i in found if i.id in taken}
+        self._news += news
+        self._flush()
 
     def _note(self, kind: str, **fields: Any) -> None:
         self._news.append({"kind": kind, "t": time.time(), **fields})

@@ -29,6 +29,7 @@ class Record:
         heads: Where the head may come from, the best first.
         prices: USD an hour of every pool.
         on_demand: On-demand USD an hour by instance type.
+        spent_usd: What the sittings before this one cost.
         generation: How many heads were started before this one.
         need_bytes: RAM of one slot of a node.
         most_slots: Slots of a node that are made use of.
@@ -48,6 +49,7 @@ class Record:
     on_demand: dict[str, float]
     need_bytes: int
     most_slots: int
+    spent_usd: float = 0.0
     generation: int = 0
     state: str = "running"
     failure: str = ""

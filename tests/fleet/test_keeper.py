@@ -147,6 +147,11 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
     asyncio.run(check())
 
 
+def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -> None:
+    before = replace(record_of(account), spent_usd=1.25)
+    assert Keeper(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
+
+
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         async with Kept(account, count=1) as fleet:

@@ -11,7 +11,7 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,9 +128,11 @@ def _docker(memory_bytes: str, *words: str) -> int:
     os.execve(sys.executable, command, dict(run.environment))  # noqa: S606
 
 
+COMMANDS: Mapping[str, Callable[..., int]] = {"shutdown": _shutdown, "install": _install, "docker": _docker}
+
 if __name__ == "__main__":
     try:
-        sys.exit({"shutdown": _shutdown, "install": _install, "docker": _docker}[sys.argv[1]](*sys.argv[2:]))
+        sys.exit(COMMANDS[sys.argv[1]](*sys.argv[2:]))
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(125)  # docker's own
