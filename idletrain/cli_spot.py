@@ -120,6 +120,8 @@ def _refuse(job: Job, asked: SpotOptions) -> None:
             faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
         if asked.churn_seconds or asked.trace:
             faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
+    elif not in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):
+        faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
     elif asked.detach:
         faults.append("--detach: the sandbox ends with this command; leave it out")
     if asked.trace and not asked.trace.is_file():

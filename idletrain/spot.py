@@ -22,6 +22,7 @@ from idletrain.fleet import (
     cost,
     doctor,
     market,
+    policy,
     record,
     requests,
     teardown,
@@ -33,7 +34,7 @@ from idletrain.fleet.cost import Quote
 from idletrain.fleet.reconcile import Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool, Site
-from idletrain.job import Job
+from idletrain.job import CloudSettings, Job
 from idletrain.observe.records import Sink
 from idletrain.rounds import mirror
 from idletrain.rounds.task import version
@@ -95,6 +96,7 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
     )
     smallest = min(offers, key=lambda offer: offer.type.vcpus)
     faults = (
+        *data_faults(job, account.bucket),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
         doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
     )
@@ -192,6 +194,18 @@ def need_of(job: Job) -> Need:
     """What one subnet of a job needs of a machine, and how many of a machine's slots the job makes use of."""
     slots = math.ceil(job.training.subnets / job.nodes.count)
     return Need(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
+
+
+def data_faults(job: Job, bucket: str) -> list[str]:
+    """What of a job's data in S3 machines could not read; whether it is there is seen when it is read here."""
+    readable = tuple(f"s3://{bucket}/{folder}/" for folder in (policy.DATA, "runs"))
+    if job.cloud.profiles != CloudSettings().profiles:  # then they may read what the user lets them
+        readable = ("s3://",)
+    return [
+        f"data: machines may not read {path}; copy it below {readable[0]}, or name roles that may in cloud.profiles"
+        for path in job.data.paths
+        if path.startswith("s3://") and not path.startswith(readable)
+    ]
 
 
 def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:

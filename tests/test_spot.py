@@ -73,6 +73,19 @@ def test_the_head_stands_where_the_best_nodes_do_among_the_zones_that_offer_it(a
     assert 0 < len(rare.heads) < 3
 
 
+def test_data_that_machines_may_not_read_are_refused() -> None:
+    def faults(**changes: Any) -> list[str]:
+        return spot.data_faults(job(**changes), "ours")
+
+    elsewhere = {"train": ["s3://ours/data/x.npy", "s3://theirs/y.npy"], "test": "s3://ours/other/test.npz"}
+    assert [fault.split(";")[0] for fault in faults(data=elsewhere)] == [
+        "data: machines may not read s3://theirs/y.npy",
+        "data: machines may not read s3://ours/other/test.npz",
+    ]
+    assert faults(data=elsewhere, cloud={"profiles": ["mine", "yours"]}) == []
+    assert faults(data={"train": "s3://ours/data/train.npz", "test": "here.npz"}) == []
+
+
 def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account, cache: Path) -> None:
     free = spot.make_plan(job(), account, cache).quote
     worst = free.worst_usd_per_hour

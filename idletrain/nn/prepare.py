@@ -18,11 +18,12 @@ from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import DataSettings, ModelSettings, TrainingSettings
-from idletrain.nn import discover, groups
+from idletrain.nn import discover, groups, remote
 from idletrain.nn.data import Arrays, Files, Made, Samples, Source, digits, fashion_mnist
 from idletrain.nn.groups import Layout
 from idletrain.nn.partition import widths
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy
+from idletrain.nn.remote import Remote
 
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index
 SCAN_ROWS = 4096  # rows of data checked for NaN at a time: 12 MB of Fashion-MNIST as floats
@@ -155,10 +156,15 @@ def _sources(data: DataSettings) -> tuple[Source, Source | None]:
 
 def _files(where: str | tuple[str, str], field: str) -> Files:
     if isinstance(where, tuple):
-        return Files(*where, field=field)
+        return Files(_pinned(where[0], field), _pinned(where[1], field), field=field)
     if not where.endswith(".npz"):
         raise JobError(f"{field}: {where!r} should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
-    return Files(where, where, field=field)
+    both = _pinned(where, field)
+    return Files(both, both, field=field)
+
+
+def _pinned(where: str, field: str) -> str | Remote:
+    return remote.find(where, field) if where.startswith(remote.SCHEME) else where
 
 
 def _checked(source: Source, field: str) -> Samples:
