@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import network, requests
+from idletrain.fleet import market, network, requests
 from idletrain.fleet.certificates import Identity
 from idletrain.fleet.requests import TAG, Outcome, Pool, Site
 
@@ -195,6 +195,11 @@ class Account:
                 LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [type_]}]
             )
         return {item["Location"] for item in found["InstanceTypeOfferings"]}
+
+    def spot_prices(self, types: Collection[str]) -> dict[tuple[str, str], float]:
+        """What spot machines of these types cost now, USD an hour by type and zone."""
+        with explained():
+            return market.spot_prices_of(self.ec2, types)
 
     def instances(self, run: str | None = None, states: Collection[str] = ALIVE) -> list[Instance]:
         """Machines of a run, or of all runs, by tag."""

@@ -5,25 +5,29 @@ Pure. A head tells of its machines while it leads; what it could not tell any mo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from idletrain.fleet.aws import Instance
 from idletrain.fleet.cost import Event, bounds
 from idletrain.fleet.record import Record
+from idletrain.fleet.requests import Pool
 
 SCHEMA = 1  # of `observe.records`, which is beside this layer
 ENDED = ("shutting-down", "terminated")
 SILENT_SECONDS = 60.0  # from a head's last word to the end of machines that nobody saw end
 
 
-def news(told: Iterable[Event], found: Iterable[Instance], run: Record, now: float) -> list[dict[str, Any]]:
+def news(
+    told: Iterable[Event], found: Iterable[Instance], run: Record, prices: Mapping[Pool, float], now: float
+) -> list[dict[str, Any]]:
     """Machines that are new and machines that have ended, since what was told.
 
     Args:
         told: The run's events.
         found: Its machines as the cloud lists them, those that have ended among them.
-        run: Knows the prices.
+        run: The run.
+        prices: USD an hour of its pools.
         now: Unix seconds.
     """
     launched, ended = bounds(told)
@@ -32,7 +36,7 @@ def news(told: Iterable[Event], found: Iterable[Instance], run: Record, now: flo
         if instance.launched_at < int(run.created):  # of a sitting before; EC2 tells whole seconds
             continue
         if instance.id not in launched:
-            entries.append(_launched(instance, run))
+            entries.append(_launched(instance, run, prices))
         if instance.state in ENDED and instance.id not in ended:
             entries.append({"kind": "instance_ended", "t": now, "instance": instance.id, "reason": instance.reason})
     return entries
@@ -59,7 +63,7 @@ def closings(told: Sequence[Event], alive: Collection[str], now: float) -> list[
     ]
 
 
-def _launched(instance: Instance, run: Record) -> dict[str, Any]:
+def _launched(instance: Instance, run: Record, prices: Mapping[Pool, float]) -> dict[str, Any]:
     pool = instance.pool
     return {
         "kind": "instance_launched",
@@ -69,6 +73,6 @@ def _launched(instance: Instance, run: Record) -> dict[str, Any]:
         "type": pool.type,
         "zone": pool.zone,
         "market": pool.market,
-        "usd_per_hour": run.prices.get(pool),
+        "usd_per_hour": prices.get(pool),
         "on_demand_usd_per_hour": run.on_demand.get(pool.type),
     }

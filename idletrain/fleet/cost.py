@@ -4,6 +4,7 @@ Pure: `now` is handed in, in Unix seconds. The events are those of `observe.reco
 
     instance_launched   instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended      instance, reason
+    spot_price          type, zone, usd_per_hour
 """
 
 from __future__ import annotations
@@ -84,8 +85,18 @@ class Bill:
 
 def accrued(events: Iterable[Event], now: float) -> Bill:
     """The bill at a time; a machine whose end nobody saw counts until then."""
-    launched, ended = bounds(events)
-    return Bill(tuple(_item(event, ended.get(instance), now) for instance, event in launched.items()))
+    told = list(events)
+    launched, ended = bounds(told)
+    prices: dict[tuple[str, str], list[Event]] = {}
+    for event in told:
+        if event["kind"] == "spot_price":
+            prices.setdefault((event["type"], event["zone"]), []).append(event)
+    return Bill(
+        tuple(
+            _item(event, ended.get(instance), prices.get((event["type"], event["zone"]), ()), now)
+            for instance, event in launched.items()
+        )
+    )
 
 
 def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]:
@@ -103,12 +114,18 @@ def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]
     return launched, ended
 
 
-def _item(launched: Event, ended: float | None, now: float) -> Item:
+def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: float) -> Item:
     until = now if ended is None else min(ended, now)
     seconds = max(BILLED_SECONDS, until - launched["t"])
     on_demand = launched["on_demand_usd_per_hour"]
     price = on_demand if launched["usd_per_hour"] is None else launched["usd_per_hour"]
     price, on_demand = price or 0.0, (price or 0.0) if on_demand is None else on_demand
+    usd, since, end = 0.0, launched["t"], launched["t"] + seconds
+    for change in changes if launched["market"] == "spot" else ():
+        if since <= change["t"] < end:
+            usd += (change["t"] - since) / HOUR_SECONDS * price
+            since, price = change["t"], change["usd_per_hour"]
+    usd += (end - since) / HOUR_SECONDS * price
     return Item(
         instance=launched["instance"],
         role=launched["role"],
@@ -116,7 +133,7 @@ def _item(launched: Event, ended: float | None, now: float) -> Item:
         zone=launched["zone"],
         market=launched["market"],
         seconds=seconds,
-        usd=seconds / HOUR_SECONDS * (price + EXTRAS_USD_PER_HOUR),
+        usd=usd + seconds / HOUR_SECONDS * EXTRAS_USD_PER_HOUR,
         on_demand_usd=seconds / HOUR_SECONDS * (on_demand + EXTRAS_USD_PER_HOUR),
         usd_per_hour=0.0 if ended is not None and ended <= now else price + EXTRAS_USD_PER_HOUR,
     )

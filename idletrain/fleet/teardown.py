@@ -118,7 +118,8 @@ def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Col
             return
         told, now = mirror.events(prefix), time.time()
         found = account.instances(run, (*ALIVE, *books.ENDED))
-        news = books.news(told, found, record.read(prefix), now)
+        kept = record.read(prefix)
+        news = books.news(told, found, kept, kept.prices, now)
         news += books.closings([*told, *news], alive, now)
         if news:
             mirror.append_events(prefix, [{"v": books.SCHEMA, "s": 0.0, **event} for event in news])

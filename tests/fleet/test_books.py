@@ -22,7 +22,7 @@ def instance(id_: str, state: str = "running", at: float = 2000.0, reason: str =
 
 
 def launched(id_: str, at: float = 2000.0) -> dict[str, Any]:
-    (told,) = books.news([], [instance(id_, at=at)], RUN, NOW)
+    (told,) = books.news([], [instance(id_, at=at)], RUN, RUN.prices, NOW)
     return told
 
 
@@ -31,22 +31,22 @@ def ended(id_: str, at: float) -> dict[str, Any]:
 
 
 def test_a_machine_is_told_of_with_its_prices_and_once() -> None:
-    (told,) = books.news([], [instance("i-1")], RUN, NOW)
+    (told,) = books.news([], [instance("i-1")], RUN, RUN.prices, NOW)
     assert (told["kind"], told["t"], told["instance"], told["role"]) == ("instance_launched", 2000.0, "i-1", "worker")
     assert (told["usd_per_hour"], told["on_demand_usd_per_hour"]) == (0.1, 0.3)
-    assert books.news([told], [instance("i-1")], RUN, NOW) == []
+    assert books.news([told], [instance("i-1")], RUN, RUN.prices, NOW) == []
 
 
 def test_an_end_is_told_with_its_reason_and_once() -> None:
     gone = instance("i-1", "terminated", reason="Server.SpotInstanceTermination")
-    (told,) = books.news([launched("i-1")], [gone], RUN, NOW)
+    (told,) = books.news([launched("i-1")], [gone], RUN, RUN.prices, NOW)
     assert (told["kind"], told["t"], told["reason"]) == ("instance_ended", NOW, "Server.SpotInstanceTermination")
-    assert books.news([launched("i-1"), told], [gone], RUN, NOW) == []
+    assert books.news([launched("i-1"), told], [gone], RUN, RUN.prices, NOW) == []
 
 
 def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
-    assert books.news([], [instance("i-old", at=999.0)], RUN, NOW) == []
-    assert len(books.news([], [instance("i-new", at=1000.0)], RUN, NOW)) == 1  # EC2 tells whole seconds
+    assert books.news([], [instance("i-old", at=999.0)], RUN, RUN.prices, NOW) == []
+    assert len(books.news([], [instance("i-new", at=1000.0)], RUN, RUN.prices, NOW)) == 1  # EC2 tells whole seconds
 
 
 def test_what_was_there_ends_now_and_what_was_not_soon_behind_the_last_word() -> None:

@@ -72,6 +72,37 @@ def test_billed_seconds(events: list[dict[str, Any]], now: float, seconds: list[
     assert [item.seconds for item in accrued(events, now).items] == seconds
 
 
+def repriced(t: float, price: float, zone: str = "eu-west-1a") -> dict[str, Any]:
+    return {"kind": "spot_price", "t": t, "type": "m7i.large", "zone": zone, "usd_per_hour": price}
+
+
+def test_a_spot_machine_costs_what_the_market_asks_at_each_time() -> None:
+    events = [
+        launched("a"),
+        repriced(START + HOUR / 2, 0.20),
+        repriced(START + HOUR, 0.40),
+        ended("a", START + 2 * HOUR),
+    ]
+    bill = accrued(events, START + 3 * HOUR)
+    assert bill.spent_usd == pytest.approx(0.05 + 0.10 + 0.40 + 2 * EXTRAS_USD_PER_HOUR)
+    assert accrued(events, START + 0.75 * HOUR).usd_per_hour == pytest.approx(0.20 + EXTRAS_USD_PER_HOUR)
+    assert bill.on_demand_usd == pytest.approx(0.60 + 2 * EXTRAS_USD_PER_HOUR)
+
+
+@pytest.mark.parametrize(
+    ("machine", "change"),
+    [
+        (launched("a"), repriced(START - 1, 0.20)),  # it was launched at its price of then
+        (launched("a"), repriced(START + HOUR, 0.20)),
+        (launched("a"), repriced(START + 10, 0.20, zone="eu-west-1b")),
+        (launched("a", market="on-demand"), repriced(START + 10, 0.20)),
+    ],
+)
+def test_prices_before_behind_and_beside_a_machine_do_not_count(machine: Any, change: Any) -> None:
+    end = ended("a", START + HOUR)
+    assert accrued([change, machine, end], START + HOUR) == accrued([machine, end], START + HOUR)
+
+
 def test_an_hour_of_a_fleet() -> None:
     head = launched("h", price=0.04, role="head", market="on-demand", on_demand_usd_per_hour=0.04)
     bill = accrued([head, launched("a"), launched("b"), ended("b", START + HOUR / 2)], START + HOUR)
