@@ -21,6 +21,7 @@ from idletrain.fleet import (
     certificates,
     cost,
     doctor,
+    lease,
     market,
     policy,
     record,
@@ -269,6 +270,8 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
         return made
     before = record.read(prefix)
     teardown.down(account, job.name, prefix)
+    if not account.instances(job.name, ("shutting-down",)):  # else its head may write for a moment yet
+        lease.end(prefix)
     spent = cost.accrued(mirror.events(prefix), now).spent_usd
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
     tags = requests.tags(job.name, prefix.url, account.owner, version(), now, until)
