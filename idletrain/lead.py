@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from idletrain.export import load_run, save
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.reconcile import Limits, why_stop
 from idletrain.fleet.record import Record

@@ -18,7 +18,7 @@ import psutil
 
 from idletrain.errors import RunError
 from idletrain.fleet.aws import Account
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.local import LocalFleet
 from idletrain.fleet.metadata import Announcement, Metadata, NoMetadataError
 from idletrain.fleet.requests import TAG

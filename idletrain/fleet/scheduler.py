@@ -1,7 +1,7 @@
 """The stock Dask scheduler in a process of its own, with its dashboard on loopback.
 
 Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
-The identity (a `certificates.Identity`) comes this way because arguments and environment can be read by others.
+The identity (an `identity.Identity`) comes this way because arguments and environment can be read by others.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.errors import RunError
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.parent import when_parent_ends
 
 WORKER_POLL_SECONDS = 0.5
+FIRST_ROUND_SECONDS = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -85,10 +86,11 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
 
 async def _add_dashboard(scheduler: Any) -> None:
     """Dask's own pages, as `Scheduler(dashboard=True)` adds them, but once there is something to see: they take two
-    seconds of CPU to import, which a small machine's first workers can use better.
+    seconds of CPU to import, which a small machine's first workers, and the first round, can use better.
     """
     while not scheduler.workers:
         await asyncio.sleep(WORKER_POLL_SECONDS)
+    await asyncio.sleep(FIRST_ROUND_SECONDS)
     pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
     pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from idletrain.fleet import node
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 
 
 def test_certificates_lie_in_files_that_nobody_else_reads(tmp_path: Path) -> None:
