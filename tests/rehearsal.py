@@ -153,6 +153,8 @@ class Sandbox:
             self.ec2.delete_launch_template(LaunchTemplateId=template)
         for group in left["security_groups"]:
             self.ec2.delete_security_group(GroupId=group)
+        if left["parameters"]:
+            self.client("ssm").delete_parameters(Names=left["parameters"])
         eventually(lambda: not any(self.inventory().values()))
         self.ask("POST", "calls/reset")
 
