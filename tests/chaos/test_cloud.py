@@ -346,3 +346,40 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
+
+
+# At ten times its speed: two nodes, of which the older one goes at 25 s and every 15 s behind, its heir there before.
+TRACE = """\
+480000,add,n1
+480000,add,n2
+720000,add,n3
+730000,remove,n1
+870000,add,n4
+880000,remove,n2
+1020000,add,n5
+1030000,remove,n3
+1170000,add,n6
+1180000,remove,n4
+"""
+
+
+def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path) -> None:
+    tree = job_tree("traced", rounds=20)
+    tree |= {"training": {**tree["training"], "subnets": 2}, "nodes": {"count": 2, "memory": "1GiB"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "trace.csv").write_text(TRACE)
+    words = ["launch", "job.yaml", "--spot", "--cloud", "sandbox", "--trace", "trace.csv", "--speed", "10", "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [*IDLETRAIN, *words],
+        env={**environment, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["status"], last["rounds"]) == ("completed", 20)
+    assert sum(last["preemptions"].values()) >= 1
