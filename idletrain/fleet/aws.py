@@ -16,10 +16,11 @@ from typing import Any, Literal
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import market, network, requests
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.requests import TAG, Outcome, Pool, Site
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ def explained(unless: Collection[str] = ()) -> Iterator[None]:
         raise RunError(f"AWS refuses {error.operation_name}: {code}: {words}; `idletrain doctor` may say why") from None
     except BotoCoreError as error:
         raise RunError(f"AWS cannot be asked: {error}; check the network and `idletrain doctor`") from None
+    except ResponseParserError as error:
+        raise RunError(f"AWS is not what answers: {_first_words(error)}; check the network and proxies") from None
 
 
 class Account:
@@ -296,6 +299,8 @@ class Account:
             answer = self._launcher.create_fleet(**body)
         except ClientError as error:
             return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
+        except ResponseParserError as error:
+            return Outcome(fatal=_first_words(error))
         except BotoCoreError:  # no answer: the request may have been carried out; its token says so if repeated
             return Outcome(again=True)
         return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
@@ -359,6 +364,11 @@ def _unless(codes: Collection[str]) -> Iterator[None]:
     except ClientError as error:
         if _code(error) not in codes:
             raise
+
+
+def _first_words(error: ResponseParserError) -> str:
+    """What botocore says of an answer, without the answer, which may be a page."""
+    return str(error).partition("\n")[0].partition(", invalid XML")[0][:200]
 
 
 def _code(error: ClientError) -> str:

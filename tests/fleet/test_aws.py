@@ -142,6 +142,12 @@ def test_what_nobody_understands_is_not_taken_for_a_passing_trouble(
     outcome = account.start_nodes(made, body, [POOL])
     assert outcome.fatal
     assert not outcome.again
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=10)
+    with pytest.raises(RunError, match=r"AWS is not what answers: Unable to parse response .*; check the network"):
+        account.instances("night")
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(RunError):
+            account.instances("night")
 
 
 def test_machines_that_are_not_there_do_not_keep_others_alive(cloud: Sandbox, account: Account) -> None:
