@@ -110,6 +110,7 @@ def reap(
     yes: Annotated[bool, typer.Option("--yes", help="End them; otherwise they are only named.")] = False,
     cloud: Where = Cloud.aws,
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
+    all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
     """Find by tag what outlived its deadline or its head, and end it."""
     from idletrain.fleet import teardown
@@ -118,6 +119,9 @@ def reap(
     grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
     faults: list[str] = []
     places: list[str | None] = [*region] if region else [None]
+    if all_regions:
+        with account_of(cloud, None) as account:
+            places = [*account.regions()]
     for place in places:
         with account_of(cloud, place) as account:
             found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)

@@ -13,7 +13,7 @@ import pytest
 from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox
 
-from idletrain.fleet import record
+from idletrain.fleet import record, requests
 from idletrain.fleet.aws import Account
 from idletrain.storage import S3Prefix
 
@@ -114,6 +114,18 @@ def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: 
     while cloud.ask("GET", "faults"):
         with pytest.raises(ResponseParserError):
             cloud.ec2.describe_instances()
+
+
+def test_what_is_left_over_in_another_region_is_found_and_ended(cloud: Sandbox, account: Account) -> None:
+    elsewhere = cloud.client("ec2", "us-east-1")
+    (vpc,) = elsewhere.describe_vpcs()["Vpcs"]
+    tags = requests.tags("lost", f"s3://{account.bucket}/runs/lost/", "arn:me", "0", created=0.0, deadline=3600.0)
+    elsewhere.create_security_group(**requests.security_group("lost", vpc["VpcId"], tags))
+    assert "nothing is left over" in run("reap", "--cloud", "sandbox")
+    found = run("reap", "--all-regions", "--yes", "--cloud", "sandbox")
+    assert "us-east-1: lost: its deadline has passed" in found
+    assert "eu-west-1: nothing is left over" in found
+    assert [g["GroupName"] for g in elsewhere.describe_security_groups()["SecurityGroups"]] == ["default"]
 
 
 def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:

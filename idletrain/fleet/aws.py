@@ -191,6 +191,11 @@ class Account:
                 )
         return Site(self.region, vpc, subnets, image)
 
+    def regions(self) -> list[str]:
+        """The regions that are open to the account, in order."""
+        with explained():
+            return sorted(region["RegionName"] for region in self.ec2.describe_regions()["Regions"])
+
     def zones_of(self, type_: str) -> set[str]:
         """The zones that offer an instance type."""
         with explained():
