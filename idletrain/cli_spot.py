@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, ThreadPoolExecutor
+import multiprocessing
+import signal
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from idletrain.cli_cloud import (
     read_events,
     run_prefix,
     sandbox,
+    taken_down,
 )
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
@@ -52,35 +55,49 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
     """
     _refuse(job, asked)
     with contextlib.ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(1))
-        checking = threads.submit(_check, job, asked)  # while the cloud answers: both take seconds
+        if not asked.as_json:
+            typer.echo("idletrain: reading the model and the data", err=True)
+        # In a process of its own while the cloud answers: both take seconds, and importing torch holds the interpreter.
+        beside = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _ignore_interrupts)
+        checking = beside.submit(_faults, job)
+        beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
             opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
         _run(job, account, asked, checking)
 
 
-def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> None:
-    from rich.console import Console
-
+def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Future[tuple[str, ...]]) -> Any:
+    """What the run would be made of, shown and agreed to."""
     from idletrain import spot
     from idletrain.fleet import doctor
     from idletrain.fleet.offers import plan_lines
-    from idletrain.observe import display
 
     prefix = run_prefix(account, job)
-    image = job.cloud.image or SANDBOX_IMAGE
     missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
     if faults := [fault for fault in missing if fault]:
         raise JobError(faults)
     spent = spot.spent_usd(account, prefix, job.name) if asked.resume else 0.0
     plan = spot.make_plan(job, account, CACHE, spent)
-    checking.result()
+    if wrong := checking.result():
+        raise JobError(wrong)
     if not asked.as_json:
         for line in plan_lines(plan.quote, plan.estimate):
             typer.echo(line)
     if not asked.yes and asked.cloud is Cloud.aws:
         typer.confirm("Start it?", abort=True)
+    return plan
+
+
+def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str, ...]]) -> None:
+    from rich.console import Console
+
+    from idletrain import spot
+    from idletrain.observe import display
+
+    prefix = run_prefix(account, job)
+    image = job.cloud.image or SANDBOX_IMAGE
+    plan = _plan(job, account, asked, image, checking)
     made = spot.start(plan, account, prefix, image=image, resume=asked.resume)
     if asked.detach:
         typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
@@ -94,23 +111,33 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
         if asked.cloud is Cloud.aws:
             typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
         raise
+    if gone := taken_down(prefix, shown.summary.status):
+        shown.summary.status = "taken down"
     shown.summary.run_dir = f"{prefix.url}model.safetensors"
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
+    if gone:
+        raise RunError(f"run {job.name} was taken down before it was done; go on with --resume")
 
 
-def _check(job: Job, asked: SpotOptions) -> None:
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+
+
+def _faults(job: Job) -> tuple[str, ...]:
     """Read the model and the data as machines will: what is wrong with them costs nothing here."""
-    if not asked.as_json:
-        typer.echo("idletrain: reading the model and the data", err=True)
     import sys
 
     sys.path.insert(0, "")
     from idletrain.nn.prepare import from_settings
 
-    from_settings(job.model, job.data, job.training)
+    try:
+        from_settings(job.model, job.data, job.training)
+    except JobError as error:
+        return error.faults
+    return ()
 
 
 def _refuse(job: Job, asked: SpotOptions) -> None:

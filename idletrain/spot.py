@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from idletrain.errors import JobError, RunError
@@ -38,7 +39,6 @@ from idletrain.fleet.requests import Pool, Site
 from idletrain.job import CloudSettings, Job
 from idletrain.observe.records import Sink
 from idletrain.rounds import mirror
-from idletrain.rounds.task import version
 from idletrain.storage import Reached, S3Prefix
 
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
@@ -252,7 +252,7 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
     made = Record(
         run=job.name,
         job=job.model_dump(mode="json"),
-        tags=requests.tags(job.name, prefix.url, account.owner, version(), now, deadline),
+        tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
         created=now,
         deadline=deadline,
         site=plan.site,
@@ -274,7 +274,7 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) ->
         lease.end(prefix)
     spent = cost.accrued(mirror.events(prefix), now).spent_usd
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
-    tags = requests.tags(job.name, prefix.url, account.owner, version(), now, until)
+    tags = requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
     made = replace(made, generation=before.generation + 1, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.KEY, made.as_json())
     return made
