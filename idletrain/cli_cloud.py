@@ -210,7 +210,7 @@ def interrupt(
         chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
         if not chosen:
             known = ", ".join(i.id for i in nodes) or "none"
-            raise RunError(f"run {_run_name(name)} has no running node {node or ''}; there are: {known}")
+            raise RunError(f"run {_run_name(name)} has no running node{f' {node}' if node else ''}; there are: {known}")
         account.mark(chosen, {TAG + "interrupt": "asked"})
     typer.echo(f"{chosen[0]}: asked to go; its partial steps go home first")
 
@@ -224,11 +224,12 @@ def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> No
         heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
         if not pages or not heads:
             raise RunError(f"run {_run_name(name)} is not going on; `idletrain status` shows how it ended")
-        if cloud is Cloud.sandbox:
-            typer.echo(pages[-1])
-            return
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        typer.echo(f"http://127.0.0.1:{port}/status while this command runs")
+        page = f"http://127.0.0.1:{port}/status"  # whatever address the head has in its network
+        if cloud is Cloud.sandbox:
+            typer.echo(page)
+            return
+        typer.echo(f"{page} while this command runs")
         asked = json.dumps({"portNumber": [port], "localPortNumber": [port]})
         command = ["aws", "ssm", "start-session", "--region", account.region, "--target", heads[0].id]
         try:
@@ -353,6 +354,13 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
 
     record.read(prefix)
     return mirror.events(prefix)
+
+
+def taken_down(prefix: Any, status: str) -> bool:
+    """Whether a run, whose events have this status, was ended from outside before it was done."""
+    from idletrain.fleet import record
+
+    return status in ("starting", "running") and record.read(prefix).state == "ended"
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -79,6 +79,8 @@ def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix) -> None:
 
 def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
     assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
+    record.update(past, state="ended")
+    assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "taken down"
 
 
 @pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])

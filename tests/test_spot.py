@@ -128,7 +128,7 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
     fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
     launched = {"kind": "instance_launched", "t": now - 2 * hour, "instance": "i-1", **fields}
-    last = {"kind": "staged", "t": now - hour - books.SILENT_SECONDS}  # and then its head died
+    last = {"kind": "staged", "t": now - hour - books.SILENT_SECONDS, "s": 1.0}  # and then its head died
     mirror.append_events(prefix, [launched, last])
     spent = spot.spent_usd(account, prefix, "night")
     assert spent == pytest.approx(3 * worst)

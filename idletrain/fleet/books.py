@@ -63,6 +63,14 @@ def closings(told: Sequence[Event], alive: Collection[str], now: float) -> list[
     ]
 
 
+def as_recorded(told: Sequence[Event], news: Iterable[Event]) -> list[dict[str, Any]]:
+    """Entries as lines behind those of a head that is gone, on its clock."""
+    last = max(told, key=lambda event: event["t"], default={"t": 0.0, "s": 0.0})
+    return [
+        {"v": SCHEMA, "s": last["s"] + max(0.0, event["t"] - last["t"]) if told else 0.0, **event} for event in news
+    ]
+
+
 def _launched(instance: Instance, run: Record, prices: Mapping[Pool, float]) -> dict[str, Any]:
     pool = instance.pool
     return {

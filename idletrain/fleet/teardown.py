@@ -122,7 +122,7 @@ def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Col
         news = books.news(told, found, kept, kept.prices, now)
         news += books.closings([*told, *news], alive, now)
         if news:
-            mirror.append_events(prefix, [{"v": books.SCHEMA, "s": 0.0, **event} for event in news])
+            mirror.append_events(prefix, books.as_recorded(told, news))
 
 
 def _note(prefix: S3Prefix | None, state: str) -> None:

@@ -67,5 +67,12 @@ def test_a_bill_stops_at_the_end_that_was_added() -> None:
     assert accrued(closed, 10 * NOW) == accrued(closed, NOW)
 
 
+def test_added_events_go_on_with_the_head_s_clock() -> None:
+    told = [{"kind": "staged", "t": 3000.0, "s": 50.0}]
+    added = books.as_recorded(told, [launched("i-1", at=2990.0), ended("i-1", 3060.0)])
+    assert [event["s"] for event in added] == [50.0, 110.0]
+    assert books.as_recorded([], [ended("i-1", 3060.0)])[0]["s"] == 0.0
+
+
 def test_added_events_have_the_schema_of_all_others() -> None:
     assert books.SCHEMA == SCHEMA

@@ -78,7 +78,7 @@ def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
     cloud: Sandbox, account: Account, prefix: S3Prefix
 ) -> None:
     record.claim(prefix, replace(RECORD, run="night-bill", created=time.time()))
-    mirror.append_events(prefix, [{"kind": "staged", "t": time.time()}])
+    mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
     machines = make(cloud, account, "night-bill")
     teardown.down(account, "night-bill", prefix)
     teardown.down(account, "night-bill", prefix)
