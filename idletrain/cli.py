@@ -150,7 +150,10 @@ def status(
 
     if cloud:
         with cli_cloud.account_of(cloud, region) as account:
-            summary = summary_of(cli_cloud.read_events(cli_cloud.prefix_of(account, run)))
+            prefix = cli_cloud.prefix_of(account, run)
+            summary = summary_of(cli_cloud.read_events(prefix))
+            if cli_cloud.taken_down(prefix, summary.status):
+                summary.status = "taken down"
     else:
         run_dir = _run_dir(run)
         read_history(run_dir)

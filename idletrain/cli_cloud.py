@@ -110,6 +110,7 @@ def reap(
     yes: Annotated[bool, typer.Option("--yes", help="End them; otherwise they are only named.")] = False,
     cloud: Where = Cloud.aws,
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
+    all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
     """Find by tag what outlived its deadline or its head, and end it."""
     from idletrain.fleet import teardown
@@ -118,6 +119,9 @@ def reap(
     grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
     faults: list[str] = []
     places: list[str | None] = [*region] if region else [None]
+    if all_regions:
+        with account_of(cloud, None) as account:
+            places = [*account.regions()]
     for place in places:
         with account_of(cloud, place) as account:
             found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)
@@ -191,7 +195,7 @@ def interrupt(
         chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
         if not chosen:
             known = ", ".join(i.id for i in nodes) or "none"
-            raise RunError(f"run {_run_name(name)} has no running node {node or ''}; there are: {known}")
+            raise RunError(f"run {_run_name(name)} has no running node{f' {node}' if node else ''}; there are: {known}")
         account.mark(chosen, {TAG + "interrupt": "asked"})
     typer.echo(f"{chosen[0]}: asked to go; its partial steps go home first")
 
@@ -205,11 +209,12 @@ def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> No
         heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
         if not pages or not heads:
             raise RunError(f"run {_run_name(name)} is not going on; `idletrain status` shows how it ended")
-        if cloud is Cloud.sandbox:
-            typer.echo(pages[-1])
-            return
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        typer.echo(f"http://127.0.0.1:{port}/idletrain while this command runs")
+        page = f"http://127.0.0.1:{port}/idletrain"  # whatever address the head has in its network
+        if cloud is Cloud.sandbox:
+            typer.echo(page)
+            return
+        typer.echo(f"{page} while this command runs")
         asked = json.dumps({"portNumber": [port], "localPortNumber": [port]})
         command = ["aws", "ssm", "start-session", "--region", account.region, "--target", heads[0].id]
         try:
@@ -330,13 +335,17 @@ def run_prefix(account: Any, job: Job) -> Any:
 def read_events(prefix: Any) -> list[dict[str, Any]]:
     """All events of a run so far."""
     from idletrain.fleet import record
-    from idletrain.observe.records import parse
     from idletrain.rounds import mirror
 
     record.read(prefix)
-    found: list[dict[str, Any]] = []
-    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(parse(content.splitlines())))
-    return found
+    return mirror.events(prefix)
+
+
+def taken_down(prefix: Any, status: str) -> bool:
+    """Whether a run, whose events have this status, was ended from outside before it was done."""
+    from idletrain.fleet import record
+
+    return status in ("starting", "running") and record.read(prefix).state == "ended"
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

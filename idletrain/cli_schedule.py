@@ -229,7 +229,7 @@ def _packed(job: Job) -> bytes | None:
     """The user's own code, if the job brings any."""
     if job.workdir is None:
         return None
-    from idletrain.spot import pack
+    from idletrain.fleet.workdir import pack
 
     return pack(Path(job.workdir))
 

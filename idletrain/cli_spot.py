@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import signal
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ from idletrain.cli_cloud import (
     read_events,
     run_prefix,
     sandbox,
+    taken_down,
 )
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.observe.watch import Watch, watching
 
@@ -55,20 +58,44 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
     """
     _refuse(job, asked)
     with contextlib.ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(1))
-        checking = threads.submit(_check, job, asked)  # while the cloud answers: both take seconds
+        if not asked.as_json:
+            typer.echo("idletrain: reading the model and the data", err=True)
+        # In a process of its own while the cloud answers: both take seconds, and importing torch holds the interpreter.
+        beside = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _ignore_interrupts)
+        checking = beside.submit(_faults, job)
+        beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
             opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
         _run(job, account, asked, checking)
 
 
-def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> None:
-    from rich.console import Console
-
+def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Future[tuple[str, ...]]) -> Any:
+    """What the run would be made of, shown and agreed to."""
     from idletrain import spot
     from idletrain.fleet import doctor
     from idletrain.fleet.offers import plan_lines
+
+    prefix = run_prefix(account, job)
+    missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
+    if faults := [fault for fault in missing if fault]:
+        raise JobError(faults)
+    spent = spot.spent_usd(account, prefix, job.name) if asked.resume else 0.0
+    plan = spot.make_plan(job, account, CACHE, spent)
+    if wrong := checking.result():
+        raise JobError(wrong)
+    if not asked.as_json:
+        for line in plan_lines(plan.quote, plan.estimate):
+            typer.echo(line)
+    if not asked.yes and asked.cloud is Cloud.aws:
+        typer.confirm("Start it?", abort=True)
+    return plan
+
+
+def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str, ...]]) -> None:
+    from rich.console import Console
+
+    from idletrain import spot
     from idletrain.observe import display
     from idletrain.observe.report import cost_line
     from idletrain.observe.reproduce import command_line
@@ -76,24 +103,14 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
 
     prefix = run_prefix(account, job)
     image = job.cloud.image or SANDBOX_IMAGE
-    missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
-    if faults := [fault for fault in missing if fault]:
-        raise JobError(faults)
-    plan = spot.make_plan(job, account, CACHE)
-    checking.result()
-    if not asked.as_json:
-        for line in plan_lines(plan.quote, plan.estimate):
-            typer.echo(line)
-    if not asked.yes and asked.cloud is Cloud.aws:
-        typer.confirm("Start it?", abort=True)
-    command = command_line(sys.argv)
+    plan = _plan(job, account, asked, image, checking)
     made = spot.start(
         plan,
         account,
         prefix,
         image=image,
         resume=asked.resume,
-        command=command,
+        command=command_line(sys.argv),
         allow_control=asked.allow_control,
     )
     if asked.detach:
@@ -108,21 +125,31 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> 
         if asked.cloud is Cloud.aws:
             typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
         raise
+    if gone := taken_down(prefix, shown.summary.status):
+        shown.summary.status = "taken down"
     shown.summary.run_dir = f"{prefix.url}model.safetensors"
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
+    if gone:
+        raise RunError(f"run {job.name} was taken down before it was done; go on with --resume")
 
 
-def _check(job: Job, asked: SpotOptions) -> None:
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+
+
+def _faults(job: Job) -> tuple[str, ...]:
     """Read the model and the data as machines will: what is wrong with them costs nothing here."""
-    if not asked.as_json:
-        typer.echo("idletrain: reading the model and the data", err=True)
     sys.path.insert(0, "")
     from idletrain.nn.prepare import from_settings
 
-    from_settings(job.model, job.data, job.training)
+    try:
+        from_settings(job.model, job.data, job.training)
+    except JobError as error:
+        return error.faults
+    return ()
 
 
 def _refuse(job: Job, asked: SpotOptions) -> None:
@@ -134,6 +161,8 @@ def _refuse(job: Job, asked: SpotOptions) -> None:
             faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
         if asked.churn_seconds or asked.trace:
             faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
+    elif not in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):
+        faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
     elif asked.detach:
         faults.append("--detach: the sandbox ends with this command; leave it out")
     if asked.trace and not asked.trace.is_file():

@@ -13,7 +13,7 @@ from pathlib import Path
 from idletrain.errors import RefusedError
 from idletrain.fleet import record, scheduler, teardown
 from idletrain.fleet.aws import Account
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.lease import Lease
 from idletrain.fleet.metadata import Metadata

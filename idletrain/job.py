@@ -91,6 +91,12 @@ class DataSettings(_Settings):
     factory: str | None = None
     args: dict[str, Any] = {}
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that are named, here or in S3."""
+        named = [part for part in (self.train, self.test) if part is not None]
+        return tuple(path for part in named for path in ([part] if isinstance(part, str) else part))
+
 
 class OptimizerSettings(_Settings):
     """The local optimizer, and whether its state travels with the neurons or is reset every round."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from idletrain.export import load_run, save
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
-from idletrain.fleet.node import unpack
 from idletrain.fleet.reconcile import Limits, why_stop
 from idletrain.fleet.record import Record
+from idletrain.fleet.workdir import unpack
 from idletrain.job import Job
 from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings

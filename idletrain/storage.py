@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ from idletrain.errors import RunError
 Reached = Callable[[str], None]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CONFLICT_TRIES = 3
+CHUNK_BYTES = 1 << 20
+REASONS = {
+    "403": "this account may not read it; name one that it may, or ask its owner",
+    "404": "there is no such object; name one that is there",
+    "NoSuchBucket": "there is no such bucket; name one that is there",
+    "PreconditionFailed": "it was replaced while the run went on; put the first one back, or start a new run",
+}
 DELETE_BATCH = 1000  # the most that one DeleteObjects takes
 
 
@@ -84,6 +92,22 @@ def has_head(run_dir: Path) -> bool:
     return False
 
 
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what S3 says into why an object cannot be read."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        yield
+    except NoCredentialsError:
+        raise UnreadableError("there are no credentials; run `aws configure`, or set AWS_PROFILE") from None
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        raise UnreadableError(REASONS.get(code, f"S3 says {code}")) from None
+    except BotoCoreError as error:
+        raise UnreadableError(str(error)) from None
+
+
 class ConflictError(Exception):
     """An object is not as the writer took it to be: somebody else wrote it."""
 
@@ -94,6 +118,25 @@ class Found:
 
     content: bytes
     tag: str
+
+
+class UnreadableError(Exception):
+    """An object cannot be read; says why."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object without its content.
+
+    Attributes:
+        tag: Its ETag: another content has another.
+        hashed: Whether the tag is the content's MD5, as of all that was written in one piece and not encrypted by a
+            key of the user's (S3, "Common response headers").
+    """
+
+    size_bytes: int
+    tag: str
+    hashed: bool
 
 
 class S3Prefix:
@@ -146,6 +189,34 @@ class S3Prefix:
     def get_file(self, key: str, path: Path) -> None:
         """Write an object of any size to a file."""
         self.client.download_file(self.bucket, self.prefix + key, str(path))
+
+    def stat(self, key: str) -> Stored:
+        """What is known of an object.
+
+        Raises:
+            UnreadableError: it is not there, or may not be read.
+        """
+        with _readable():
+            answer = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+        tag: str = answer["ETag"]
+        plain = answer.get("ServerSideEncryption", "AES256") == "AES256"
+        return Stored(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
+
+    def fetch(self, key: str, stored: Stored, path: Path) -> None:
+        """Write an object to a file, if it is still what `stat` saw.
+
+        Raises:
+            UnreadableError: it is not, or cannot be read, or came damaged.
+        """
+        digest, size = hashlib.md5(usedforsecurity=False), 0
+        with _readable(), path.open("wb") as file:
+            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
+            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        if size != stored.size_bytes or (stored.hashed and digest.hexdigest() != stored.tag.strip('"')):
+            raise UnreadableError("it came damaged; try again")
 
     def put_if(self, key: str, content: bytes, tag: str | None) -> str:
         """Write an object if it still has this tag, or, with None, if there is none; returns the new tag.

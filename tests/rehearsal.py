@@ -30,7 +30,7 @@ RECORD = Record(
     deadline=2.0,
     site=Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
     wanted=Wanted(2, "auto", (SPOT, DEAR)),
-    head=DEAR,
+    heads=(DEAR,),
     prices={SPOT: 0.1, DEAR: 0.2},
     on_demand={"m5.large": 0.3},
     need_bytes=1 << 30,
@@ -153,6 +153,8 @@ class Sandbox:
             self.ec2.delete_launch_template(LaunchTemplateId=template)
         for group in left["security_groups"]:
             self.ec2.delete_security_group(GroupId=group)
+        if left["parameters"]:
+            self.client("ssm").delete_parameters(Names=left["parameters"])
         eventually(lambda: not any(self.inventory().values()))
         self.ask("POST", "calls/reset")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox
 
-from idletrain.fleet import record
+from idletrain.fleet import record, requests
 from idletrain.fleet.aws import Account
 from idletrain.storage import S3Prefix
 
@@ -81,6 +82,8 @@ def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix, tmp_path:
 
 def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
     assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
+    record.update(past, state="ended")
+    assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "taken down"
 
 
 @pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])
@@ -112,10 +115,22 @@ def test_the_doctor_names_what_is_missing_and_prints_the_least_policy(account: A
 
 def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: Account) -> None:
     cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=20)
-    assert "AWS refuses DescribeInstances: 500" in run("reap", "--cloud", "sandbox", code=1)
+    assert "AWS is not what answers: Unable to parse response" in run("reap", "--cloud", "sandbox", code=1)
     while cloud.ask("GET", "faults"):
-        with pytest.raises(cloud.ec2.exceptions.ClientError):
+        with pytest.raises(ResponseParserError):
             cloud.ec2.describe_instances()
+
+
+def test_what_is_left_over_in_another_region_is_found_and_ended(cloud: Sandbox, account: Account) -> None:
+    elsewhere = cloud.client("ec2", "us-east-1")
+    (vpc,) = elsewhere.describe_vpcs()["Vpcs"]
+    tags = requests.tags("lost", f"s3://{account.bucket}/runs/lost/", "arn:me", "0", created=0.0, deadline=3600.0)
+    elsewhere.create_security_group(**requests.security_group("lost", vpc["VpcId"], tags))
+    assert "nothing is left over" in run("reap", "--cloud", "sandbox")
+    found = run("reap", "--all-regions", "--yes", "--cloud", "sandbox")
+    assert "us-east-1: lost: its deadline has passed" in found
+    assert "eu-west-1: nothing is left over" in found
+    assert [g["GroupName"] for g in elsewhere.describe_security_groups()["SecurityGroups"]] == ["default"]
 
 
 def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:

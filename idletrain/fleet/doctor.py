@@ -87,7 +87,7 @@ def _look(what: str, check: Callable[[], tuple[bool, str]]) -> Finding:
 
 def _network(account: Account, cloud: CloudSettings) -> tuple[bool, str]:
     site = account.site(cloud.ami, gpu=False)
-    return True, f"{site.vpc} with zones {', '.join(sorted(site.subnets))}; machine image {site.ami}"
+    return True, f"{site.vpc} with a way out of {', '.join(sorted(site.subnets))}; machine image {site.ami}"
 
 
 def _bucket(account: Account, bucket: str) -> tuple[bool, str]:

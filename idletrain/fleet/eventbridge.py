@@ -16,7 +16,7 @@ from typing import Any
 from cronsim import CronSim
 
 from idletrain.fleet import requests
-from idletrain.fleet.requests import TAG, Site
+from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.fleet.schedule import EPOCH, Schedule, cron_fault
 
 RUN_INSTANCES = "arn:aws:scheduler:::aws-sdk:ec2:runInstances"
@@ -39,14 +39,14 @@ class Starter:
 
     Attributes:
         site: Where it stands; its template holds image and user data.
-        type: Its instance type.
+        pool: Its instance type and zone.
         profile: Its instance profile.
         role_arn: The role that EventBridge Scheduler takes on; it may start such a machine and pass its profile on.
         tags: Its tags but for those that are known only when it starts.
     """
 
     site: Site
-    type: str
+    pool: Pool
     profile: str
     role_arn: str
     tags: Mapping[str, str]
@@ -112,7 +112,7 @@ def create_schedule(schedule: Schedule, starter: Starter) -> dict[str, Any]:
 
 def run_instances(schedule: Schedule, starter: Starter) -> dict[str, Any]:
     """What EventBridge Scheduler sends to EC2 each time: one machine, and the same one however often it sends it."""
-    body = requests.head(starter.site, starter.type, starter.profile, starter.tags, 0)
+    body = requests.head(starter.site, starter.pool, starter.profile, starter.tags, 0)
     tags = {**starter.tags, f"{TAG}created": SCHEDULED_TIME}
     return body | {
         # The time and not the attempt: a retry after a lost answer must not start a second machine.

@@ -1,7 +1,7 @@
 """The stock Dask scheduler in a process of its own, with its dashboard and idletrain's page there on loopback.
 
 Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
-The identity (a `certificates.Identity`) comes this way because arguments and environment can be read by others.
+The identity (an `identity.Identity`) comes this way because arguments and environment can be read by others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.errors import RunError
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.parent import when_parent_ends
 
 DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
 PORTS = 100
 WORKER_POLL_SECONDS = 0.5
+FIRST_ROUND_SECONDS = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -100,10 +101,11 @@ def free_port(first: int) -> int:
 
 async def _add_dashboard(scheduler: Any) -> None:
     """Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's, but once there is something to see:
-    they take two seconds of CPU to import, which a small machine's first workers can use better.
+    they take two seconds of CPU to import, which a small machine's first workers, and the first round, can use better.
     """
     while not scheduler.workers:
         await asyncio.sleep(WORKER_POLL_SECONDS)
+    await asyncio.sleep(FIRST_ROUND_SECONDS)
     pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
     page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
     pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")

@@ -5,16 +5,18 @@ Safe to repeat, from anywhere: it needs neither the machine that started the run
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from idletrain.errors import RunError
-from idletrain.fleet import record
-from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet import books, record
+from idletrain.fleet.aws import ALIVE, Account, Instance, Remnant
 from idletrain.fleet.requests import TAG
+from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
@@ -38,11 +40,13 @@ def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -
         RunError: something survives; it is named.
     """
     _note(prefix, "ending")
+    alive = [machine.id for machine in account.instances(run)]
     _end_machines(account, run, spare)
     if spare:
         account.leave_group(spare)
     for remnant in sorted(account.remnants(run), key=lambda remnant: remnant.kind == "group"):  # it may have to wait
         account.delete(remnant)
+    _close_books(account, run, prefix, alive)
     if survivors := _survivors(account, run, spare):
         raise RunError(f"of run {run} there are still {', '.join(survivors)}; repeat `idletrain down {run}`")
     _note(prefix, "ended")
@@ -107,10 +111,29 @@ def _end_machines(account: Account, run: str, spare: str) -> None:
             time.sleep(POLL_SECONDS)
 
 
+def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
+    """Add to the run's events what its head could not tell any more of machines, so that its bill is whole."""
+    with _left_as_it_is(prefix):
+        if prefix is None:
+            return
+        told, now = mirror.events(prefix), time.time()
+        found = account.instances(run, (*ALIVE, *books.ENDED))
+        kept = record.read(prefix)
+        news = books.news(told, found, kept, kept.prices, now)
+        news += books.closings([*told, *news], alive, now)
+        if news:
+            mirror.append_events(prefix, books.as_recorded(told, news))
+
+
 def _note(prefix: S3Prefix | None, state: str) -> None:
-    if prefix is None:
-        return
+    with _left_as_it_is(prefix):
+        if prefix is not None:
+            record.update(prefix, state=state)
+
+
+@contextlib.contextmanager
+def _left_as_it_is(prefix: S3Prefix | None) -> Iterator[None]:
     try:
-        record.update(prefix, state=state)
+        yield
     except Exception as error:  # noqa: BLE001 (nothing about a record may keep machines alive)
-        logger.warning("the record in %s is left as it is: %s", prefix.url, error)
+        logger.warning("the record in %s is left as it is: %s", prefix and prefix.url, error)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, ModelSettings, TrainingSettings
-from idletrain.nn import checks
+from idletrain.nn import checks, remote
 from idletrain.nn.data import Files, Made, Source, digits, fashion_mnist
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy
+from idletrain.nn.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,15 @@ def _check_choice(data: DataSettings) -> None:
 
 def _files(where: str | tuple[str, str], field: str) -> Files:
     if isinstance(where, tuple):
-        return Files(*where, field=field)
+        return Files(_pinned(where[0], field), _pinned(where[1], field), field=field)
     if not where.endswith(".npz"):
         raise JobError(f"{field}: {where!r} should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
-    return Files(where, where, field=field)
+    both = _pinned(where, field)
+    return Files(both, both, field=field)
+
+
+def _pinned(where: str, field: str) -> str | Remote:
+    return remote.find(where, field) if where.startswith(remote.SCHEME) else where
 
 
 def _check_data(

@@ -26,6 +26,7 @@ and `kind`; the kinds and their fields:
     stopping         reason
     instance_launched  instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended   instance, reason
+    spot_price       type, zone, usd_per_hour
     waiting          reason
     run_ended        status, rounds, accuracy, loss, params_sha256, run_dir, reason (where it failed)
 

@@ -147,7 +147,7 @@ def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
         texts = {f"{p.pid}": " ".join(p.cmdline()) for p in processes(running)}
         made = record.read(run.prefix)
         texts["user data"] = user_data(own, made.site.template)
-        second = own.start_head(requests.head(made.site, "t3.medium", "idletrain-head", made.tags, 99))
+        second = own.start_head([requests.head(made.site, made.heads[0], "idletrain-head", made.tags, 99)])
         scheduler = f"tls://{head_of(own).address}:8786"
         intruders = {name: asyncio.run(knock(scheduler, security)) for name, security in strangers().items()}
         disturb(run)
@@ -277,9 +277,9 @@ def test_a_second_head_refuses(night: Night) -> None:
 
 
 def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -> None:
-    (line,) = [line for line in night.texts["user data"].splitlines() if line.startswith("shutdown -h +")]
-    deadline = int(line.split("((")[1].strip(" (").split(" - ")[0].split("(")[-1])
-    assert deadline <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
+    first, second = night.texts["user data"].splitlines()[2:4]
+    assert second.startswith("shutdown -h +$(( left = (deadline - ")
+    assert int(first.removeprefix("deadline=")) <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
 
 
 def launch_until(step: str, cache: Path) -> Job:
@@ -346,3 +346,40 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
+
+
+# At ten times its speed: two nodes, of which the older one goes at 25 s and every 15 s behind, its heir there before.
+TRACE = """\
+480000,add,n1
+480000,add,n2
+720000,add,n3
+730000,remove,n1
+870000,add,n4
+880000,remove,n2
+1020000,add,n5
+1030000,remove,n3
+1170000,add,n6
+1180000,remove,n4
+"""
+
+
+def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path) -> None:
+    tree = job_tree("traced", rounds=20)
+    tree |= {"training": {**tree["training"], "subnets": 2}, "nodes": {"count": 2, "memory": "1GiB"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "trace.csv").write_text(TRACE)
+    words = ["launch", "job.yaml", "--spot", "--cloud", "sandbox", "--trace", "trace.csv", "--speed", "10", "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [*IDLETRAIN, *words],
+        env={**environment, "HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["status"], last["rounds"]) == ("completed", 20)
+    assert sum(last["preemptions"].values()) >= 1

@@ -14,7 +14,7 @@ from rehearsal import Sandbox
 from idletrain.errors import RunError
 from idletrain.fleet import requests
 from idletrain.fleet.aws import Account
-from idletrain.fleet.keeper import UNSEEN_SECONDS, Keeper
+from idletrain.fleet.keeper import PRICE_SECONDS, UNSEEN_SECONDS, Keeper
 from idletrain.fleet.reconcile import Machine, Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool
@@ -41,7 +41,7 @@ def record_of(account: Account, **wanted: Any) -> Record:
         deadline=now + 3600,
         site=replace(site, template=template),
         wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT, *DEAR), **wanted}),
-        head=DEAR[0],
+        heads=(DEAR[0],),
         prices=dict.fromkeys((*SPOT, *DEAR), 0.1),
         on_demand={"m5.large": 0.2, "c5.large": 0.2},
         need_bytes=1 << 30,
@@ -145,6 +145,30 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
             assert {first, second} <= launched <= set(fleet.ever())
 
     asyncio.run(check())
+
+
+def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        fleet = Kept(account)  # whose record has other prices than the cloud
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        cloud.ask("POST", "calls/reset")
+        fleet.keeper._prices_due = 0.0
+        for _ in range(3):
+            await fleet.keeper.look()
+        assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
+        pools = {instance.pool for instance in account.instances(fleet.record.run)}
+        asked = account.spot_prices({pool.type for pool in pools})
+        told = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.told if e["kind"] == "spot_price"}
+        assert told == {(pool.type, pool.zone): asked[pool.type, pool.zone] for pool in pools}
+        assert fleet.keeper._prices_due > time.monotonic() + PRICE_SECONDS / 2
+
+    asyncio.run(check())
+
+
+def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -> None:
+    before = replace(record_of(account), spent_usd=1.25)
+    assert Keeper(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
 
 
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
-from rehearsal import Sandbox
+from rehearsal import RECORD, Sandbox
 
 from idletrain.errors import RunError
-from idletrain.fleet import requests, teardown
+from idletrain.fleet import record, requests, teardown
 from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet.cost import accrued
 from idletrain.fleet.requests import Pool
 from idletrain.fleet.teardown import Orphan
+from idletrain.rounds import mirror
+from idletrain.storage import S3Prefix
 
 NOW = 1e9
 
@@ -67,6 +72,20 @@ def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Accoun
     teardown.down(account, "night-down", None)
     assert not any(cloud.inventory().values())
     teardown.down(account, "night-down", None)
+
+
+def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
+    cloud: Sandbox, account: Account, prefix: S3Prefix
+) -> None:
+    record.claim(prefix, replace(RECORD, run="night-bill", created=time.time()))
+    mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
+    machines = make(cloud, account, "night-bill")
+    teardown.down(account, "night-bill", prefix)
+    teardown.down(account, "night-bill", prefix)
+    told = mirror.events(prefix)
+    assert Counter(event["kind"] for event in told) == {"staged": 1, "instance_launched": 2, "instance_ended": 2}
+    assert {event["instance"] for event in told if event["kind"] == "instance_ended"} == set(machines)
+    assert accrued(told, time.time() + 3600).spent_usd == accrued(told, time.time()).spent_usd > 0
 
 
 def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from rehearsal import Sandbox
 
+from idletrain.fleet.network import subnets_with_a_way_out
+
 BUCKET = "idletrain-123456789012-eu-west-1"
 
 
@@ -12,6 +14,13 @@ def test_there_is_a_default_network_in_three_zones(cloud: Sandbox) -> None:
     (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     found = cloud.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["Subnets"]
     assert {subnet["AvailabilityZone"] for subnet in found} == {f"eu-west-1{zone}" for zone in "abc"}
+
+
+def test_machines_of_the_default_network_reach_the_outside(cloud: Sandbox) -> None:
+    (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    within = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
+    tables = cloud.ec2.describe_route_tables(Filters=within)["RouteTables"]
+    assert len(subnets_with_a_way_out(cloud.ec2.describe_subnets(Filters=within)["Subnets"], tables)) == 3
 
 
 def test_there_is_a_bucket_in_the_region(cloud: Sandbox) -> None:
