@@ -10,7 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("round_overhead", "exchange", "local_steps", "memory", "churn", "accuracy", "offers", "rehearsal", "page")
+NAMES = (
+    "round_overhead",
+    "exchange",
+    "local_steps",
+    "memory",
+    "churn",
+    "accuracy",
+    "offers",
+    "rehearsal",
+    "where_time_goes",
+    "scale",
+    "page",
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -171,7 +171,8 @@ def account(events: Sequence[Event], meter: Meter, plan: Plan, workers: int) -> 
 
 def median(size: Mapping[str, Any], what: str, kind: str = "") -> float:
     """The median over a size's rounds."""
-    return statistics.median(round_[kind][what] if kind else round_[what] for round_ in size["rounds"])
+    value: float = statistics.median(round_[kind][what] if kind else round_[what] for round_ in size["rounds"])
+    return value
 
 
 def slope(workers: Sequence[float], values: Sequence[float]) -> float:
@@ -215,6 +216,7 @@ def _overheads(size: Mapping[str, Any]) -> list[float]:
 
 def _limits(what: str, a_worker: float) -> list[Figure]:
     """With how many workers, in rounds of a minute, a core or the link is full, at `a_worker` each a round."""
+    a_worker = max(a_worker, 1e-9)  # what a tiny run says of it is noise
     if what != "wire":
         return [Figure(f"workers that fill a core with the {what}", ROUND_SECONDS / a_worker, "")]
     return [

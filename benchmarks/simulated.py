@@ -73,12 +73,13 @@ def started(scheduler: str, count: int, logs: Path) -> Iterator[list[int]]:
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 async def serve(scheduler: str, count: int) -> None:
     """Be `count` workers of a scheduler until it is gone."""
     settings.apply()
+    settings.lift_file_limit()
     dask.config.set(QUIET)
     with tempfile.TemporaryDirectory(prefix="idletrain-simulated-") as folder:
         workers = [

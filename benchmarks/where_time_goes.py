@@ -13,6 +13,7 @@ link is used while data moves.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import re
@@ -57,7 +58,7 @@ def link_bytes(rate: str) -> float:
     """Bytes a second of a link's rate as `tc` writes it, such as 100mbit."""
     match = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)", rate)
     if not match:
-        raise ValueError(f"{rate!r} should be a rate such as 100mbit or 1gbit")
+        raise argparse.ArgumentTypeError(f"{rate!r} should be a rate such as 100mbit or 1gbit")
     return float(match[1]) * RATES[match[2]]
 
 
@@ -76,7 +77,8 @@ def figures_of(events: Sequence[Event], link: float | None) -> list[Figure]:
     alive = sum(sum(r.worker_seconds.values()) for r in rounds)
     shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.PARTS}
     compute = [r.worker_seconds["compute"] / sum(r.worker_seconds.values()) for r in rounds]
-    figures = [at_least("compute", shares.pop("compute"), "of the workers' time", COMPUTE, compute)]
+    name = "compute" if link else "compute, on loopback"
+    figures = [at_least(name, shares.pop("compute"), "of the workers' time", COMPUTE, compute)]
     figures += [Figure(part, share, "of the workers' time") for part, share in shares.items()]
     for part, of_attempts in rates(events).items():
         typical = statistics.median(of_attempts)

@@ -197,7 +197,7 @@ class S3Prefix:
             UnreadableError: it is not there, or may not be read.
         """
         with _readable():
-            answer = self._client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+            answer = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
         tag: str = answer["ETag"]
         plain = answer.get("ServerSideEncryption", "AES256") == "AES256"
         return Stored(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
@@ -210,7 +210,7 @@ class S3Prefix:
         """
         digest, size = hashlib.md5(usedforsecurity=False), 0
         with _readable(), path.open("wb") as file:
-            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
             for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)

@@ -90,6 +90,25 @@ def _check_page(written):
     assert all(0 < gap < 5 for gap in written["figures"][4]["samples"])
 
 
+def _check_where_time_goes(written):
+    shares = [figure["value"] for figure in written["figures"] if figure["unit"] == "of the workers' time"]
+    assert len(shares) == 8
+    assert min(shares) >= 0
+    assert sum(shares) == pytest.approx(1)
+    rates = [figure["value"] for figure in written["figures"] if figure["unit"] == "MB/s"]
+    assert len(rates) == 4
+    assert min(rates) > 0
+    assert [round_["number"] for round_ in written["rounds"]] == [0, 1, 2, 3]
+
+
+def _check_scale(written):
+    assert [size["workers"] for size in written["sizes"]] == [2, 4]
+    for size in written["sizes"]:
+        assert len(size["rounds"]) == 2
+        assert all(round_["overhead_seconds"] > 0 for round_ in size["rounds"])
+        assert all(round_["store_bytes"] > 0 for round_ in size["rounds"])
+
+
 CHECKS = {
     "page": _check_page,
     "round_overhead": _check_round_overhead,
@@ -100,6 +119,8 @@ CHECKS = {
     "accuracy": _check_accuracy,
     "offers": _check_offers,
     "rehearsal": _check_rehearsal,
+    "where_time_goes": _check_where_time_goes,
+    "scale": _check_scale,
 }
 
 
