@@ -110,6 +110,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     """
     check_run(job, options)
     settings.apply()
+    settings.lift_file_limit()
     if options.scheduler:
         await _check_reachable(options.scheduler)
     with _opened(job, options) as record:

@@ -79,6 +79,7 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
     from idletrain.fleet import settings
 
     settings.apply()
+    settings.lift_file_limit()
     secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
     dashboard = f"127.0.0.1:{free_port(DASHBOARD_PORT)}"
     async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
