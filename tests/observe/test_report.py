@@ -102,7 +102,7 @@ def test_a_report_of_records_before_they_told_that_says_so() -> None:
 def test_machines_are_told_with_their_cost_and_end() -> None:
     ended = event("instance_ended", 3600.0, instance="i-1", reason="Server.Spot")
     run = past([BEGUN, launched("i-1", 1.0), *CHURN[1:-2], ended], now=9000.0)
-    assert "  i-1  worker  spot m5.large in a  3600 s  $1.0082  Server.Spot" in short(run)
+    assert "  i-1  worker  spot m5.large in a  3600 s  $1.0083  Server.Spot" in short(run)
     text = Reader(page([run])).text
     assert "$1.01; on demand $3.61, 72.1% saved" in text
     assert "Server.Spot" in text
