@@ -159,6 +159,7 @@ def test_a_stopped_worker_comes_back_too_late(
     run.wait("all three", "worker_joined", count=3)
     (at,) = [e["worker"] for e in run.events("worker_joined") if e["name"] == "sleeper"]
     leased = run.wait("a lease of the sleeper", "leased", lambda e: e["worker"] == at)
+    run.wait("a mark of it", "marked", lambda e: e["attempt"] == leased["attempt"])
     for each in run.workers().values():  # the others wait, so that the subnet is still open when the push comes
         control.hold(each.pid)
     sleeper.suspend()
