@@ -21,7 +21,6 @@ NAMES = (
     "rehearsal",
     "where_time_goes",
     "scale",
-    "page",
 )
 RESULTS = Path(__file__).parent / "results"
 

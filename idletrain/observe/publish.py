@@ -50,8 +50,7 @@ async def publishing(client: Client, summary: Summary, *, allow_control: bool) -
         yield
     finally:
         keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeping
+        await asyncio.gather(keeping, return_exceptions=True)
         if client.status == "running":
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(send(), LAST_SECONDS)

@@ -111,8 +111,11 @@ def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[S
         JobError: a tracker cannot be reached.
     """
     asides = [_Aside(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
+    ended = False
 
     def tell(event: Event) -> None:
+        nonlocal ended
+        ended |= event["kind"] == "run_ended"
         if event["kind"] in ("evaluated", "round_committed", "run_ended") and (news := news_of(summary, event)):
             for aside in asides:
                 aside.tell(news)
@@ -121,7 +124,7 @@ def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[S
         yield tell
     except BaseException as error:
         record = {**summary.as_record(), "status": "failed", "reason": str(error) or type(error).__name__}
-        for aside in asides:
+        for aside in () if ended else asides:
             aside.tell(News("end", summary.rounds, summary.updated, {}, record))
         raise
     finally:
@@ -224,18 +227,26 @@ class TensorBoard:
     """An event file in the run directory, one more for every sitting."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
+        self._folder = folder
+        self._writer: Any = None
 
     def __call__(self, news: News) -> None:
-        """Write the points."""
+        """Write the points; the file is made with the first."""
+        from tensorboardX.event_file_writer import EventsWriter  # writes here and now, as we are in a thread already
+        from tensorboardX.proto.event_pb2 import Event as Point
+        from tensorboardX.summary import scalar
+
+        if self._writer is None and news.values:
+            self._folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"))
+        if self._writer is None:
+            return
         for name, value in news.values.items():
-            self._writer.add_scalar(name, value, news.step, walltime=news.t)
+            self._writer.write_event(Point(wall_time=news.t, step=news.step, summary=scalar(name, value)))
+        self._writer.flush()
         if news.kind == "end":
             self._writer.close()
-        else:
-            self._writer.flush()
+            self._writer = None
 
 
 class Mlflow:

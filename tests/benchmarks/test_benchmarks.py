@@ -85,11 +85,6 @@ def _check_rehearsal(written):
     assert 0 < notice < heir < launch
 
 
-def _check_page(written):
-    assert written["workers_shown"] == 5
-    assert all(0 < gap < 5 for gap in written["figures"][4]["samples"])
-
-
 def _check_where_time_goes(written):
     shares = [figure["value"] for figure in written["figures"] if figure["unit"] == "of the workers' time"]
     assert len(shares) == 8
@@ -110,7 +105,6 @@ def _check_scale(written):
 
 
 CHECKS = {
-    "page": _check_page,
     "round_overhead": _check_round_overhead,
     "exchange": _check_exchange,
     "local_steps": _check_local_steps,
