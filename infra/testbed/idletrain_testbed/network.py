@@ -23,7 +23,9 @@ BURST_SECONDS = 0.002
 LEAST_BURST = 5_000  # bytes: tbf drops what is larger than its burst; three packets
 # What a cheap switch holds per port, and enough for CUBIC to fill a link of 50 ms there and back.
 QUEUE_SECONDS = 0.05
-LEAST_QUEUE = 64_000  # bytes
+LEAST_QUEUE = (
+    256_000  # bytes: one socket hands over two segments of 64 kB at once; a queue of 64 kB lost five packets a flow
+)
 CONGESTION = "ipv4/tcp_congestion_control"
 # Of devices to come, so not of lo: IPv6's advertisements would be counted as a node's traffic.
 QUIET = {"ipv6/conf/default/disable_ipv6": "1"}
