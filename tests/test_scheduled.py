@@ -6,10 +6,13 @@ EventBridge itself starts nothing there: the test sends EC2 what it would send.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rehearsal import Sandbox, eventually
 
 from idletrain.fleet import aws_schedule
@@ -41,6 +44,16 @@ JOB = parse_job(
 )
 
 
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """A rehearsal cloud that is this process' cloud."""
+    cloud = Sandbox(tmp_path / "logs", "--notice", "5s")
+    for name, value in cloud.environment.items():
+        monkeypatch.setenv(name, value)
+    yield cloud
+    cloud.close()
+
+
 def fire(account: Account, schedule: Schedule, time: str) -> str:
     """Do what EventBridge does at a time; returns the instance."""
     asked = account.client("scheduler").get_schedule(Name=f"idletrain-{schedule.name}")["Target"]["Input"]
@@ -53,9 +66,8 @@ def told(account: Account, name: str) -> list[tuple[str, str]]:
     return [(e.run, e.note) for e, _ in aws_schedule.history(account, name, JOB, 5)]
 
 
-def test_a_starter_starts_a_head_and_ends_and_the_next_one_sees_that_it_still_runs(
-    cloud: Sandbox, account: Account
-) -> None:
+def test_a_starter_starts_a_head_and_ends_and_the_next_one_sees_that_it_still_runs(sandbox: Sandbox) -> None:
+    account = Account(sandbox.region)
     weekly = replace(NIGHTLY, name="weekly")
     for schedule in (NIGHTLY, weekly):
         aws_schedule.install(account, schedule, JOB, None, "1.0")
@@ -71,8 +83,8 @@ def test_a_starter_starts_a_head_and_ends_and_the_next_one_sees_that_it_still_ru
     (head,) = eventually(heads, SECONDS)
     assert head.run == "nightly-20260302-0200"
     eventually(lambda: told(account, "nightly") == [("nightly-20260302-0200", "")], SECONDS)
-    eventually(lambda: cloud.state(first)["State"]["Name"] == "terminated", SECONDS)
-    eventually(lambda: cloud.state(broken)["State"]["Name"] == "terminated", SECONDS)
+    eventually(lambda: sandbox.state(first)["State"]["Name"] == "terminated", SECONDS)
+    eventually(lambda: sandbox.state(broken)["State"]["Name"] == "terminated", SECONDS)
     ((_, why),) = told(account, "weekly")
     assert why.startswith("not started: ")
     assert why.endswith("holds no job; remove the schedule and add it again")
