@@ -84,13 +84,15 @@ class Node:
     """What a worker process keeps between tasks; also how `idletrain worker` tells a running task of a notice.
 
     Attributes:
-        computing: Held by the one task that trains; others pull or push meanwhile.
+        computing: Held by the one task that trains; another pulls or pushes meanwhile.
+        moving: Held by whatever pulls, pushes or marks: of two at once, a mark's copy would be the fifth of a subnet.
     """
 
     def __init__(self) -> None:
         self.draining = threading.Event()
         self.mark_now = threading.Event()
         self.computing = threading.Lock()
+        self.moving = threading.Lock()
         self.memory_bytes: int | None = None
         self._runs: dict[tuple[str, str, int], LocalRun] = {}
         self._entering = threading.Lock()
@@ -196,12 +198,12 @@ class Attempt:
         beating = self._start(self._beat())
         try:
             loaded = self._run.load(self._call)
-            with self._timed("pull_seconds"):
+            with self._timed("pull_seconds"), self._moving():
                 self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
             self.account["pull_bytes"] = pulled.nbytes
             began = self.steps
             with self._timed("wait_seconds"):
-                mine = self._take_turn()
+                mine = self._take(self._node.computing)
             if mine:
                 try:
                     payload = self._train(loaded, pulled)
@@ -211,7 +213,7 @@ class Attempt:
                 return {"ended": "revoked", "steps": self.steps, **self.account}
             if self.steps == began:
                 return {"ended": "drained", "steps": self.steps, **self.account}
-            with self._timed("push_seconds"):
+            with self._timed("push_seconds"), self._moving():
                 reply = self._call(self._push(payload, self.account["train_seconds"]))
             self.account["push_bytes"] = payload.nbytes
         finally:
@@ -220,12 +222,21 @@ class Attempt:
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
         return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.account}
 
-    def _take_turn(self) -> bool:
-        """Wait until no other subnet trains here; False if this one is not wanted before that."""
-        while not self._node.computing.acquire(timeout=TURN_SECONDS):
+    def _take(self, turn: threading.Lock) -> bool:
+        """Wait until the other subnet is done with it; False if this one cannot wait for that or is not wanted."""
+        while not turn.acquire(timeout=TURN_SECONDS):
             if self._node.draining.is_set() or self._revoked.is_set():
                 return False
         return True
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        mine = self._take(self._node.moving)
+        try:
+            yield
+        finally:
+            if mine:
+                self._node.moving.release()
 
     def _train(self, loaded: Loaded, pulled: Tensor) -> Tensor:
         """Do the steps that are left, with marks; returns what is to be pushed."""
@@ -234,7 +245,6 @@ class Attempt:
         flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
         work = LocalSteps(program, subnet, flat, lease.subnet, lease.round)
         work.resume_at(self.steps)
-        mark: Any = None
         started = marked = time.perf_counter()
         while self.steps < program.training.local_steps and not (
             self._revoked.is_set() or self._node.draining.is_set()
@@ -243,9 +253,10 @@ class Attempt:
             self.steps += 1
             now = time.perf_counter()
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
-            if due and (mark is None or mark.done()):
+            if due and self._node.moving.acquire(blocking=False):
                 self._node.mark_now.clear()
                 mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
+                mark.add_done_callback(lambda _: self._node.moving.release())
         self.account["train_seconds"] = time.perf_counter() - started
         whole = self.steps == program.training.local_steps
         return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
