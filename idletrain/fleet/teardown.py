@@ -120,7 +120,7 @@ def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Col
         found = account.instances(run, (*ALIVE, *books.ENDED))
         kept = record.read(prefix)
         news = books.news(told, found, kept, kept.prices, now)
-        news += books.closings([*told, *news], alive, now)
+        news += books.closings(told, alive, now, news)
         if news:
             mirror.append_events(prefix, books.as_recorded(told, news))
 
