@@ -123,7 +123,8 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
 ) -> None:
     worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
-    record.claim(prefix, replace(RECORD, generation=2))
+    # The cloud still lists what other tests' runs of this name had.
+    record.claim(prefix, replace(RECORD, generation=2, created=time.time()))
     hour, now = 3600.0, time.time()
     fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
     fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
