@@ -7,6 +7,7 @@ import enum
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from idletrain.errors import IdletrainError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
 
 CACHE = Path("~/.cache/idletrain").expanduser()
-SANDBOX_FILE = CACHE / "sandbox.json"
+SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
 DOCUMENT = "AWS-StartPortForwardingSession"
 app = typer.Typer()
 
@@ -256,11 +258,9 @@ def node(
 
 @contextmanager
 def account_of(cloud: Cloud, region: str | None) -> Iterator[Any]:
-    """The account that a command is about; the sandbox's is the one that a `launch --cloud sandbox` has open."""
+    """The account that a command is about; the sandbox's is the newest that a `launch --cloud sandbox` has open."""
     if cloud is Cloud.sandbox and not in_sandbox():
-        if not SANDBOX_FILE.exists():
-            raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
-        enter_sandbox(json.loads(SANDBOX_FILE.read_text()))
+        enter_sandbox(json.loads(_newest_sandbox().read_text()))
         region = None
     from idletrain.fleet.aws import Account, explained
 
@@ -273,10 +273,21 @@ def in_sandbox() -> bool:
     return "AWS_ENDPOINT_URL" in os.environ
 
 
+def _newest_sandbox() -> Path:
+    open_ = [path for path in SANDBOXES.glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+    if not open_:
+        raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+    return max(open_, key=lambda path: path.stat().st_mtime)
+
+
 @contextmanager
-def sandbox(arguments: list[str], logs: Path) -> Iterator[subprocess.Popen[str]]:
+def sandbox(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers."""
-    logs.mkdir(parents=True, exist_ok=True)
+    logs = SANDBOXES / str(os.getpid())
+    for old in SANDBOXES.glob("[0-9]*"):
+        if old == logs or not psutil.pid_exists(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
     command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *arguments]
     with (
         (logs / "sandbox.log").open("w") as log,
@@ -289,7 +300,7 @@ def sandbox(arguments: list[str], logs: Path) -> Iterator[subprocess.Popen[str]]
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            SANDBOX_FILE.unlink(missing_ok=True)
+            (logs / "address.json").unlink(missing_ok=True)
 
 
 def opened(process: subprocess.Popen[str]) -> None:
@@ -299,11 +310,10 @@ def opened(process: subprocess.Popen[str]) -> None:
         RunError: it does not start.
     """
     assert process.stdout is not None
-    line = process.stdout.readline()
+    line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
     if not line:
-        raise RunError("the sandbox did not start; see sandbox.log, and install idletrain[sandbox]")
-    SANDBOX_FILE.parent.mkdir(parents=True, exist_ok=True)
-    SANDBOX_FILE.write_text(line)
+        raise RunError(f"the sandbox did not start; see {own / 'sandbox.log'}, and install idletrain[sandbox]")
+    (own / "address.json").write_text(line)
     enter_sandbox(json.loads(line))
 
 

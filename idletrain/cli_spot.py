@@ -65,7 +65,7 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
         checking = beside.submit(_faults, job)
         beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
-            opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
+            opened(stack.enter_context(sandbox(_takings(asked))))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
         _run(job, account, asked, checking)
 
