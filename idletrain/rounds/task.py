@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ import cloudpickle
 import psutil
 import torch
 from distributed import Worker, get_worker
+from distributed.worker import WORKER_ANY_RUNNING
 from torch import Tensor
 
 from idletrain.errors import RefusedError
@@ -179,7 +181,7 @@ def train_subnet(spec: Spec) -> dict[str, Any]:
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
         return attempt.run()
-    except RefusedError as refusal:
+    except (RefusedError, CancelledError) as refusal:
         return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
 
 
@@ -190,6 +192,7 @@ class Attempt:
         self._spec, self._node, self._worker = spec, node, worker
         self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
         self._revoked = threading.Event()
+        self._calls: set[Future[Any]] = set()
         self.steps = 0
         self.account = dict.fromkeys(ACCOUNT, 0.0)
 
@@ -266,7 +269,7 @@ class Attempt:
         return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest), flat)
 
     async def _beat(self) -> None:
-        """Prolong the lease until told that it is over, or for its own length not told anything."""
+        """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""
         heard = time.monotonic()
         while not self._revoked.is_set():
             await asyncio.sleep(BEAT_SECONDS)
@@ -274,11 +277,15 @@ class Attempt:
                 reply = await self._run.client.beat(self._spec.lease, self.steps)
             except ConnectionError as error:
                 logger.warning("beat of subnet %d failed: %s", self._spec.lease.subnet, error)
-                gone = time.monotonic() - heard > self._spec.lease_seconds
+                silent = time.monotonic() - heard > self._spec.lease_seconds
+                if silent or self._worker.status not in WORKER_ANY_RUNNING:  # the head, or its scheduler, is dead
+                    self._revoked.set()
+                    for call in tuple(self._calls):
+                        call.cancel()
             else:
-                heard, gone = time.monotonic(), reply is not Reply.ACCEPTED
-            if gone:
-                self._revoked.set()
+                heard = time.monotonic()
+                if reply is not Reply.ACCEPTED:
+                    self._revoked.set()
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -288,12 +295,14 @@ class Attempt:
         finally:
             self.account[what] = time.perf_counter() - started
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        call = asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        result: T = self._start(work).result()
-        return result
+        return self._start(work).result()
 
 
 def _all_slots(pulled: Tensor, size: int) -> Tensor:
