@@ -40,6 +40,7 @@ _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Add the page, its metrics and its link to a scheduler's dashboard."""
+    add_metrics(scheduler)
     page = Page(scheduler)
     routes = [
         (r"(?:/.+)?/idletrain", _Whole, {"page": page}),
@@ -50,9 +51,14 @@ def dask_setup(scheduler: Scheduler) -> None:
     scheduler.http_application.add_handlers(r".*", routes)
     if "idletrain" not in page.navigation["pages"]:
         page.navigation["pages"].insert(0, "idletrain")
-    _collectors[scheduler.id] = RunCollector(page.view)
-    prometheus_client.REGISTRY.register(_collectors[scheduler.id])
     scheduler.set_metadata([PAGE], True)
+
+
+def add_metrics(scheduler: Scheduler) -> None:
+    """Add the run's metrics, which cost no import of bokeh, to Dask's."""
+    if scheduler.id not in _collectors:
+        _collectors[scheduler.id] = RunCollector(lambda: json.loads(scheduler.get_metadata([VIEW], "") or "{}"))
+        prometheus_client.REGISTRY.register(_collectors[scheduler.id])
 
 
 def dask_teardown(scheduler: Scheduler) -> None:

@@ -23,7 +23,7 @@ async def page_of(client: Client, *, ours: bool) -> str:
 
     Args:
         client: An asynchronous client.
-        ours: Whether the scheduler is idletrain's, which adds the page a moment after its first worker.
+        ours: Whether the scheduler is idletrain's, which adds the page when it is asked for.
     """
     link: str = client.dashboard_link
     there = ours or await client.get_metadata([PAGE], False)
