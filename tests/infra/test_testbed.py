@@ -24,8 +24,10 @@ LACKING = missing()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=" ".join(LACKING))
 HEADERS = 1514 / 1448  # a full packet on the wire over its payload: Ethernet, IP, TCP with time stamps
 OWNER = """
+import signal
 import sys
 from idletrain_testbed import Testbed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
 with Testbed(1, name=sys.argv[1]) as bed:
     print(bed.popen("n0", ["sleep", "1000"]).pid, flush=True)
     sys.stdin.read()
