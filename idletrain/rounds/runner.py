@@ -31,6 +31,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
+from idletrain.rounds.spec import Spec, version
 from idletrain.rounds.table import Phase
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class Runner:
         self._record(
             "run_started",
             run=self._job.name,
-            version=task.version(),
+            version=version(),
             subnets=training.subnets,
             rounds=training.rounds,
             policy=self._job.preemption.policy,
@@ -331,7 +332,7 @@ class Runner:
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
             blocks = journal.blocks[lease.subnet]
-            specs.append(task.Spec(lease, self._address, blocks, preemption.mark_every, preemption.lease))
+            specs.append(Spec(lease, self._address, blocks, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)

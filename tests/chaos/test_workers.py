@@ -137,7 +137,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.rounds.task.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.rounds.attempt.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli import main
 
@@ -269,6 +269,8 @@ def test_a_stock_cluster(
     head = other.launch("--scheduler", cluster.address)
     assert head.exit_code() == 0, head.text
     other.check(undisturbed(local_steps=10))
+    maps = psutil.Process(cluster.scheduler.pid).memory_maps()
+    assert not [m.path for m in maps if "torch" in m.path], "the scheduler had to import torch"
 
 
 def test_two_runs_share_a_cluster(
