@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("round_overhead", "exchange", "local_steps", "memory", "churn", "accuracy", "offers", "rehearsal")
+NAMES = ("round_overhead", "exchange", "local_steps", "memory", "churn", "accuracy", "offers", "rehearsal", "page")
 RESULTS = Path(__file__).parent / "results"
 
 
