@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,7 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/browser"):
         options.add_argument(argument)
     driver = Chrome(options, Service(DRIVER))
+    driver.set_window_size(*WINDOWS["wide"])  # Dask folds its navigation up in a narrower one
     yield driver
     driver.quit()
 
@@ -145,7 +147,8 @@ def looks_right(browser: Chrome, name: str, to: Path) -> None:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
         for window, size in WINDOWS.items():
             browser.set_window_size(*size)
-            browser.save_screenshot(str(to / f"{name}-{window}-{colours}.png"))
+            shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+            (to / f"{name}-{window}-{colours}.png").write_bytes(base64.b64decode(shot["data"]))
             wide = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
             assert wide[0] <= wide[1], (window, colours)
             contrast, where = browser.execute_script(LEAST_CONTRAST)
@@ -155,44 +158,41 @@ def looks_right(browser: Chrome, name: str, to: Path) -> None:
 def test_a_person_watches_a_run_whose_workers_die(
     make_run: Callable[..., Run], control: Control, browser: Chrome, tmp_path: Path
 ) -> None:
-    run = make_run(rounds=10_000, subnets=4, nodes=3, training={"evaluate_every": 1})
+    run = make_run(rounds=10_000, subnets=3, nodes=2, training={"evaluate_every": 1})
     control.pace(0.02)
     head = run.launch("--allow-control")
     page = run.wait("the start", "run_started")["dashboard"]
     assert page.startswith("http://127.0.0.1:")
     assert page.endswith("/idletrain")
-    run.wait("three workers", "worker_joined", count=3)
-    run.wait("a round", "round_committed", count=2)
-    until("a worker to kill", run.workers).popitem()[1].kill()
-    run.wait("its end", "worker_left", lambda e: e["cause"] == "kill")
-    run.wait("another", "worker_joined", count=4)
+    until("two workers", lambda: len(training(run)) == 2)
     until("the page", lambda: answers(page))
     browser.get(page.replace("/idletrain", "/status"))
     browser.find_element(By.LINK_TEXT, "Idletrain").click()  # in Dask's own navigation
     assert browser.current_url == page
-    until("leases", lambda: len(training(run)) == 3 and all(row["subnet"] for row in training(run)))
-    control.hold()  # nothing happens while the page is compared
-    until("the page to show the records", lambda: shows_the_records(browser, run))
-    assert browser.find_element(By.ID, "workers").text.count("Drain") == 3
-    looks_right(browser, "page", tmp_path)
-    control.release()
 
-    drained, killed = (row["name"] for row in training(run)[:2])
-    press(browser, drained, "drain")
-    run.wait("the drained one's end", "worker_left", lambda e: (e["name"], e["cause"]) == (drained, "notice"))
+    killed, drained = (row["name"] for row in training(run))
+    until("them", lambda: workers(browser) == {killed: "training", drained: "training"})
+    assert browser.find_element(By.ID, "workers").text.count("Drain") == 2
     press(browser, killed, "kill")
     browser.switch_to.alert.accept()
     run.wait("the killed one's end", "worker_left", lambda e: (e["name"], e["cause"]) == (killed, "kill"))
-    until("the page to say so", lambda: {workers(browser).get(name) for name in (drained, killed)} == {"gone"})
+    control.hold()  # nobody steps while the page is compared
+    until("the page to show the records", lambda: shows_the_records(browser, run))
+    assert workers(browser)[killed] == "gone"
+    assert figures(browser)["preemptions"] == "1"
+    looks_right(browser, "page", tmp_path)
+    control.release()
+    press(browser, drained, "drain")
+    run.wait("the drained one's end", "worker_left", lambda e: (e["name"], e["cause"]) == (drained, "notice"))
+    until("the page to say so", lambda: workers(browser)[drained] == "gone")
 
     with urllib.request.urlopen(page.replace("/idletrain", "/metrics"), timeout=30) as answer:
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
     taken = {s.labels["cause"]: s.value for s in families["idletrain_preemptions"].samples}
-    assert taken["notice"] >= 1
-    assert taken["kill"] >= 2
+    assert taken == {"notice": 1, "kill": 1}
     # Dask's own pages show tasks by this name: a round's subnets are one group.
     prefixes = {s.labels["task_prefix_name"] for s in families["dask_scheduler_tasks_compute_seconds"].samples}
-    assert {"round00000", "round00001"} <= prefixes
+    assert "round00000" in prefixes
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
     head.send(signal.SIGINT)
