@@ -59,7 +59,13 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
     options = ChromeOptions()
     options.binary_location = BROWSER
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/browser"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path}/browser",
+    ):
         options.add_argument(argument)
     driver = Chrome(options, Service(DRIVER))
     driver.set_window_size(*WINDOWS["wide"])  # Dask folds its navigation up in a narrower one
