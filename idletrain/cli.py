@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 import sys
@@ -335,10 +336,9 @@ def _events(run: str) -> list[Any]:
         with explained():
             return cli_cloud.read_events(S3Prefix.at(run))
     file = _run_dir(run) / "events.jsonl"
-    try:
-        return list(read(file))
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if events := list(read(file)):
+            return events
     if file.parent.is_dir():
         raise RunError(f"run {run} has no records in {file} yet; look again once it trains")
     there = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))

@@ -116,6 +116,8 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
     if asked.detach:
         typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
         return
+    if asked.cloud is Cloud.aws and not asked.as_json:
+        typer.echo(f"{made.run} goes on if this command ends; its page opens behind: idletrain dashboard {made.run}")
     shown = display.choose(asked.as_json, Console(), Summary())
     try:
         with watching(asked.watch, shown.summary, None) as tell, shown:

@@ -120,6 +120,7 @@ def describe(event: Event) -> str | None:
 def _tell_start(event: Event) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
     seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
+    seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
     return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
 
 
