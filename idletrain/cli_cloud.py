@@ -77,13 +77,14 @@ def doctor(
     from idletrain.fleet import policy as policies
     from idletrain.job import CloudSettings
 
-    settings = load_job(job).cloud if job else CloudSettings()
+    asked = load_job(job) if job else None
+    settings = asked.cloud if asked else CloudSettings()
     with account_of(cloud, region or settings.region) as account:
         if policy:
             scope = policies.Scope(account=account.number, region=account.region, bucket=account.bucket)
             typer.echo(json.dumps(policies.launcher_policy(scope), indent=2))
             return
-        findings = checks.examine(account, settings, account.bucket)
+        findings = checks.examine(account, settings, account.bucket, gpu=bool(asked and asked.nodes.gpu))
     for finding in findings:
         sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.well]
         typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
