@@ -117,6 +117,16 @@ def test_a_warned_worker_ends_well(
     assert later.running
 
 
+def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., Run], cluster: Cluster) -> None:
+    run = make_run(rounds=2, nodes=2)
+    worker = cluster.idletrain_worker()
+    run.launch("--scheduler", cluster.address)
+    run.wait("one of two workers", "worker_joined")
+    worker.send(signal.SIGTERM)
+    assert run.wait("its leaving", "worker_left")["cause"] == "notice"
+    assert not run.events("leased")
+
+
 def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
     run = make_run(rounds=3)
     control.pace(0.1)
