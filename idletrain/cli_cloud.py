@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import psutil
 import typer
 
-from idletrain.errors import IdletrainError, RunError
+from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+from idletrain.observe.records import Event, Sink
 
 CACHE = Path("~/.cache/idletrain").expanduser()
 SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
@@ -175,7 +176,7 @@ def logs(
             typer.echo(account.console(node))
             return
         prefix, summary = prefix_of(account, name), Summary()
-        show = folding(summary, Lines(sys.stdout, summary))
+        show = as_seen_from_here(cloud, folding(summary, Lines(sys.stdout, summary)))
         if follow:
             follow_run(prefix, show)
             return
@@ -283,25 +284,41 @@ def _newest_sandbox() -> Path:
 
 @contextmanager
 def sandbox(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers."""
+    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers.
+
+    Nothing is left of it but, after a failure, what its machines said, until the next one opens.
+    """
     logs = SANDBOXES / str(os.getpid())
     for old in SANDBOXES.glob("[0-9]*"):
         if old == logs or not psutil.pid_exists(int(old.name)):
             shutil.rmtree(old, ignore_errors=True)
     logs.mkdir(parents=True)
+    failed = False
+    try:
+        with (logs / "sandbox.log").open("w") as log, _sandbox_process(logs, arguments, log) as process:
+            yield process
+    except Exception as error:
+        failed = not isinstance(error, JobError)  # a job that is refused has seen no machine
+        raise
+    finally:
+        if failed:
+            (logs / "address.json").unlink(missing_ok=True)
+            typer.echo(f"idletrain: what the machines said is in {logs}, until the next sandbox opens", err=True)
+        else:
+            shutil.rmtree(logs)
+
+
+@contextmanager
+def _sandbox_process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *arguments]
-    with (
-        (logs / "sandbox.log").open("w") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-        ) as process,
-    ):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            (logs / "address.json").unlink(missing_ok=True)
 
 
 def opened(process: subprocess.Popen[str]) -> None:
@@ -328,6 +345,17 @@ def enter_sandbox(address: dict[str, str]) -> None:
     }
     for leaking in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
         os.environ.pop(leaking, None)
+
+
+def as_seen_from_here(cloud: Cloud, sink: Sink) -> Sink:
+    """A sink that is told how to reach a run's page: from outside of AWS through a tunnel alone."""
+
+    def take(event: Event) -> None:
+        if cloud is Cloud.aws and event["kind"] == "run_started":
+            event = {**event, "dashboard": f"`idletrain dashboard {event['run']}`"}
+        sink(event)
+
+    return take
 
 
 def prefix_of(account: Any, name: str) -> Any:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 from distributed import Client
 
@@ -26,8 +27,9 @@ async def page_of(client: Client, *, ours: bool) -> str:
         ours: Whether the scheduler is idletrain's, which adds the page a moment after its first worker.
     """
     link: str = client.dashboard_link
-    there = ours or await client.get_metadata([PAGE], False)
-    return link.replace("/status", "/idletrain") if there else link
+    if ours:  # on its machine's loopback, whatever address workers reach it at
+        return f"http://127.0.0.1:{urlsplit(link).port}/idletrain"
+    return link.replace("/status", "/idletrain") if await client.get_metadata([PAGE], False) else link
 
 
 @contextlib.asynccontextmanager
