@@ -116,7 +116,7 @@ def reap(
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
     all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
-    """Find by tag what outlived its deadline or its head, and end it."""
+    """Find by tag what outlived its record, its deadline or its head, and end it."""
     from idletrain.fleet import teardown
     from idletrain.storage import S3Prefix
 
@@ -128,7 +128,9 @@ def reap(
             places = [*account.regions()]
     for place in places:
         with account_of(cloud, place) as account:
-            found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)
+            machines, now = account.instances(), time.time()
+            closed = teardown.over(account, machines, now)
+            found = teardown.orphans(machines, account.remnants(), now, grace, closed)
             for orphan in found:
                 typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
                 if yes:
@@ -380,11 +382,27 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     return mirror.events(prefix)
 
 
-def taken_down(prefix: Any, status: str) -> bool:
-    """Whether a run, whose events have this status, was ended from outside before it was done."""
+def standing(account: Any, name: str) -> tuple[Any, str]:
+    """The summary of a run as it stands, and a sentence where that is not what its last event says: who wrote its
+    events may be gone.
+    """
     from idletrain.fleet import record
+    from idletrain.fleet.aws import ALIVE
+    from idletrain.fleet.books import ENDED
+    from idletrain.fleet.teardown import lost_head
+    from idletrain.observe.summary import summary_of
 
-    return status in ("starting", "running") and record.read(prefix).state == "ended"
+    prefix = prefix_of(account, name)
+    summary, kept = summary_of(read_events(prefix)), record.read(prefix)
+    summary.run, summary.run_dir, why = kept.run, prefix.url, ""
+    if summary.status in ("starting", "running"):
+        if kept.failure:
+            summary.status, why = "failed", kept.failure
+        elif kept.state == "ended":
+            summary.status = "taken down"
+        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept.created, time.time()):
+            summary.status = "interrupted"
+    return summary, why
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -24,13 +24,13 @@ from idletrain.cli_cloud import (
     read_events,
     run_prefix,
     sandbox,
-    taken_down,
 )
 from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
+UNDONE = ("starting", "running")
 SHOWN_TYPES = 5  # of those that are asked for, the best
 SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
 _BOOTING = {
@@ -139,10 +139,10 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
     except KeyboardInterrupt:
         typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run), err=True)
         raise
-    if gone := taken_down(prefix, shown.summary.status):
+    if gone := shown.summary.status in UNDONE:  # the head is gone, and did not say that it was done
         shown.summary.status = "taken down"
-    gone_too = " (gone with its cloud)" if asked.cloud is Cloud.sandbox else ""
-    shown.summary.run_dir = f"{prefix.url}model.safetensors{gone_too}"
+    place = prefix.url if gone else f"{prefix.url}model.safetensors"
+    shown.summary.run_dir = f"{place} (gone with its cloud)" if asked.cloud is Cloud.sandbox else place
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)

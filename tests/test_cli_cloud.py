@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,32 @@ def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix, tmp_path:
 
 
 def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
+    record.update(past, created=time.time())
     assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
     record.update(past, state="ended")
-    assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "taken down"
+    told = run("status", "past", "--cloud", "sandbox")
+    assert "night: taken down\n" in told
+    assert past.url in told
+    record.update(past, failure="the data is gone; bring it back")
+    assert "night: failed: the data is gone; bring it back\n" in run("status", "past", "--cloud", "sandbox")
+
+
+def test_a_run_whose_head_was_terminated_by_hand_is_interrupted_with_the_reason(
+    cloud: Sandbox, account: Account, past: S3Prefix
+) -> None:
+    record.update(past, created=time.time() - 1)
+    marked = requests.tag_list({"idletrain:run": "night", "idletrain:role": "head"})
+    answer = cloud.fleet(
+        cloud.template("#!/bin/bash\nsleep 60\n"),
+        1,
+        market="on-demand",
+        TagSpecifications=[{"ResourceType": "instance", "Tags": marked}],
+    )
+    (head,) = answer["Instances"][0]["InstanceIds"]
+    assert "night: starting\n" in run("status", "past", "--cloud", "sandbox")
+    cloud.ec2.terminate_instances(InstanceIds=[head])
+    why = f"night: interrupted: its head {head} is gone (Client.UserInitiatedShutdown); go on with --resume\n"
+    assert why in run("status", "past", "--cloud", "sandbox")
 
 
 @pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])

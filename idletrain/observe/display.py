@@ -172,7 +172,7 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
         f"  {summary.reissues} subnets went on elsewhere",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
-        f"  params_sha256 {summary.params_sha256}",
+        *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         f"  {summary.run_dir}",
     ]
 
