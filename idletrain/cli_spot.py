@@ -26,7 +26,7 @@ from idletrain.cli_cloud import (
     sandbox,
 )
 from idletrain.errors import JobError, RunError
-from idletrain.job import Job
+from idletrain.job import NO_IMAGE, Job
 from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
@@ -173,7 +173,7 @@ def _refuse(job: Job, asked: SpotOptions) -> None:
         faults.append("--on-round, --webhook, --log-to: are told by this command while it follows; leave out --detach")
     if asked.cloud is Cloud.aws:
         if job.cloud.image is None:
-            faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+            faults.append(NO_IMAGE)
         if asked.churn_seconds or asked.trace:
             faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
     elif not in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from idletrain.errors import IdletrainError
 from idletrain.fleet.aws import Account
 from idletrain.fleet.catalog import Offer
-from idletrain.job import CloudSettings
+from idletrain.job import NO_IMAGE, CloudSettings
 
 # Families that share a quota of vCPUs, and its codes (AWS, "Amazon EC2 service quotas" and "Spot Instance quotas").
 # A new account's are 0 for GPUs. What is not here, such as P6, is not checked.
@@ -149,7 +149,7 @@ def _profiles(account: Account, cloud: CloudSettings) -> tuple[bool, str]:
 
 def _image(account: Account, image: str | None) -> tuple[bool, str]:
     if image is None:
-        return False, "cloud.image: is missing; build the Dockerfile, push it, and name it there"
+        return False, NO_IMAGE
     host, _, rest = image.partition("/")
     if ".dkr.ecr." not in host:
         return True, f"{image} (in a registry that cannot be asked from here)"
