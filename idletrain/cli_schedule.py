@@ -122,7 +122,10 @@ def list_(directory: Directory = None) -> None:
     book = _book(directory)
     for name in book.names():
         asked = book.get(name)
-        last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+        try:
+            last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+        except IdletrainError as error:  # an account out of reach hides no other schedule
+            last = [f"unknown: {error}"]
         following = next(times(asked.cron, asked.tz, utc_now()))
         typer.echo(f"{name}: {asked.cron} {asked.tz}, {asked.cloud} nodes, started by {asked.on}")
         typer.echo(f"  job   {asked.job}")

@@ -260,6 +260,20 @@ def test_a_schedule_on_aws_needs_no_machine_of_ours(home: Home, account: Account
     assert list(home.book.directory.iterdir()) == []
 
 
+def test_an_account_out_of_reach_hides_no_other_schedule(
+    home: Home, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.told(*NIGHTLY, "--on", "loop")
+    (home.path / "job.yaml").write_text(GOOD + ON_AWS)
+    home.told("add", "away", *NIGHTLY[2:], "--on", "aws")
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    shown = home.told("list")
+    assert "last  unknown: AWS: there are no credentials" in shown
+    assert "nightly: 0 2 * * *" in shown
+
+
 def test_what_aws_cannot_do_is_refused_with_all_reasons(home: Home) -> None:
     arguments = (
         "add",
