@@ -326,9 +326,13 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
 
 
 def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
-    cloud: Sandbox, account: Account, tmp_path: Path
+    cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = job_tree("headless", rounds=5)
+    tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
+    (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
+    (tmp_path / ".gitignore").write_text("out-*\n.cache/\n")
+    monkeypatch.syspath_prepend(tmp_path)
     first = Launcher(cloud, account, tree, tmp_path)
     try:
         first.until("two rounds", lambda: len(first.events("round_committed")) >= 2)
