@@ -321,6 +321,7 @@ def _sandbox_process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator
         finally:
             assert process.stdin is not None
             process.stdin.close()
+            process.wait()  # which leaving the context does not after a Ctrl-C
 
 
 def opened(process: subprocess.Popen[str]) -> None:

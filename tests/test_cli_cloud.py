@@ -14,6 +14,8 @@ import pytest
 from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox, ids_of
 
+from idletrain import cli_cloud
+from idletrain.errors import JobError, RunError
 from idletrain.fleet import record, requests
 from idletrain.fleet.aws import Account
 from idletrain.rounds import mirror
@@ -201,6 +203,34 @@ def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
         )
         assert done.returncode == 2
         assert done.stderr.endswith("cloud.region: no region is set; name one, such as region: eu-west-1\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(None, False), (KeyboardInterrupt, False), (JobError("no"), False), (RunError("the head gave up"), True)],
+)
+def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
+    error: Any, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_cloud, "SANDBOXES", tmp_path)
+    mine = tmp_path / str(os.getpid())
+    (tmp_path / "999999999").mkdir()  # of a launch that was killed: no process has this number
+
+    def rehearse() -> Any:
+        with cli_cloud.sandbox([]) as process:
+            (mine / "address.json").write_text("{}")
+            (mine / "i-1.log").write_text("why")
+            if error:
+                raise error
+        return process
+
+    if error:
+        with pytest.raises(error if isinstance(error, type) else type(error)):
+            rehearse()
+    else:
+        assert rehearse().returncode is not None
+    left = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))]
+    assert left == ([mine.name, f"{mine.name}/i-1.log", f"{mine.name}/sandbox.log"] if kept else [])
 
 
 def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
