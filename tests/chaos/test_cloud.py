@@ -347,6 +347,8 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
         assert second.last()["params_sha256"] == train_alone(parse_job(tree))[-1]
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
+        taken_away = {name: second.prefix.get(name) for name in ("model.safetensors", "summary.json", "report.html")}
+        assert all(found and found.content for found in taken_away.values()), taken_away
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
