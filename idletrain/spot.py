@@ -95,11 +95,10 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
         budget_usd=nodes.budget_usd,
         spent_usd=spent_usd,
     )
-    smallest = min(offers, key=lambda offer: offer.type.vcpus)
     faults = (
         *data_faults(job, account.bucket),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
-        doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
+        doctor.quota_fault(account, nodes.count, offers),
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,10 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     assert made.spent_usd == pytest.approx(3 * worst)
     assert made.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
     assert float(made.tags["idletrain:deadline"]) == int(made.deadline)
+    template = record.read(prefix).site.template
+    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    booted = base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
+    assert booted.splitlines()[2] == f"deadline={int(made.deadline)}"  # each machine's own, whoever is dead
     teardown.down(account, "night", prefix)
     with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
         spot.make_plan(tight, account, cache, 3.6 * worst)

@@ -91,6 +91,7 @@ class Runner:
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
+        self._noticed: set[str] = set()
         self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
@@ -284,11 +285,12 @@ class Runner:
         self._handle(joined)
 
     def _on_notice(self, address: str) -> None:
+        self._noticed.add(address)  # also before there is a state that knows workers
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
-        worker = self._state.workers.get(address) if self._state else None
-        warned = "notice" if worker is not None and worker.draining else "kill"
+        warned = "notice" if address in self._noticed else "kill"
+        self._noticed.discard(address)
         self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever

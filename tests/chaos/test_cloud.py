@@ -327,9 +327,13 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
 
 
 def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
-    cloud: Sandbox, account: Account, tmp_path: Path
+    cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = job_tree("headless", rounds=5)
+    tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
+    (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
+    (tmp_path / ".gitignore").write_text("out-*\n.cache/\n")
+    monkeypatch.syspath_prepend(tmp_path)
     first = Launcher(cloud, account, tree, tmp_path)
     try:
         first.until("two rounds", lambda: len(first.events("round_committed")) >= 2)
@@ -344,6 +348,8 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
         assert second.last()["params_sha256"] == train_alone(parse_job(tree))[-1]
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
+        taken_away = {name: second.prefix.get(name) for name in ("model.safetensors", "summary.json", "report.html")}
+        assert all(found and found.content for found in taken_away.values()), taken_away
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
