@@ -180,7 +180,7 @@ def logs(
         prefix, summary = prefix_of(account, name), Summary()
         show = as_seen_from_here(cloud, folding(summary, Lines(sys.stdout, summary)))
         if follow:
-            follow_run(prefix, show)
+            follow_run(prefix, show, account)
             return
         for event in read_events(prefix):
             show(event)

@@ -134,7 +134,8 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
         with watching(asked.watch, shown.summary, None) as tell, shown:
             folded = display.folding(shown.summary, shown)
             folded({"kind": "waiting", "s": 0.0, "t": made.created, "reason": _BOOTING[asked.cloud]})
-            spot.follow(prefix, as_seen_from_here(asked.cloud, display.folding(shown.summary, shown, tell)))
+            seen = as_seen_from_here(asked.cloud, display.folding(shown.summary, shown, tell))
+            spot.follow(prefix, seen, account)
         spot.outlive(account, made.run)
     except KeyboardInterrupt:
         typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run), err=True)

@@ -150,17 +150,28 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
         spot.make_plan(tight, account, cache, 3.6 * worst)
 
 
-def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3Prefix) -> None:
+def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
     record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
     prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
     seen: list[Any] = []
     with pytest.raises(RunError, match="the data is gone; bring it back"):
-        spot.follow(prefix, seen.append)
+        spot.follow(prefix, seen.append, account)
     assert seen == [{"kind": "waiting"}]
 
 
-def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_gives_up_on_a_head_that_is_not_heard_of(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.claim(prefix, RECORD)
     monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
-        spot.follow(prefix, lambda _event: None)
+        spot.follow(prefix, lambda _event: None, account)
+
+
+def test_following_tells_that_a_head_is_gone_which_said_nothing(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
+    monkeypatch.setattr(spot, "LOOK_SECONDS", 0.5)
+    with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
+        spot.follow(prefix, lambda _event: None, account)
