@@ -75,6 +75,7 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
             ),
         )
     finally:
+        keeper.detach()  # before anything is awaited: the records are closed
         for task in (copying, *limits):
             task.cancel()
         await asyncio.gather(copying, *limits, return_exceptions=True)

@@ -54,6 +54,7 @@ class Keeper:
         self._news: list[Mapping[str, Any]] = []
         self._told = 0
         self._tell: Callable[..., None] | None = None
+        self._over = False
         self._changed = asyncio.Event()
         self.idle_since: float | None = time.monotonic()
 
@@ -61,6 +62,10 @@ class Keeper:
         """Record what happens from here on, and what has happened."""
         self._tell = tell
         self._flush()
+
+    def detach(self) -> None:
+        """Leave the fleet as it is and tell nobody: the run is over, and who takes it down closes its books."""
+        self._tell, self._over = None, True
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Take one of the run's events."""
@@ -112,6 +117,8 @@ class Keeper:
             logger.warning("%s", error)
             return LOOK_SECONDS
         self._account_for(found)
+        if self._over:
+            return LOOK_SECONDS
         if time.monotonic() >= self._prices_due:
             await self._follow_prices(found)
         budget = self._record.job["nodes"]["budget_usd"]
