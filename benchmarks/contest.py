@@ -391,7 +391,7 @@ def run(case: Case, entry: Entry, nodes: int, link: str, head_link: str | None =
 
 def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> dict[str, Any]:
     """Run the processes; returns when it began and the marks `(steps, time)`."""
-    snapshot_seconds = max(entry.budget_seconds / 24, 0.001) if entry.snapshot_every else 3600.0
+    snapshot_seconds = max(entry.budget_seconds / 16, 0.001) if entry.snapshot_every else 3600.0
     with Cast(bed, folder) as cast:
         stage = Stage(cast, case, entry, nodes, folder, snapshot_seconds)
         stage.open()
