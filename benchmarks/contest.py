@@ -261,7 +261,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
     settings = dict(entry.settings)
     local_steps = settings.pop("local_steps")
     subnets = settings.pop("subnets", nodes)
-    preemption = settings.pop("preemption", {})
+    preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
     return {
         "name": "bench",
         "model": case.model,
@@ -276,7 +276,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
             "seed": case.seed,
             "evaluate_every": 1_000_000,
         },
-        "nodes": {"count": nodes},
+        "nodes": {"count": count},
         "preemption": preemption,
         "checkpoint": {"to": str(folder), "every": snapshot_seconds, "keep": 1_000_000},
     }

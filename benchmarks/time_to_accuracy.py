@@ -10,7 +10,7 @@ Where a method would take too long over a link, it runs there for at least 20 st
 to the accuracy without shaping x time a step over the link.
 
     python -m benchmarks.time_to_accuracy [--case b] [--nodes 8] [--link 100mbit] [--head-link 1gbit]
-        [--methods ist,ddp] [--settings JSON] [--steps N] [--report] [--tiny] [--json FILE]
+        [--methods ist,ddp] [--settings JSON --steps N --snapshot-every N --budget S] [--report] [--tiny] [--json FILE]
 
 Runs add to the JSON file, so that a long comparison can be made in pieces; `--report` only draws it up anew.
 """
@@ -303,6 +303,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--settings", help="these settings instead of the candidates, as JSON")
     command.add_argument("--steps", type=int, default=PROBE_STEPS, help="with --settings")
     command.add_argument("--snapshot-every", type=int, default=0, help="steps, with --settings; 0: only time it")
+    command.add_argument(
+        "--budget", type=float, default=240.0, help="seconds after which a run is ended, with --settings"
+    )
     command.add_argument("--report", action="store_true", help="run nothing")
     options = command.parse_args(argv)
     try:
