@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 import torch
 
 from benchmarks.peers import environment
@@ -400,15 +401,25 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> dict
         ours = stage.method.ours
         ready = cast.output.wait("leased" if ours else "ready", 1 if ours else nodes, START_SECONDS, cast.all_alive)
         begun = ready[0]["t"] if ours else max(line["t"] for line in ready)
-        counter = Counter(bed)
+        counter, cores = Counter(bed), psutil.cpu_times()
         until = time.monotonic() + entry.budget_seconds
         ended = "run_ended" if ours else "done"
         while time.monotonic() < until and cast.all_alive() and not cast.output.of(ended):
             time.sleep(0.1)
         counter.close()
+        cores_used = cores_shares(cores, psutil.cpu_times())
         lines = list(cast.output.lines)
     marks = marks_of(lines, ours, entry.settings.get("local_steps", 1), nodes)
-    return {"begun": begun, "marks": marks, "lines": lines, "counter": counter, "ours": ours}
+    return {"begun": begun, "marks": marks, "lines": lines, "counter": counter, "ours": ours, "cores": cores_used}
+
+
+def cores_shares(before: Any, after: Any) -> dict[str, float]:
+    """What the whole machine's cores did between two looks: programs, the kernel (also the links' emulation), nothing."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields if "guest" not in name}
+    whole = max(sum(spent.values()), 1e-9)
+    user = spent["user"] + spent.get("nice", 0.0)
+    idle = spent["idle"] + spent.get("iowait", 0.0)
+    return {"user": user / whole, "kernel": 1 - (user + idle) / whole, "idle": idle / whole}
 
 
 def marks_of(lines: Sequence[Line], ours: bool, local_steps: int, nodes: int) -> list[tuple[int, float]]:
@@ -425,25 +436,28 @@ def marks_of(lines: Sequence[Line], ours: bool, local_steps: int, nodes: int) ->
 
 
 def account(timed: dict[str, Any], nodes: int) -> dict[str, Any]:
-    """Steps, seconds, and what of them was local work, a node's mean."""
+    """Steps, seconds, and what of them was local work and (idletrain's) pull and push, a node's mean."""
     steps, ended = timed["marks"][-1]
     seconds = ended - timed["begun"]
+    lines = [line for line in timed["lines"] if line["t"] <= ended]
+    parts: dict[str, float] = {}
     if timed["ours"]:
-        parts = [line for line in timed["lines"] if line["kind"] == "attempt_ended" and "train_seconds" in line]
-        local = sum(line["train_seconds"] for line in parts if line["t"] <= ended) / nodes
+        accounts = [line for line in lines if line["kind"] == "attempt_ended" and "train_seconds" in line]
+        local = sum(line["train_seconds"] for line in accounts) / nodes
+        for part in ("pull", "push"):
+            parts[f"{part}_step_seconds"] = sum(line[f"{part}_seconds"] for line in accounts) / nodes / steps
     else:
-        last: dict[str, float] = {}
-        for line in timed["lines"]:
-            if line["kind"] == "step" and line["t"] <= ended:
-                last[line["machine"]] = line["local_seconds"]
-        local = sum(last.values()) / max(1, len(last))
+        last = {line["machine"]: line["local_seconds"] for line in lines if line["kind"] == "step"}
+        local = sum(last.values()) / len(last)
     sent = timed["counter"].between(timed["begun"], ended)
     return {
         "steps": steps,
         "seconds": seconds,
         "step_seconds": seconds / steps,
         "local_step_seconds": local / steps,
+        **parts,
         "bytes_per_step": None if sent is None else sent / steps,
+        "cores": timed["cores"],
     }
 
 

@@ -30,11 +30,24 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield f"## {result['benchmark'].replace('_', ' ')}\n"
     yield f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 2**30:.0f} GiB; {result['date'][:10]};"
     yield f"{versions}.\n"
-    yield "| figure | value | target | |\n|---|---|---|---|"
-    for figure in result["figures"]:
+    for table in result.get("tables", ()):
+        yield f"{table['title']}\n"
+        yield from _table(table["head"], table["rows"])
+        yield ""
+    yield from (f"{note}\n" for note in result.get("notes", ()))
+    figures = [f for f in result["figures"] if f["met"] is not None or not result.get("tables")]  # tables say the rest
+    if figures:
+        yield "| figure | value | target | |\n|---|---|---|---|"
+    for figure in figures:
         verdict = {None: "", True: "met", False: "**missed**"}[figure["met"]]
         yield f"| {figure['what']} | {figure['value']:.4g} {figure['unit']} | {figure['target']} | {verdict} |"
     yield ""
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def summary(results: list[dict[str, Any]]) -> str:

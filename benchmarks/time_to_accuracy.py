@@ -7,7 +7,8 @@ statistics are estimated anew on the assembled network for every method before i
 
 Every method runs with several settings (CANDIDATES: synchronisation interval, learning rate) and the best is kept.
 Where a method would take too long over a link, it runs there for at least 20 steps, and its time is `computed`: steps
-to the accuracy without shaping x time a step over the link.
+to the accuracy without shaping x time a step over the link. Methods that are one algorithm share such steps: local SGD
+of two libraries, data parallel with gradients of 16 and 32 bits.
 
     python -m benchmarks.time_to_accuracy [--case b] [--nodes 8] [--link 100mbit] [--head-link 1gbit]
         [--methods ist,ddp] [--settings JSON --steps N --snapshot-every N --budget S] [--report] [--tiny] [--json FILE]
@@ -30,6 +31,16 @@ from benchmarks.report import Figure, at_least, parser, report
 
 RESULTS = Path(__file__).parent / "results" / "time_to_accuracy.json"
 PROBE_STEPS = 20  # of a method whose whole run would take too long
+NOTES = (
+    "How to read it. `seconds` run from the moment at which all nodes are ready until the first snapshot at the target; "
+    "snapshots are scored off the clock. `of which` is a node's mean: its local steps, and idletrain's pulls and "
+    "pushes; the rest is communication and waiting. `cores` is what the machine's cores did meanwhile.",
+    "All nodes and the head share this machine's cores, so local work takes several times as long as on machines of "
+    "their own: methods that compute much are charged for it, and emulating full links costs kernel time on the same "
+    "cores. Both flatter methods that compute and send little. Wire time alone is `MB sent by all` over nodes and rate.",
+    "Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are "
+    "estimated anew before every score, for every method alike. TLS is off for all.",
+)
 IST_TARGETS = {"ddp": 15.0, "local SGD's best kind": 4.0}  # the paper (Speech, 2 layers): 10.6 and 4.2
 LOCAL_SGD_KINDS = ("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco")
 FASHION = {"name": "fashion-mnist"}
@@ -88,7 +99,7 @@ def standings(runs: Sequence[Record]) -> list[Record]:
 
     Returns:
         Records with `seconds` and `bytes` to the target (None where it was not reached), whether they are `computed`,
-        `steps`, `settings`, and of a step the seconds and the share of local work.
+        `steps`, `settings`, and of a step the seconds and the shares of local work, pull and push.
     """
     best: dict[tuple[Any, ...], Record] = {}
     for record in runs:
@@ -107,18 +118,28 @@ def _standing(record: Record, runs: Iterable[Record]) -> Record:
     """One run's time to the target: its own, or by the same settings' steps without shaping."""
     names = ("case", "nodes", "link", "head_link", "method", "settings", "step_seconds", "target")
     standing = {name: record[name] for name in names}
-    standing["local_share"] = record["local_step_seconds"] / record["step_seconds"]
-    standing["bytes_per_step"] = record["bytes_per_step"]
+    parts = {part: record.get(f"{part}_step_seconds", 0.0) for part in ("local", "pull", "push")}
+    standing["shares"] = {part: seconds / record["step_seconds"] for part, seconds in parts.items()}
+    standing["bytes_per_step"], standing["cores"] = record["bytes_per_step"], record.get("cores", {})
     own = _reached(record)
     if own:
         return {**standing, "steps": own[0], "seconds": own[1], "bytes": own[2], "computed": False}
-    same = ("case", "nodes", "method", "settings")
     for other in runs:
-        if other["link"] == "none" and all(other[name] == record[name] for name in same) and (point := _reached(other)):
+        if other["link"] == "none" and _learning(other) == _learning(record) and (point := _reached(other)):
             steps, sent = point[0], record["bytes_per_step"]
             seconds, bytes_ = steps * record["step_seconds"], None if sent is None else steps * sent
             return {**standing, "steps": steps, "seconds": seconds, "bytes": bytes_, "computed": True}
     return {**standing, "steps": None, "seconds": None, "bytes": None, "computed": False}
+
+
+def _learning(record: Record) -> tuple[Any, ...]:
+    """What decides how many steps a method needs: methods that are one algorithm in several libraries share it."""
+    method, settings = record["method"], dict(record["settings"])
+    if method in ("post-local-sgd", "torchft-local-sgd") and not settings.pop("warmup", 0):
+        method = "local SGD"
+    if method == "ddp-fp16":
+        method = "ddp"
+    return record["case"], record["nodes"], method, settings
 
 
 def _reached(record: Record) -> list[Any] | None:
@@ -180,7 +201,7 @@ def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     groups: dict[str, list[Record]] = {}
     for s in standings(runs):
         groups.setdefault(f"{_where(s)}, to {s['target']:g}", []).append(s)
-    head = ["method", "seconds", "MB sent by all", "steps a node", "s a step", "local work", "settings"]
+    head = ["method", "seconds", "MB sent by all", "steps a node", "s a step", "of which", "cores", "settings"]
     return [{"title": title, "head": head, "rows": [_row(s) for s in rows]} for title, rows in groups.items()]
 
 
@@ -189,7 +210,21 @@ def _row(s: Record) -> list[str]:
     sent = "" if s["bytes"] is None else f"{s['bytes'] / 1e6:.0f}"
     settings = ", ".join(f"{name} {value}" for name, value in s["settings"].items())
     steps = "" if s["steps"] is None else str(s["steps"])
-    return [s["method"], seconds, sent, steps, f"{s['step_seconds']:.3g}", f"{100 * s['local_share']:.0f} %", settings]
+    return [
+        s["method"],
+        seconds,
+        sent,
+        steps,
+        f"{s['step_seconds']:.3g}",
+        _shares(s["shares"]),
+        _shares(s["cores"]),
+        settings,
+    ]
+
+
+def _shares(shares: dict[str, float]) -> str:
+    """Shares in percent, those that are known."""
+    return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares.items() if share)
 
 
 def draw(runs: Sequence[Record], to: Path) -> None:
@@ -220,9 +255,11 @@ def draw(runs: Sequence[Record], to: Path) -> None:
 
 def _draw_one(row: Any, s: Record, runs: Sequence[Record]) -> None:
     """One method's curve; dashed where it is computed."""
-    same = ("case", "nodes", "method", "settings")
-    link = "none" if s["computed"] else s["link"]
-    source = next(r for r in runs if r["link"] == link and all(r[name] == s[name] for name in same))
+    if s["computed"]:
+        source = next(r for r in runs if r["link"] == "none" and _learning(r) == _learning(s) and _reached(r))
+    else:
+        same = ("case", "nodes", "link", "head_link", "method", "settings")
+        source = next(r for r in runs if all(r[name] == s[name] for name in same))
     points = source["curve"]
     seconds = [p[0] * s["step_seconds"] if s["computed"] else p[1] for p in points]
     style = {"label": s["method"], "linestyle": "--" if s["computed"] else "-", "marker": "."}
@@ -318,7 +355,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         runs = json.loads(options.json.read_text())["runs"]
 
     def keep(runs: Sequence[Record]) -> dict[str, Any]:
-        return report("time_to_accuracy", options, figures_of(runs), tables=tables_of(runs), runs=runs)
+        return report("time_to_accuracy", options, figures_of(runs), tables=tables_of(runs), notes=NOTES, runs=runs)
 
     if not options.report:
         runs = carry_out(asked, options.methods, keep, runs)
