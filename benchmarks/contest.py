@@ -414,7 +414,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> dict
 
 
 def cores_shares(before: Any, after: Any) -> dict[str, float]:
-    """What the whole machine's cores did between two looks: programs, the kernel (also the links' emulation), nothing."""
+    """What all cores did between two looks: programs, the kernel (which emulates the links, too), nothing."""
     spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields if "guest" not in name}
     whole = max(sum(spent.values()), 1e-9)
     user = spent["user"] + spent.get("nice", 0.0)

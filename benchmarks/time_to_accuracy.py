@@ -31,16 +31,18 @@ from benchmarks.report import Figure, at_least, parser, report
 
 RESULTS = Path(__file__).parent / "results" / "time_to_accuracy.json"
 PROBE_STEPS = 20  # of a method whose whole run would take too long
-NOTES = (
-    "How to read it. `seconds` run from the moment at which all nodes are ready until the first snapshot at the target; "
-    "snapshots are scored off the clock. `of which` is a node's mean: its local steps, and idletrain's pulls and "
-    "pushes; the rest is communication and waiting. `cores` is what the machine's cores did meanwhile.",
-    "All nodes and the head share this machine's cores, so local work takes several times as long as on machines of "
-    "their own: methods that compute much are charged for it, and emulating full links costs kernel time on the same "
-    "cores. Both flatter methods that compute and send little. Wire time alone is `MB sent by all` over nodes and rate.",
-    "Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are "
-    "estimated anew before every score, for every method alike. TLS is off for all.",
-)
+NOTES = """
+How to read it. `seconds` run from the moment at which all nodes are ready until the first snapshot at the target;
+snapshots are scored off the clock. `of which` is a node's mean: its local steps, and idletrain's pulls and pushes; the
+rest is communication and waiting. `cores` is what the machine's cores did meanwhile.
+
+All nodes and the head share this machine's cores, so local work takes several times as long as on machines of their
+own: methods that compute much are charged for it; and emulating full links costs kernel time on the same cores. Both
+flatter a method that computes and sends little, as `ist` does. Wire time alone is `MB sent by all` over nodes and rate.
+
+Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are estimated
+anew before every score, for every method alike. TLS is off for all.
+""".strip().split("\n\n")
 IST_TARGETS = {"ddp": 15.0, "local SGD's best kind": 4.0}  # the paper (Speech, 2 layers): 10.6 and 4.2
 LOCAL_SGD_KINDS = ("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco")
 FASHION = {"name": "fashion-mnist"}
