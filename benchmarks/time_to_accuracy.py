@@ -290,11 +290,8 @@ def asked_of(options: argparse.Namespace) -> Asked:
         raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join((*METHODS, *CASES))}")
     entries: tuple[Entry, ...] = ()
     if options.settings:
-        every = options.snapshot_every
-        given = json.loads(options.settings)
-        entries = tuple(
-            Entry(method=m, settings=given, steps=options.steps, snapshot_every=every) for m in options.methods
-        )
+        goes = {"steps": options.steps, "snapshot_every": options.snapshot_every, "budget_seconds": options.budget}
+        entries = tuple(Entry(method=m, settings=json.loads(options.settings), **goes) for m in options.methods)
     return Asked(tuple(options.case), tuple(options.nodes), tuple(options.link), options.head_link, entries)
 
 
