@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.time_to_accuracy import standings, where
+
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
+PEERS_BEGIN, PEERS_END = "<!-- peers: python -m benchmarks.tables -->", "<!-- end of peers -->"
 HEAD = """# Results
 
 Made by `python -m benchmarks.tables` from `results/*.json`, which `python -m benchmarks` writes; every file holds the
@@ -64,14 +67,42 @@ def summary(results: list[dict[str, Any]]) -> str:
     return "\n".join([f"On {machine['cores']} shared cores of an {machine['cpu']}:\n", *rows])
 
 
+def choice(results: list[dict[str, Any]]) -> str:
+    """Per case, nodes and links: how long `ist` took, and the quickest of the others."""
+    runs = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
+    places: dict[str, list[dict[str, Any]]] = {}
+    for s in standings(runs):
+        if s["seconds"] is not None and s["link"] != "none":
+            places.setdefault(f"{where(s)}, to {s['target']:g}", []).append(s)
+    rows = []
+    for place, methods in places.items():
+        ours = next((s for s in methods if s["method"] == "ist"), None)
+        others = [s for s in methods if s["method"] != "ist"]
+        if ours and others:
+            best = min(others, key=lambda s: float(s["seconds"]))
+            quicker = "idletrain" if ours["seconds"] < best["seconds"] else best["method"]
+            rows.append([place, _time(ours), f"{best['method']}, {_time(best)}", quicker])
+    return "\n".join(_table(["where", "ist", "quickest other", "take"], rows))
+
+
+def _time(standing: dict[str, Any]) -> str:
+    return f"{standing['seconds']:.0f} s{' (computed)' if standing['computed'] else ''}"
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """The text with other content between two marks."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
 def main() -> None:
-    """Write RESULTS.md and the README's table."""
+    """Write RESULTS.md and the README's tables."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
     readme = Path(__file__).parent.parent / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n\n{summary(results)}\n\n{END}{after}")
+    text = between(readme.read_text(), BEGIN, END, summary(results))
+    readme.write_text(between(text, PEERS_BEGIN, PEERS_END, choice(results)))
 
 
 if __name__ == "__main__":

@@ -156,18 +156,19 @@ def figures_of(runs: Sequence[Record]) -> list[Figure]:
     for s in table:
         if s["seconds"] is None:
             continue
-        where = _where(s)
+        place = where(s)
         how = ", computed" if s["computed"] else ""
-        figures.append(Figure(f"{where}, {s['method']}: time to {s['target']:g}{how}", s["seconds"], "s"))
+        figures.append(Figure(f"{place}, {s['method']}: time to {s['target']:g}{how}", s["seconds"], "s"))
         if s["bytes"] is not None:
-            figures.append(Figure(f"{where}, {s['method']}: sent by all{how}", s["bytes"] / 1e6, "MB"))
+            figures.append(Figure(f"{place}, {s['method']}: sent by all{how}", s["bytes"] / 1e6, "MB"))
     for head_link in sorted({s["head_link"] for s in table}):
         here = {s["method"]: s for s in table if s["seconds"] is not None and _counts(s, head_link)}
         figures += _ratios(here, f"case b, 8 nodes, 100mbit, head {head_link}")
     return figures
 
 
-def _where(s: Record) -> str:
+def where(s: Record) -> str:
+    """A standing's place in words."""
     head = "" if s["head_link"] == s["link"] else f", head {s['head_link']}"
     return f"case {s['case']}, {s['nodes']} nodes, {s['link']}{head}"
 
@@ -202,7 +203,7 @@ def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """For RESULTS.md: one table a case, nodes and links, the best settings of every method and where its time goes."""
     groups: dict[str, list[Record]] = {}
     for s in standings(runs):
-        groups.setdefault(f"{_where(s)}, to {s['target']:g}", []).append(s)
+        groups.setdefault(f"{where(s)}, to {s['target']:g}", []).append(s)
     head = ["method", "seconds", "MB sent by all", "steps a node", "s a step", "of which", "cores", "settings"]
     return [{"title": title, "head": head, "rows": [_row(s) for s in rows]} for title, rows in groups.items()]
 
