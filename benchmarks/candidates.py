@@ -1,7 +1,7 @@
 """Every method's settings that are tried, case by case; the best of each is kept.
 
-The local optimizer is the same for all: SGD with momentum, or AdamW for the transformer, with a cosine schedule over the
-steps that the method is given (`horizon`). Those that synchronise now and then try several intervals.
+The local optimizer is the same for all: SGD with momentum, or AdamW for the transformer, with a cosine schedule over
+the steps that the method is given (`horizon`). Those that synchronise now and then try several intervals.
 """
 
 from __future__ import annotations
