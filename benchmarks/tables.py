@@ -38,7 +38,9 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         yield from _table(table["head"], table["rows"])
         yield ""
     yield from (f"{note}\n" for note in result.get("notes", ()))
-    figures = [f for f in result["figures"] if f["met"] is not None or not result.get("tables")]  # tables say the rest
+    figures = [
+        f for f in result["figures"] if f["met"] is not None or f["unit"].startswith("x") or not result.get("tables")
+    ]  # tables say the rest
     if figures:
         yield "| figure | value | target | |\n|---|---|---|---|"
     for figure in figures:
@@ -72,21 +74,27 @@ def choice(results: list[dict[str, Any]]) -> str:
     runs = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
     places: dict[str, list[dict[str, Any]]] = {}
     for s in standings(runs):
-        if s["seconds"] is not None and s["link"] != "none":
+        if s["link"] != "none":
             places.setdefault(f"{where(s)}, to {s['target']:g}", []).append(s)
     rows = []
     for place, methods in places.items():
         ours = next((s for s in methods if s["method"] == "ist"), None)
         others = [s for s in methods if s["method"] != "ist"]
-        if ours and others:
-            best = min(others, key=lambda s: float(s["seconds"]))
-            quicker = "idletrain" if ours["seconds"] < best["seconds"] else best["method"]
+        if ours and ours["seconds"] is not None and others:
+            best = min(others, key=_bound)
+            quicker = "idletrain" if ours["seconds"] < _bound(best) else best["method"]
             rows.append([place, _time(ours), f"{best['method']}, {_time(best)}", quicker])
     return "\n".join(_table(["where", "ist", "quickest other", "take"], rows))
 
 
+def _bound(standing: dict[str, Any]) -> float:
+    """Seconds to the target, or how many were not enough."""
+    return float(standing["more_than"] if standing["seconds"] is None else standing["seconds"])
+
+
 def _time(standing: dict[str, Any]) -> str:
-    return f"{standing['seconds']:.0f} s{' (computed)' if standing['computed'] else ''}"
+    more = "more than " if standing["seconds"] is None else ""
+    return f"{more}{_bound(standing):.0f} s{' (computed)' if standing['computed'] else ''}"
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:
