@@ -85,7 +85,7 @@ def test_rounds_give_every_node_its_steps(tmp_path):
     job = parse_job(job_tree(CASES["b"], entry, 8, tmp_path, 1.0))
     assert (job.training.rounds, job.training.subnets, job.nodes.count) == (8, 8, 8)
     lines = [{"kind": "round_committed", "steps": 400, "t": 3.0}, {"kind": "round_committed", "steps": 400, "t": 5.0}]
-    assert marks_of(lines, True, 50, 8) == [(50, 3.0), (100, 5.0)]
+    assert marks_of(lines, True, 8) == [(50, 3.0), (100, 5.0)]
 
 
 def test_machines_of_loopback_are_named_as_a_testbeds():
