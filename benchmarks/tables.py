@@ -84,6 +84,8 @@ def choice(results: list[dict[str, Any]]) -> str:
             best = min(others, key=_bound)
             quicker = "idletrain" if ours["seconds"] < _bound(best) else best["method"]
             rows.append([place, _time(ours), f"{best['method']}, {_time(best)}", quicker])
+    if not rows:
+        return "No place has been measured all the way to its target yet."
     return "\n".join(_table(["where", "ist", "quickest other", "take"], rows))
 
 

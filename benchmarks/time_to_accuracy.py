@@ -44,6 +44,7 @@ Every node takes batches of the same size; all nodes share each pass over the da
 anew before every score, for every method alike. TLS is off for all.
 """.strip().split("\n\n")
 IST_TARGETS = {"ddp": 15.0, "local SGD's best kind": 4.0}  # the paper (Speech, 2 layers): 10.6 and 4.2
+LEVELS_BELOW = (0.08, 0.06, 0.04, 0.02, 0.01, 0.0)
 LOCAL_SGD_KINDS = ("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco")
 FASHION = {"name": "fashion-mnist"}
 Record = dict[str, Any]
@@ -215,6 +216,42 @@ def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     return [{"title": title, "head": head, "rows": [_row(s) for s in rows]} for title, rows in groups.items()]
 
 
+def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
+    """For RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
+    places: dict[str, dict[str, list[Record]]] = {}
+    for record in runs:
+        places.setdefault(where(record), {}).setdefault(record["method"], []).append(record)
+    tables = []
+    for place, methods in places.items():
+        levels = [methods_[0]["target"] - below for methods_ in list(methods.values())[:1] for below in LEVELS_BELOW]
+        rows = [
+            [method, *(_soonest([_seconds_to(record, runs, level) for record in mine]) for level in levels)]
+            for method, mine in methods.items()
+        ]
+        head = ["method", *(f"to {level:.2f}" for level in levels)]
+        tables.append(
+            {"title": f"{place}: seconds to lower accuracies, too (~ is computed)", "head": head, "rows": rows}
+        )
+    return tables
+
+
+def _seconds_to(record: Record, runs: Iterable[Record], level: float) -> tuple[float, bool] | None:
+    """Seconds to an accuracy, and whether they are computed from the same settings' steps over other links."""
+    own = next((point for point in record["curve"] if point[3] >= level), None)
+    if own:
+        return own[1], False
+    for other in runs:
+        point = next((point for point in other["curve"] if point[3] >= level), None)
+        if point and _learning(other) == _learning(record):
+            return point[0] * record["step_seconds"], True
+    return None
+
+
+def _soonest(found: Iterable[tuple[float, bool] | None]) -> str:
+    known = [one for one in found if one]
+    return f"{'~' if min(known)[1] else ''}{min(known)[0]:.0f}" if known else ""
+
+
 def _row(s: Record) -> list[str]:
     if s["seconds"] is None:
         seconds = f"more than {s['more_than']:.0f}"
@@ -365,7 +402,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         runs = json.loads(options.json.read_text())["runs"]
 
     def keep(runs: Sequence[Record]) -> dict[str, Any]:
-        return report("time_to_accuracy", options, figures_of(runs), tables=tables_of(runs), notes=NOTES, runs=runs)
+        return report(
+            "time_to_accuracy",
+            options,
+            figures_of(runs),
+            tables=tables_of(runs) + levels_of(runs),
+            notes=NOTES,
+            runs=runs,
+        )
 
     if not options.report:
         runs = carry_out(asked, options.methods, keep, runs)

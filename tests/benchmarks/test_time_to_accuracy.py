@@ -9,7 +9,7 @@ import pytest
 from benchmarks import time_to_accuracy
 from benchmarks.contest import Entry, Loopback, free_port, job_tree, marks_of
 from benchmarks.peers import environment
-from benchmarks.time_to_accuracy import CASES, figures_of, main, standings, tables_of
+from benchmarks.time_to_accuracy import CASES, figures_of, levels_of, main, standings, tables_of
 from idletrain.job import parse_job
 
 needs_peers = pytest.mark.skipif(
@@ -78,6 +78,12 @@ def test_a_table_tells_what_was_not_reached():
     table = next(table for table in tables_of([record(), unfinished]) if "100mbit" in table["title"])
     assert table["title"].startswith("case b, 8 nodes, 100mbit")
     assert table["rows"][0][:2] == ["ddp", "more than 840"]
+
+
+def test_lower_accuracies_have_their_times_too():
+    table = next(table for table in levels_of([record(), UNSHAPED, IST]) if "100mbit" in table["title"])
+    assert table["head"][1] == "to 0.80"
+    assert table["rows"] == [["ddp", *["~600"] * 3, *["~1200"] * 3], ["ist", *["6"] * 2, *["100"] * 4]]
 
 
 def test_rounds_give_every_node_its_steps(tmp_path):
