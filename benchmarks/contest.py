@@ -42,7 +42,8 @@ Line = dict[str, Any]
 class Bed(Protocol):
     """Machines: the part of a testbed that is needed here."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]: ...
 
     def address(self, node: str) -> str: ...
 
@@ -58,10 +59,10 @@ class Loopback:
     def __init__(self, nodes: int) -> None:
         self.names = ("head", *(f"n{i}" for i in range(nodes)))
 
-    def address(self, _node: str) -> str:
+    def address(self, node: str) -> str:  # noqa: ARG002 (all have one)
         return "127.0.0.1"
 
-    def popen(self, _node: str, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+    def popen(self, node: str, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:  # noqa: ARG002
         return subprocess.Popen(argv, **kwargs)
 
     def sent_bytes(self) -> int | None:
@@ -76,7 +77,7 @@ class Shaped:
         self.address, self.popen = bed.address, bed.popen
 
     def sent_bytes(self) -> int | None:
-        return sum(self._bed.counters(name)[0] for name in self.names)
+        return sum(int(self._bed.counters(name).sent) for name in self.names)
 
 
 @contextlib.contextmanager

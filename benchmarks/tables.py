@@ -71,7 +71,9 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 def choice(results: list[dict[str, Any]]) -> str:
     """Per case, nodes and links: how long `ist` took, and the quickest of the others."""
-    runs = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
+    runs: list[dict[str, Any]] = next(
+        (result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), []
+    )
     places: dict[str, list[dict[str, Any]]] = {}
     for s in standings(runs):
         if s["link"] != "none":

@@ -26,6 +26,6 @@ def gcide(windows: int, test_windows: int, context: int) -> tuple[Pair, Pair]:
     size = (windows + test_windows) * context + 1
     with gzip.open(GCIDE) as file:
         text = np.frombuffer(file.read(HEAD_BYTES + size)[HEAD_BYTES:], np.uint8)
-    text = np.where(text < VOCABULARY, text, 0).astype(np.int16)
-    x, y = text[:-1].reshape(-1, context), text[1:].reshape(-1, context)
+    text16 = np.where(text < VOCABULARY, text, 0).astype(np.int16)
+    x, y = text16[:-1].reshape(-1, context), text16[1:].reshape(-1, context)
     return (x[:windows], y[:windows]), (x[windows:], y[windows:])

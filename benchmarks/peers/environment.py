@@ -28,7 +28,7 @@ def python() -> Path:
     if not installed():
         sys.stderr.write(f"installing the peers into {HOME}\n")
         venv.create(HOME, clear=True, with_pip=True)
-        command = [interpreter, "-m", "pip", "install", "--prefer-binary", "-r", REQUIREMENTS]
+        command = [str(interpreter), "-m", "pip", "install", "--prefer-binary", "-r", str(REQUIREMENTS)]
         if subprocess.run(command, check=False).returncode:
             raise RuntimeError(f"pip could not install {REQUIREMENTS}; see its messages above")
         (HOME / READY).write_text(REQUIREMENTS.read_text())

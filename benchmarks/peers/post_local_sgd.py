@@ -21,7 +21,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"tcp://{spec.root}:{spec.port}", rank=spec.rank, world_size=spec.nodes)
     warmup, every = spec.settings.get("warmup", 0), spec.settings["sync_every"]
     ddp = DistributedDataParallel(task.module, broadcast_buffers=False, gradient_as_bucket_view=True)
-    state = PostLocalSGDState(None, None, start_localSGD_iter=warmup, post_local_gradient_allreduce=False)
+    state = PostLocalSGDState(  # type: ignore[no-untyped-call]
+        None, None, start_localSGD_iter=warmup, post_local_gradient_allreduce=False
+    )
     ddp.register_comm_hook(state, post_localSGD_hook)
     # The averager counts from 0 and averages at its multiples; one more keeps it from averaging the first values.
     averager = PeriodicModelAverager(period=every, warmup_steps=warmup + every - 1)
@@ -31,7 +33,7 @@ def main() -> None:
     for step in range(spec.steps):
         task.backward(step, ddp)
         task.set_lr(optimizer, step)
-        optimizer.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
         if step < warmup or (step + 1 - warmup) % every == 0:
             task.report(step + 1)
     say("done")

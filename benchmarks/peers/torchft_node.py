@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo, LocalSGD
 
@@ -23,7 +23,7 @@ CHURN_COLLECTIVE = timedelta(seconds=10)  # a dead neighbour is noticed by its c
 
 def manager_of(spec: Spec, task: Task) -> Any:
     """This node's manager, with a store for itself alone."""
-    store = dist.TCPStore(spec.address, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(spec.address, 0, is_master=True, wait_for_workers=False)
     elastic = "min_nodes" in spec.settings
     timeout = CHURN_COLLECTIVE if elastic else COLLECTIVE
     manager = Manager(
