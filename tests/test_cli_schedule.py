@@ -220,7 +220,17 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
         account = Account("eu-west-1")
         configuration: Any = {"LocationConstraint": "eu-west-1"}
         account.s3.create_bucket(Bucket="idletrain-test", CreateBucketConfiguration=configuration)
+        give_a_way_out(account.ec2)
         yield account
+
+
+def give_a_way_out(ec2: Any) -> None:
+    """Moto's default network has no gateway."""
+    (vpc,) = (found["VpcId"] for found in ec2.describe_vpcs()["Vpcs"])
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    (table,) = (found["RouteTableId"] for found in ec2.describe_route_tables()["RouteTables"])
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
 
 def test_a_schedule_on_aws_needs_no_machine_of_ours(home: Home, account: Account) -> None:

@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import market, network, requests
+from idletrain.fleet import market, requests, routes
 from idletrain.fleet.identity import Identity
 from idletrain.fleet.requests import TAG, Outcome, Pool, Site
 
@@ -174,7 +174,7 @@ class Account:
                 raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
             vpc = (own + given)[0]["VpcId"]
             within = [{"Name": "vpc-id", "Values": [vpc]}]
-            subnets = network.subnets_with_a_way_out(
+            subnets = routes.subnets_with_a_way_out(
                 self.ec2.describe_subnets(Filters=within)["Subnets"],
                 self.ec2.describe_route_tables(Filters=within)["RouteTables"],
             )

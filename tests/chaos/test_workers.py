@@ -148,14 +148,14 @@ main()
 def test_a_stopped_worker_comes_back_too_late(
     make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
 ) -> None:
-    run = make_run(rounds=3, preemption={"lease": "3s"})
+    run = make_run(rounds=3, subnets=3, nodes=3, preemption={"lease": "3s"})
     script = run.scratch / "sleeper.py"
     script.write_text(WITHOUT_BEATS)
     sleeper = psutil.Process(cluster.script(script).pid)
     for _ in range(2):
         cluster.idletrain_worker()
     control.pace(0.02)
-    head = run.launch("--scheduler", cluster.address, "--nodes", "3")
+    head = run.launch("--scheduler", cluster.address)
     run.wait("all three", "worker_joined", count=3)
     (at,) = [e["worker"] for e in run.events("worker_joined") if e["name"] == "sleeper"]
     leased = run.wait("a lease of the sleeper", "leased", lambda e: e["worker"] == at)
@@ -176,7 +176,7 @@ def test_a_stopped_worker_comes_back_too_late(
     ended = [e for e in run.events("attempt_ended") if e["attempt"] == leased["attempt"]]
     assert [(e["ended"], e["reply"]) for e in ended] == [("revoked", "not-leased")]
     assert not [e for e in run.events("staged") if e["attempt"] == leased["attempt"]]
-    run.check(undisturbed())
+    run.check(undisturbed(subnets=3))
 
 
 def test_a_joiner_is_used_at_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rehearsal import Sandbox
 
-from idletrain.fleet.network import subnets_with_a_way_out
+from idletrain.fleet.routes import subnets_with_a_way_out
 
 BUCKET = "idletrain-123456789012-eu-west-1"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idletrain.fleet.network import subnets_with_a_way_out
+from idletrain.fleet.routes import subnets_with_a_way_out
 
 
 def subnet(id_: str, zone: str = "a", public: bool = True, free: int = 10) -> dict[str, Any]:
