@@ -5,7 +5,7 @@ READY := .venv/.ready
 DATA := /usr/share/datasets/fashion-mnist
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check data clean
+.PHONY: demo test check data browser clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
@@ -23,6 +23,12 @@ check: $(READY)  ## style, types and layers
 data:
 	@if [ ! -d $(DATA) ] && [ ! -d "$$HOME/.cache/idletrain/fashion-mnist" ] && command -v apt-get >/dev/null; then \
 	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq dataset-fashion-mnist || true; \
+	fi
+
+# Debian's browser, for the tests of what a person sees; they are skipped where there is none.
+browser:
+	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null; then \
+	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver fonts-dejavu || true; \
 	fi
 
 $(READY): pyproject.toml constraints.txt

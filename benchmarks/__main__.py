@@ -21,6 +21,7 @@ NAMES = (
     "rehearsal",
     "where_time_goes",
     "scale",
+    "page",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 import sys
@@ -144,26 +145,16 @@ def status(
     import json
 
     from idletrain.observe import display
-    from idletrain.observe.summary import summarise, summary_of
-    from idletrain.rounds.recovery import read_history
-    from idletrain.storage import has_head
 
     if cloud:
         with cli_cloud.account_of(cloud, region) as account:
-            prefix = cli_cloud.prefix_of(account, run)
-            summary = summary_of(cli_cloud.read_events(prefix))
-            if cli_cloud.taken_down(prefix, summary.status):
-                summary.status = "taken down"
+            summary, why = cli_cloud.standing(account, run)
     else:
-        run_dir = _run_dir(run)
-        read_history(run_dir)
-        summary = summarise(run_dir / "events.jsonl")
-        if summary.status == "running" and not has_head(run_dir):
-            summary.status = "interrupted"
+        summary, why = _standing(_run_dir(run)), ""
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
-    for line in display.final_lines(summary, f"{summary.run}: {summary.status}"):
+    for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
         typer.echo(line)
 
 
@@ -302,6 +293,19 @@ def _prepare(job: Job) -> Any:
     return from_settings(job.model, job.data, job.training)
 
 
+def _standing(run_dir: Path) -> Any:
+    """The summary of a run on this machine, as it stands."""
+    from idletrain.observe.summary import summarise
+    from idletrain.rounds.recovery import read_history
+    from idletrain.storage import has_head
+
+    read_history(run_dir)
+    summary = summarise(run_dir / "events.jsonl")
+    if summary.status == "running" and not has_head(run_dir):
+        summary.status = "interrupted"
+    return summary
+
+
 async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
     from dataclasses import replace
 
@@ -335,10 +339,9 @@ def _events(run: str) -> list[Any]:
         with explained():
             return cli_cloud.read_events(S3Prefix.at(run))
     file = _run_dir(run) / "events.jsonl"
-    try:
-        return list(read(file))
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if events := list(read(file)):
+            return events
     if file.parent.is_dir():
         raise RunError(f"run {run} has no records in {file} yet; look again once it trains")
     there = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))

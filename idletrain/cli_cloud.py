@@ -7,21 +7,24 @@ import enum
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
+import psutil
 import typer
 
-from idletrain.errors import IdletrainError, RunError
+from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+from idletrain.observe.records import Event, Sink
 
 CACHE = Path("~/.cache/idletrain").expanduser()
-SANDBOX_FILE = CACHE / "sandbox.json"
+SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
 DOCUMENT = "AWS-StartPortForwardingSession"
 app = typer.Typer()
 
@@ -75,13 +78,14 @@ def doctor(
     from idletrain.fleet import policy as policies
     from idletrain.job import CloudSettings
 
-    settings = load_job(job).cloud if job else CloudSettings()
+    asked = load_job(job) if job else None
+    settings = asked.cloud if asked else CloudSettings()
     with account_of(cloud, region or settings.region) as account:
         if policy:
             scope = policies.Scope(account=account.number, region=account.region, bucket=account.bucket)
             typer.echo(json.dumps(policies.launcher_policy(scope), indent=2))
             return
-        findings = checks.examine(account, settings, account.bucket)
+        findings = checks.examine(account, settings, account.bucket, gpu=bool(asked and asked.nodes.gpu))
     for finding in findings:
         sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.well]
         typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
@@ -112,7 +116,7 @@ def reap(
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
     all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
-    """Find by tag what outlived its deadline or its head, and end it."""
+    """Find by tag what outlived its record, its deadline or its head, and end it."""
     from idletrain.fleet import teardown
     from idletrain.storage import S3Prefix
 
@@ -124,7 +128,9 @@ def reap(
             places = [*account.regions()]
     for place in places:
         with account_of(cloud, place) as account:
-            found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)
+            machines, now = account.instances(), time.time()
+            closed = teardown.over(account, machines, now)
+            found = teardown.orphans(machines, account.remnants(), now, grace, closed)
             for orphan in found:
                 typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
                 if yes:
@@ -172,9 +178,9 @@ def logs(
             typer.echo(account.console(node))
             return
         prefix, summary = prefix_of(account, name), Summary()
-        show = folding(summary, Lines(sys.stdout, summary))
+        show = as_seen_from_here(cloud, folding(summary, Lines(sys.stdout, summary)))
         if follow:
-            follow_run(prefix, show)
+            follow_run(prefix, show, account)
             return
         for event in read_events(prefix):
             show(event)
@@ -256,11 +262,9 @@ def node(
 
 @contextmanager
 def account_of(cloud: Cloud, region: str | None) -> Iterator[Any]:
-    """The account that a command is about; the sandbox's is the one that a `launch --cloud sandbox` has open."""
+    """The account that a command is about; the sandbox's is the newest that a `launch --cloud sandbox` has open."""
     if cloud is Cloud.sandbox and not in_sandbox():
-        if not SANDBOX_FILE.exists():
-            raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
-        enter_sandbox(json.loads(SANDBOX_FILE.read_text()))
+        enter_sandbox(json.loads(_newest_sandbox().read_text()))
         region = None
     from idletrain.fleet.aws import Account, explained
 
@@ -273,23 +277,51 @@ def in_sandbox() -> bool:
     return "AWS_ENDPOINT_URL" in os.environ
 
 
+def _newest_sandbox() -> Path:
+    open_ = [path for path in SANDBOXES.glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+    if not open_:
+        raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+    return max(open_, key=lambda path: path.stat().st_mtime)
+
+
 @contextmanager
-def sandbox(arguments: list[str], logs: Path) -> Iterator[subprocess.Popen[str]]:
-    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers."""
-    logs.mkdir(parents=True, exist_ok=True)
+def sandbox(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers.
+
+    Nothing is left of it but, after a failure, what its machines said, until the next one opens.
+    """
+    logs = SANDBOXES / str(os.getpid())
+    for old in SANDBOXES.glob("[0-9]*"):
+        if old == logs or not psutil.pid_exists(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
+    failed = False
+    try:
+        with (logs / "sandbox.log").open("w") as log, _sandbox_process(logs, arguments, log) as process:
+            yield process
+    except Exception as error:
+        failed = not isinstance(error, JobError)  # a job that is refused has seen no machine
+        raise
+    finally:
+        if failed:
+            (logs / "address.json").unlink(missing_ok=True)
+            typer.echo(f"idletrain: what the machines said is in {logs}, until the next sandbox opens", err=True)
+        else:
+            shutil.rmtree(logs)
+
+
+@contextmanager
+def _sandbox_process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *arguments]
-    with (
-        (logs / "sandbox.log").open("w") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-        ) as process,
-    ):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            SANDBOX_FILE.unlink(missing_ok=True)
+            process.wait()  # which leaving the context does not after a Ctrl-C
 
 
 def opened(process: subprocess.Popen[str]) -> None:
@@ -299,11 +331,10 @@ def opened(process: subprocess.Popen[str]) -> None:
         RunError: it does not start.
     """
     assert process.stdout is not None
-    line = process.stdout.readline()
+    line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
     if not line:
-        raise RunError("the sandbox did not start; see sandbox.log, and install idletrain[sandbox]")
-    SANDBOX_FILE.parent.mkdir(parents=True, exist_ok=True)
-    SANDBOX_FILE.write_text(line)
+        raise RunError(f"the sandbox did not start; see {own / 'sandbox.log'}, and install idletrain[sandbox]")
+    (own / "address.json").write_text(line)
     enter_sandbox(json.loads(line))
 
 
@@ -317,6 +348,17 @@ def enter_sandbox(address: dict[str, str]) -> None:
     }
     for leaking in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
         os.environ.pop(leaking, None)
+
+
+def as_seen_from_here(cloud: Cloud, sink: Sink) -> Sink:
+    """A sink that is told how to reach a run's page: from outside of AWS through a tunnel alone."""
+
+    def take(event: Event) -> None:
+        if cloud is Cloud.aws and event["kind"] == "run_started":
+            event = {**event, "dashboard": f"`idletrain dashboard {event['run']}`", "dashboard_note": ""}
+        sink(event)
+
+    return take
 
 
 def prefix_of(account: Any, name: str) -> Any:
@@ -341,11 +383,27 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     return mirror.events(prefix)
 
 
-def taken_down(prefix: Any, status: str) -> bool:
-    """Whether a run, whose events have this status, was ended from outside before it was done."""
+def standing(account: Any, name: str) -> tuple[Any, str]:
+    """The summary of a run as it stands, and a sentence where that is not what its last event says: who wrote its
+    events may be gone.
+    """
     from idletrain.fleet import record
+    from idletrain.fleet.aws import ALIVE
+    from idletrain.fleet.books import ENDED
+    from idletrain.fleet.teardown import lost_head
+    from idletrain.observe.summary import summary_of
 
-    return status in ("starting", "running") and record.read(prefix).state == "ended"
+    prefix = prefix_of(account, name)
+    summary, kept = summary_of(read_events(prefix)), record.read(prefix)
+    summary.run, summary.run_dir, why = kept.run, prefix.url, ""
+    if summary.status in ("starting", "running"):
+        if kept.failure:
+            summary.status, why = "failed", kept.failure
+        elif kept.state == "ended":
+            summary.status = "taken down"
+        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept.created, time.time()):
+            summary.status = "interrupted"
+    return summary, why
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

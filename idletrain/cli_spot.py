@@ -17,20 +17,30 @@ from idletrain.cli_cloud import (
     CACHE,
     Cloud,
     account_of,
+    as_seen_from_here,
     bill_of,
     in_sandbox,
     opened,
     read_events,
     run_prefix,
     sandbox,
-    taken_down,
 )
 from idletrain.errors import JobError, RunError
-from idletrain.job import Job
+from idletrain.job import NO_IMAGE, Job
 from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
+UNDONE = ("starting", "running")
+SHOWN_TYPES = 5  # of those that are asked for, the best
 SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
+_BOOTING = {
+    Cloud.sandbox: "for its head to boot, which takes some seconds",
+    Cloud.aws: "for its head to boot and to fetch its image, which takes a minute or two",
+}
+_INTERRUPTED = {
+    Cloud.sandbox: "idletrain: stopped; nothing is left of the rehearsal",
+    Cloud.aws: "{run} goes on by itself; end it with: idletrain down {run}",
+}
 
 
 @dataclass(frozen=True)
@@ -65,16 +75,18 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
         checking = beside.submit(_faults, job)
         beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
-            opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
+            opened(stack.enter_context(sandbox(_takings(asked))))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
         _run(job, account, asked, checking)
 
 
 def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Future[tuple[str, ...]]) -> Any:
     """What the run would be made of, shown and agreed to."""
+    from rich.console import Console
+
     from idletrain import spot
     from idletrain.fleet import doctor
-    from idletrain.fleet.offers import plan_lines
+    from idletrain.fleet.offers import plan_lines, table
 
     prefix = run_prefix(account, job)
     missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
@@ -85,6 +97,7 @@ def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Futu
     if wrong := checking.result():
         raise JobError(wrong)
     if not asked.as_json:
+        Console().print(table(plan.quote.preferred.offers, plan.estimate, SHOWN_TYPES))
         for line in plan_lines(plan.quote, plan.estimate):
             typer.echo(line)
     if not asked.yes and asked.cloud is Cloud.aws:
@@ -116,18 +129,21 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
     if asked.detach:
         typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
         return
-    shown = display.choose(asked.as_json, Console(), Summary())
+    shown = display.choose(asked.as_json, Console(), Summary(run=made.run))
     try:
         with watching(asked.watch, shown.summary, None) as tell, shown:
-            spot.follow(prefix, display.folding(shown.summary, shown, tell))
+            folded = display.folding(shown.summary, shown)
+            folded({"kind": "waiting", "s": 0.0, "t": made.created, "reason": _BOOTING[asked.cloud]})
+            seen = as_seen_from_here(asked.cloud, display.folding(shown.summary, shown, tell))
+            spot.follow(prefix, seen, account)
         spot.outlive(account, made.run)
     except KeyboardInterrupt:
-        if asked.cloud is Cloud.aws:
-            typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
+        typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run), err=True)
         raise
-    if gone := taken_down(prefix, shown.summary.status):
+    if gone := shown.summary.status in UNDONE:  # the head is gone, and did not say that it was done
         shown.summary.status = "taken down"
-    shown.summary.run_dir = f"{prefix.url}model.safetensors"
+    place = prefix.url if gone else f"{prefix.url}model.safetensors"
+    shown.summary.run_dir = f"{place} (gone with its cloud)" if asked.cloud is Cloud.sandbox else place
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)
@@ -158,7 +174,7 @@ def _refuse(job: Job, asked: SpotOptions) -> None:
         faults.append("--on-round, --webhook, --log-to: are told by this command while it follows; leave out --detach")
     if asked.cloud is Cloud.aws:
         if job.cloud.image is None:
-            faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+            faults.append(NO_IMAGE)
         if asked.churn_seconds or asked.trace:
             faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
     elif not in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):

@@ -170,6 +170,9 @@ class CheckpointSettings(_Settings):
     keep: int = Field(default=2, ge=1)
 
 
+NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push it, and name it there"
+
+
 class CloudSettings(_Settings):
     """Where a run's machines stand, when they are a cloud's."""
 

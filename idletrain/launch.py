@@ -121,7 +121,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
                 page = await page_of(client, ours=options.scheduler is None)
-                runner = Runner(job, prepared, journal, client, record, about(job, options.command, page))
+                runner = Runner(job, prepared, journal, client, record, about(job, options.command, *page))
                 options.begun(runner.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(runner.stop), _failing(record, journal):

@@ -22,8 +22,8 @@ from idletrain.fleet.workdir import unpack
 from idletrain.job import Job
 from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
-from idletrain.observe.records import Recorder
-from idletrain.observe.summary import summarise
+from idletrain.observe.records import Recorder, read
+from idletrain.observe.report import Past, page
 from idletrain.rounds import mirror
 from idletrain.rounds.mirror import Mirror
 from idletrain.rounds.runner import Ending
@@ -34,6 +34,7 @@ LIMIT_POLL_SECONDS = 1.0
 RUNS = Path("runs")
 MODEL = "model.safetensors"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 
 
 async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity, scheduler: str) -> None:
@@ -95,10 +96,11 @@ async def _watch_limits(run: Record, keeper: Keeper, stop: Callable[[], None], t
 
 
 def _bring_home(job: Job, prefix: S3Prefix, ending: Ending) -> None:
-    """What the user takes away: the model and the run's summary, below the prefix."""
+    """What the user takes away: the model, the run's summary and its report, below the prefix."""
     path = job.run_dir / MODEL
     save(load_run(job.run_dir).module(), path)
     prefix.put(MODEL, path.read_bytes())
-    summary = summarise(job.run_dir / "events.jsonl").as_record()
-    prefix.put(SUMMARY, json.dumps(summary, indent=1).encode())
+    past = Past.of(job.name, list(read(job.run_dir / "events.jsonl")), time.time())
+    prefix.put(SUMMARY, json.dumps(past.summary.as_record(), indent=1).encode())
+    prefix.put(REPORT, page([past]).encode())
     logger.info("run %s: %s", job.name, ending.status)

@@ -30,7 +30,8 @@ from idletrain.fleet import (
     teardown,
     workdir,
 )
-from idletrain.fleet.aws import Account, explained
+from idletrain.fleet.aws import ALIVE, Account, explained
+from idletrain.fleet.books import ENDED
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
 from idletrain.fleet.reconcile import Wanted
@@ -43,6 +44,7 @@ from idletrain.storage import Reached, S3Prefix
 
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
 FOLLOW_SECONDS = 1.0
+LOOK_SECONDS = 15.0  # a head that trains tells something every few seconds
 SILENCE_SECONDS = 120.0  # of a head that trains
 BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
 HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
@@ -95,11 +97,10 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
         budget_usd=nodes.budget_usd,
         spent_usd=spent_usd,
     )
-    smallest = min(offers, key=lambda offer: offer.type.vcpus)
     faults = (
         *data_faults(job, account.bucket),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
-        doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
+        doctor.quota_fault(account, nodes.count, offers),
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)
@@ -151,20 +152,25 @@ def start(
     return made
 
 
-def follow(prefix: S3Prefix, sink: Sink) -> Record:
-    """Hand a run's events to a display until the run has ended; reads nothing but its prefix.
+def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
+    """Hand a run's events to a display until the run has ended.
+
+    Reads the run's prefix alone, but looks whether the head is still there when nothing comes.
 
     Raises:
-        RunError: the head gave up, or is not heard of any more.
+        RunError: the head gave up, is gone, or is not heard of any more.
     """
-    seen, heard = "", time.monotonic()
+    seen, heard, looked = "", time.monotonic(), time.monotonic()
+    why = ""
 
     def take(content: bytes) -> None:
         for event in parse(content.splitlines()):
             sink(event)
 
     while True:
-        now = record.read(prefix)
+        if time.monotonic() - max(heard, looked) > LOOK_SECONDS:
+            looked, why = time.monotonic(), lost(account, record.read(prefix))
+        now = record.read(prefix)  # behind the look: a head that was done is gone, too
         last = mirror.tail(prefix, "events.jsonl", take, seen)
         if last != seen:
             seen, heard = last, time.monotonic()
@@ -172,6 +178,8 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
             raise RunError(now.failure)
         if now.state == "ended":
             return now
+        if why:
+            raise RunError(f"{now.run}: {why}")
         patience = SILENCE_SECONDS if seen and now.state == "running" else BOOT_SECONDS
         if time.monotonic() - heard > patience:
             raise RunError(
@@ -179,6 +187,13 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
                 f"then go on with --resume or end it with `idletrain down {now.run}`"
             )
         time.sleep(FOLLOW_SECONDS)
+
+
+def lost(account: Account, run: Record) -> str:
+    """Why a run has no head any more, as a sentence; nothing while it has one, or is in another region."""
+    if account.region != run.site.region:
+        return ""
+    return teardown.lost_head(account.instances(run.run, (*ALIVE, *ENDED)), run.created, time.time())
 
 
 def outlive(account: Account, run: str) -> None:

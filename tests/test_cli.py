@@ -247,9 +247,11 @@ def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     assert told(run("report", "night", cwd=tmp_path), 1) == [
         "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
     ]
-    assert told(run("report", "empty", cwd=tmp_path), 1) == [
-        "idletrain: run empty has no records in runs/empty/events.jsonl yet; look again once it trains"
-    ]
+    recorded(tmp_path, "begun", RECORDS[:20])
+    for name in ("empty", "begun"):  # without its records, and with half of the first
+        assert told(run("report", name, cwd=tmp_path), 1) == [
+            f"idletrain: run {name} has no records in runs/{name}/events.jsonl yet; look again once it trains"
+        ]
     assert told(run("report", "newer", cwd=tmp_path), 1) == [
         "idletrain: these records are of schema 7 and this idletrain reads 1; install a newer one"
     ]

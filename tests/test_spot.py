@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,8 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
 ) -> None:
     worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
-    record.claim(prefix, replace(RECORD, generation=2))
+    # The cloud still lists what other tests' runs of this name had.
+    record.claim(prefix, replace(RECORD, generation=2, created=time.time()))
     hour, now = 3600.0, time.time()
     fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
     fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
@@ -139,22 +141,37 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     assert made.spent_usd == pytest.approx(3 * worst)
     assert made.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
     assert float(made.tags["idletrain:deadline"]) == int(made.deadline)
+    template = record.read(prefix).site.template
+    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    booted = base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
+    assert booted.splitlines()[2] == f"deadline={int(made.deadline)}"  # each machine's own, whoever is dead
     teardown.down(account, "night", prefix)
     with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
         spot.make_plan(tight, account, cache, 3.6 * worst)
 
 
-def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3Prefix) -> None:
+def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
     record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
     prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
     seen: list[Any] = []
     with pytest.raises(RunError, match="the data is gone; bring it back"):
-        spot.follow(prefix, seen.append)
+        spot.follow(prefix, seen.append, account)
     assert seen == [{"kind": "waiting"}]
 
 
-def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_gives_up_on_a_head_that_is_not_heard_of(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.claim(prefix, RECORD)
     monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
-        spot.follow(prefix, lambda _event: None)
+        spot.follow(prefix, lambda _event: None, account)
+
+
+def test_following_tells_that_a_head_is_gone_which_said_nothing(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
+    monkeypatch.setattr(spot, "LOOK_SECONDS", 0.5)
+    with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
+        spot.follow(prefix, lambda _event: None, account)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import boot, eventbridge, policy, record, requests, workdir
+from idletrain.fleet import boot, doctor, eventbridge, policy, record, requests, workdir
 from idletrain.fleet.aws import Account, Instance, Remnant, explained
 from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.fleet.schedule import Execution, Schedule, run_name
@@ -36,8 +36,16 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
         version: Of idletrain.
 
     Raises:
+        JobError: its bucket or its image is not there.
         RunError: AWS refuses.
     """
+    with explained():
+        missing = (
+            doctor.missing_bucket(account, runs_of(account, job).bucket),
+            doctor.missing_image(account, job.cloud.image or ""),
+        )
+    if faults := [fault for fault in missing if fault]:
+        raise JobError(faults)
     remove(account, schedule.name, job)
     prefix = prefix_of(account, schedule.name, job)
     with explained():

@@ -42,15 +42,18 @@ def news(
     return entries
 
 
-def closings(told: Sequence[Event], alive: Collection[str], now: float) -> list[dict[str, Any]]:
+def closings(
+    told: Sequence[Event], alive: Collection[str], now: float, news: Sequence[Event] = ()
+) -> list[dict[str, Any]]:
     """The ends of machines that nobody told of, once all are gone.
 
     Args:
         told: The run's events.
         alive: Machines that were there until now.
         now: Unix seconds.
+        news: What is told of its machines only now: no sign of life of its head.
     """
-    launched, ended = bounds(told)
+    launched, ended = bounds([*told, *news])
     last = max((event["t"] for event in told), default=now)
     return [
         {

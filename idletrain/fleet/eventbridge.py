@@ -18,6 +18,7 @@ from cronsim import CronSim
 from idletrain.fleet import requests
 from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.fleet.schedule import EPOCH, Schedule, cron_fault
+from idletrain.job import NO_IMAGE
 
 RUN_INSTANCES = "arn:aws:scheduler:::aws-sdk:ec2:runInstances"
 SCHEDULED_TIME = "<aws.scheduler.scheduled-time>"  # AWS puts 2026-03-01T02:00:00Z in its place
@@ -73,7 +74,7 @@ def faults(schedule: Schedule, image: str | None) -> list[str]:
     """
     found = []
     if image is None:
-        found.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+        found.append(NO_IMAGE)
     if schedule.cloud != "aws":
         found.append(f"--cloud: {schedule.cloud} is not where --on aws starts runs; leave it out")
     if schedule.if_running == "queue":

@@ -23,6 +23,12 @@ def end(prefix: S3Prefix) -> None:
     prefix.delete([KEY])
 
 
+def renewed(prefix: S3Prefix) -> float:
+    """When a run's head last renewed its lease, in Unix seconds of its clock; 0 if there is none."""
+    found = prefix.get(KEY)
+    return float(json.loads(found.content)["renewed"]) if found else 0.0
+
+
 class Lease:
     """One head's hold on a run.
 

@@ -18,16 +18,19 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tornado.web import Application, RequestHandler
 
 from idletrain.errors import RunError
 from idletrain.fleet.identity import Identity
 from idletrain.fleet.parent import when_parent_ends
 
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
 DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
 PORTS = 100
-WORKER_POLL_SECONDS = 0.5
-FIRST_ROUND_SECONDS = 3.0
 
 
 @contextlib.asynccontextmanager
@@ -85,7 +88,8 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
     async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
-        await _add_dashboard(scheduler)
+        Asleep(scheduler)
+        importlib.import_module("idletrain.observe.page").add_metrics(scheduler)
         await scheduler.finished()
 
 
@@ -100,17 +104,37 @@ def free_port(first: int) -> int:
     return 0
 
 
-async def _add_dashboard(scheduler: Any) -> None:
-    """Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's, but once there is something to see:
-    they take two seconds of CPU to import, which a small machine's first workers, and the first round, can use better.
+class Asleep:
+    """Stands for Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's until one is asked for.
+
+    Their three seconds of CPU are better spent on training as long as nobody looks.
     """
-    while not scheduler.workers:
-        await asyncio.sleep(WORKER_POLL_SECONDS)
-    await asyncio.sleep(FIRST_ROUND_SECONDS)
-    pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
-    page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
-    pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
-    page.dask_setup(scheduler)
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._waking = scheduler, asyncio.Lock()
+        self._asleep = Application([(r".*", _Waking, {"dashboard": self})])
+        scheduler.http_application.add_application(self._asleep)
+
+    async def wake(self) -> None:
+        """Add the pages, once."""
+        async with self._waking:
+            applications = self._scheduler.http_application.applications
+            if self._asleep not in applications:
+                return
+            pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+            page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
+            applications.remove(self._asleep)
+            pages.connect(self._scheduler.http_application, self._scheduler.http_server, self._scheduler, prefix="")
+            page.dask_setup(self._scheduler)
+
+
+class _Waking(RequestHandler):
+    def initialize(self, dashboard: Asleep) -> None:
+        self._dashboard = dashboard
+
+    async def get(self) -> None:
+        await self._dashboard.wake()
+        self.redirect(self.request.uri or "/")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from distributed.security import Security
 
 from idletrain.errors import JobError, RefusedError, RunError
 from idletrain.fleet import settings
-from idletrain.rounds.task import LEASES, Node, version
+from idletrain.rounds.attempt import LEASES, Node
+from idletrain.rounds.spec import version
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.02

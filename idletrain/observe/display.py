@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -83,6 +84,7 @@ class Screen:
     def __init__(self, console: Console, summary: Summary) -> None:
         self.summary = summary
         self._recent: list[str] = []
+        self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
     def __call__(self, event: Event) -> None:
@@ -99,6 +101,9 @@ class Screen:
     def _draw(self) -> RenderableType:
         summary = self.summary
         title = f"idletrain [bold]{summary.run}[/bold]  [dim]{summary.dashboard}"
+        if summary.status == "starting":
+            self._waiting.update(text=summary.note or "starting")
+            return Panel(self._waiting, title=title, border_style="cyan")
         body: list[RenderableType] = [
             Text(_progress(summary, separator="\n")),
             Text(_bar(summary.rounds / max(1, summary.total_rounds)), style="cyan"),
@@ -120,6 +125,7 @@ def describe(event: Event) -> str | None:
 def _tell_start(event: Event) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
     seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
+    seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
     return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
 
 
@@ -167,7 +173,7 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
         f"  {summary.reissues} subnets went on elsewhere",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
-        f"  params_sha256 {summary.params_sha256}",
+        *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         f"  {summary.run_dir}",
     ]
 

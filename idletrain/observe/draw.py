@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader
 
-from idletrain.observe.summary import RoundEnd, WorkerView
+from idletrain.observe.summary import PARTS, RoundEnd, WorkerView
 
 WIDTH, HEIGHT = 380, 190  # of a chart: the style sheet's pixels when four are in a row
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
@@ -197,12 +197,12 @@ def lanes(workers: Sequence[WorkerView], end: float) -> Iterator[int]:
 
 
 def stack(shares: Mapping[str, float]) -> list[Box]:
-    """Shares of a whole, one behind the other, in a bar of a timeline's width."""
+    """Shares of the workers' time, one behind the other, in a bar of a timeline's width; a part's colour is its own."""
     boxes: list[Box] = []
     x = 0.0
     for name, share in shares.items():
         width = round(max(0.0, share) * TIMELINE_WIDTH, 1)
-        boxes.append(Box(round(x, 1), 0, width, 28, percent(share), name=name))
+        boxes.append(Box(round(x, 1), 0, width, 28, percent(share), f"p{PARTS.index(name)}", name))
         x += width
     return boxes
 

@@ -32,7 +32,7 @@ VIEW = "idletrain-view"  # the scheduler's metadata: what there is to show, and 
 PAGE = "idletrain-page"
 SIGNALS = {"drain": signal.SIGTERM, "kill": signal.SIGKILL}
 DASK_TEMPLATES = Path(distributed.__file__).parent / "http" / "templates"
-PARTS = ("now.html", "live.html")
+CURVES = ("curve", "preempted", "target")  # of a view, what its curves are drawn of
 SILENT_SECONDS = 5.0  # ten views that did not come
 WAITING = "<p>No run has begun on this scheduler yet.</p>"
 _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process', too
@@ -40,6 +40,7 @@ _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Add the page, its metrics and its link to a scheduler's dashboard."""
+    add_metrics(scheduler)
     page = Page(scheduler)
     routes = [
         (r"(?:/.+)?/idletrain", _Whole, {"page": page}),
@@ -50,9 +51,14 @@ def dask_setup(scheduler: Scheduler) -> None:
     scheduler.http_application.add_handlers(r".*", routes)
     if "idletrain" not in page.navigation["pages"]:
         page.navigation["pages"].insert(0, "idletrain")
-    _collectors[scheduler.id] = RunCollector(page.view)
-    prometheus_client.REGISTRY.register(_collectors[scheduler.id])
     scheduler.set_metadata([PAGE], True)
+
+
+def add_metrics(scheduler: Scheduler) -> None:
+    """Add the run's metrics, which cost no import of bokeh, to Dask's."""
+    if scheduler.id not in _collectors:
+        _collectors[scheduler.id] = RunCollector(lambda: json.loads(scheduler.get_metadata([VIEW], "") or "{}"))
+        prometheus_client.REGISTRY.register(_collectors[scheduler.id])
 
 
 def dask_teardown(scheduler: Scheduler) -> None:
@@ -78,6 +84,7 @@ class Page:
         self._templates.loader = ChoiceLoader([self._templates.loader, FileSystemLoader(DASK_TEMPLATES)])
         self._raw, self._since = "", time.monotonic()
         self._drawn: tuple[tuple[str, int], str] = (("", 0), WAITING)
+        self._curves: tuple[dict[str, Any], str] = ({}, "")
 
     @property
     def raw(self) -> str:
@@ -98,9 +105,19 @@ class Page:
         silent = int(now - self._since) if now - self._since > SILENT_SECONDS else 0
         if raw and (raw, silent) != self._drawn[0]:
             view = json.loads(raw)
-            parts = [self._templates.get_template(name).render(v=view, silent=silent) for name in PARTS]
+            parts = (self._draw("now", view, silent), self._draw_curves(view), self._draw("live", view, silent))
             self._drawn = (raw, silent), "".join(parts)
         return self._drawn[1]
+
+    def _draw_curves(self, view: dict[str, Any]) -> str:
+        """The curves, which are most of the work and change the least."""
+        shown = {key: view[key] for key in CURVES}
+        if shown != self._curves[0]:
+            self._curves = shown, self._draw("curves", view)
+        return self._curves[1]
+
+    def _draw(self, name: str, view: dict[str, Any], silent: int = 0) -> str:
+        return self._templates.get_template(f"{name}.html").render(v=view, silent=silent)
 
     def whole(self) -> str:
         """The page within Dask's frame."""

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
+import urllib.parse
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from distributed import Client
 
+from idletrain.fleet.scheduler import DASHBOARD_PORT
 from idletrain.observe.page import PAGE, VIEW
 from idletrain.observe.summary import Summary
 from idletrain.observe.view import view_of
@@ -18,16 +21,28 @@ EVERY_SECONDS = 0.5  # a person sees no more, and it costs the scheduler one mes
 LAST_SECONDS = 2.0
 
 
-async def page_of(client: Client, *, ours: bool) -> str:
+class Where(NamedTuple):
+    """A page's URL, and what there is to say of it."""
+
+    url: str
+    note: str
+
+
+async def page_of(client: Client, *, ours: bool) -> Where:
     """Where a cluster's dashboard shows the run: idletrain's page, or Dask's own where its scheduler does not have it.
 
     Args:
         client: An asynchronous client.
-        ours: Whether the scheduler is idletrain's, which adds the page a moment after its first worker.
+        ours: Whether the scheduler is idletrain's: its dashboard listens on loopback alone, whatever address it has
+            itself, and adds the page when it is asked for.
     """
-    link: str = client.dashboard_link
-    there = ours or await client.get_metadata([PAGE], False)
-    return link.replace("/status", "/idletrain") if there else link
+    link = urllib.parse.urlsplit(client.dashboard_link)
+    if ours:
+        note = "" if link.port == DASHBOARD_PORT else f"port {DASHBOARD_PORT} is in use"
+        return Where(f"http://127.0.0.1:{link.port}/idletrain", note)
+    if await client.get_metadata([PAGE], False):
+        return Where(link.geturl().replace("/status", "/idletrain"), "")
+    return Where(link.geturl(), "idletrain's own page comes with `dask scheduler --preload idletrain.observe.page`")
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `
 and `kind`; the kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     run_dir, dashboard, command, job, versions, hardware
+                     run_dir, dashboard, dashboard_note, command, job, versions, hardware
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid

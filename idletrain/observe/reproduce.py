@@ -19,16 +19,18 @@ PACKAGES = ("idletrain", "torch", "torch-pruning", "dask", "distributed", "numpy
 SECRET_OPTIONS = ("--webhook",)
 
 
-def about(job: Job, command: str, dashboard: str) -> dict[str, Any]:
+def about(job: Job, command: str, dashboard: str, dashboard_note: str = "") -> dict[str, Any]:
     """Fields of a run's first record.
 
     Args:
         job: The job, with what the command line said otherwise.
         command: What was called, from `command_line`.
         dashboard: Where the run can be watched.
+        dashboard_note: What there is to say of it.
     """
     return {
         "dashboard": dashboard,
+        "dashboard_note": dashboard_note,
         "command": command,
         "job": job.model_dump(mode="json", exclude_unset=True),
         "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
@@ -43,7 +45,8 @@ def about(job: Job, command: str, dashboard: str) -> dict[str, Any]:
 
 def command_line(words: Sequence[str]) -> str:
     """A command as it can be given to a shell again, but for what is secret in it."""
-    shown = [Path(words[0]).name, *words[1:]]
+    name = Path(words[0]).name
+    shown = ["idletrain" if name == "__main__.py" else name, *words[1:]]  # as `python -m idletrain`
     for n, word in enumerate(shown):
         option, equals, value = word.partition("=")
         if equals and option in SECRET_OPTIONS:

@@ -95,8 +95,10 @@ def thinned(items: Sequence[T], most: int) -> list[T]:
 
 def _marks(summary: Summary) -> list[list[Any]]:
     marks: dict[int, list[Preemption]] = {}
+    # Of a width that doubles now and then: the same marks, most of the time, are not drawn again.
+    width = 2.0 ** math.ceil(math.log2(max(summary.seconds, 1.0) / MARKS))
     for taken in summary.preempted:
-        marks.setdefault(int(taken.seconds / (summary.seconds or 1.0) * MARKS), []).append(taken)
+        marks.setdefault(int(taken.seconds / width), []).append(taken)
     return [
         [
             close[0].seconds,

@@ -260,8 +260,8 @@ class Mlflow:
         import mlflow
 
         self._summary, self._run_id = summary, ""
-        self._client = mlflow.MlflowClient()
         try:
+            self._client = mlflow.MlflowClient()  # refuses some addresses itself: mlflow 3 a folder's
             found = self._client.get_experiment_by_name("idletrain")
             self._experiment = found.experiment_id if found else self._client.create_experiment("idletrain")
         except (mlflow.MlflowException, OSError) as error:

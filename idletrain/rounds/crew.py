@@ -14,6 +14,7 @@ from idletrain.errors import RefusedError
 from idletrain.observe.records import Recorder
 from idletrain.rounds import task
 from idletrain.rounds.plan import Capacity
+from idletrain.rounds.spec import version
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -56,7 +57,7 @@ class Crew:
 
     async def watch(self) -> None:
         """Begin to listen, and to count who is there, as events tell only of those who come later."""
-        await self._client.set_metadata(["idletrain"], {"version": task.version()})
+        await self._client.set_metadata(["idletrain"], {"version": version()})
         self._client.subscribe_topic("all", self._on_event)
         self._client.subscribe_topic("idletrain", self._on_event)
         self._spawn(self._count())
@@ -135,11 +136,9 @@ class Crew:
         self._joined(address)
 
     async def _check_version(self, address: str) -> None:
-        found = await self._client.run(task.version, workers=[address], on_error="return")
+        found = await self._client.run(version, workers=[address], on_error="return")
         theirs = found.get(address)
         if isinstance(theirs, OSError):
             raise theirs
-        if isinstance(theirs, Exception) or theirs != task.version():
-            raise RefusedError(
-                f"worker {address} runs idletrain {theirs} and the head {task.version()}; install the same"
-            )
+        if isinstance(theirs, Exception) or theirs != version():
+            raise RefusedError(f"worker {address} runs idletrain {theirs} and the head {version()}; install the same")

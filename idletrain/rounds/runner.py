@@ -31,6 +31,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
+from idletrain.rounds.spec import Spec, version
 from idletrain.rounds.table import Phase
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Runner:
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
+        self._noticed: set[str] = set()
         self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
@@ -132,7 +134,7 @@ class Runner:
         self._record(
             "run_started",
             run=self._job.name,
-            version=task.version(),
+            version=version(),
             subnets=training.subnets,
             rounds=training.rounds,
             policy=self._job.preemption.policy,
@@ -283,11 +285,12 @@ class Runner:
         self._handle(joined)
 
     def _on_notice(self, address: str) -> None:
+        self._noticed.add(address)  # also before there is a state that knows workers
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
-        worker = self._state.workers.get(address) if self._state else None
-        warned = "notice" if worker is not None and worker.draining else "kill"
+        warned = "notice" if address in self._noticed else "kill"
+        self._noticed.discard(address)
         self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
@@ -331,7 +334,7 @@ class Runner:
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
             blocks = journal.blocks[lease.subnet]
-            specs.append(task.Spec(lease, self._address, blocks, preemption.mark_every, preemption.lease))
+            specs.append(Spec(lease, self._address, blocks, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)

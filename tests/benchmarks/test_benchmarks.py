@@ -104,7 +104,13 @@ def _check_scale(written):
         assert all(round_["store_bytes"] > 0 for round_ in size["rounds"])
 
 
+def _check_page(written):
+    assert written["workers_shown"] == 5
+    assert all(0 < gap < 5 for gap in written["figures"][4]["samples"])
+
+
 CHECKS = {
+    "page": _check_page,
     "round_overhead": _check_round_overhead,
     "exchange": _check_exchange,
     "local_steps": _check_local_steps,

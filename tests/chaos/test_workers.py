@@ -117,6 +117,33 @@ def test_a_warned_worker_ends_well(
     assert later.running
 
 
+def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., Run], cluster: Cluster) -> None:
+    run = make_run(rounds=2, nodes=2)
+    worker = cluster.idletrain_worker()
+    run.launch("--scheduler", cluster.address)
+    run.wait("one of two workers", "worker_joined")
+    worker.send(signal.SIGTERM)
+    assert run.wait("its leaving", "worker_left")["cause"] == "notice"
+    assert not run.events("leased")
+
+
+def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=1, local_steps=100, preemption={"mark_every": "1h"})
+    control.pace(0.1)
+    head = run.launch()
+    busy = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
+    warned = min(busy)
+    run.workers()[warned].send_signal(signal.SIGUSR1)
+    assert run.wait("the warning", "worker_at_risk")["worker"] == warned
+    marked = run.wait("its mark", "marked")
+    assert run.busy()[warned]["subnet"] == marked["subnet"]
+    assert 0 < marked["steps"] < 100
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    assert not run.events("lost")
+    assert len(run.events("marked")) == 1
+
+
 def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
     run = make_run(rounds=3)
     control.pace(0.1)
@@ -137,7 +164,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.rounds.task.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.rounds.attempt.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli import main
 
@@ -269,6 +296,8 @@ def test_a_stock_cluster(
     head = other.launch("--scheduler", cluster.address)
     assert head.exit_code() == 0, head.text
     other.check(undisturbed(local_steps=10))
+    maps = psutil.Process(cluster.scheduler.pid).memory_maps()
+    assert not [m.path for m in maps if "torch" in m.path], "the scheduler had to import torch"
 
 
 def test_two_runs_share_a_cluster(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from idletrain.errors import RunError
+from idletrain.errors import JobError
 from idletrain.fleet import aws_schedule, record
 from idletrain.fleet.aws import Account, Instance
 from idletrain.fleet.reconcile import Wanted
@@ -129,10 +129,15 @@ def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
     assert commands[-1] == "shutdown -h now"
 
 
-def test_a_bucket_that_is_not_there_is_a_sentence_and_leaves_nothing(account: Account) -> None:
-    nothing = things(account)
-    with pytest.raises(RunError, match="NoSuchBucket"):
-        aws_schedule.install(account, NIGHTLY, a_job(checkpoint={"to": "s3://another/"}), None, "1.0")
+def test_a_bucket_or_an_image_that_is_not_there_is_a_sentence_and_makes_nothing(account: Account) -> None:
+    nothing, image = things(account), f"123456789012.dkr.ecr.{REGION}.amazonaws.com/idletrain:9"
+    lacking = a_job(checkpoint={"to": "s3://another/"}, cloud={"image": image})
+    with pytest.raises(JobError) as refused:
+        aws_schedule.install(account, NIGHTLY, lacking, None, "1.0")
+    assert [fault.split(";")[0] for fault in refused.value.faults] == [
+        "checkpoint.to: there is no bucket another",
+        f"cloud.image: there is no {image}",
+    ]
     assert things(account) == nothing
 
 

@@ -76,3 +76,11 @@ def test_added_events_go_on_with_the_head_s_clock() -> None:
 
 def test_added_events_have_the_schema_of_all_others() -> None:
     assert books.SCHEMA == SCHEMA
+
+
+def test_news_found_at_the_end_are_no_sign_that_the_head_lived_so_long() -> None:
+    launched = {"kind": "instance_launched", "t": 100.0, "instance": "i-1"}
+    word = {"kind": "staged", "t": 200.0}
+    news = [{"kind": "instance_ended", "t": 9000.0, "instance": "i-2", "reason": ""}]
+    (closing,) = books.closings([launched, word], (), 9000.0, news)
+    assert (closing["instance"], closing["t"]) == ("i-1", 200.0 + books.SILENT_SECONDS)

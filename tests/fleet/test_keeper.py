@@ -239,9 +239,9 @@ def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_
     cloud: Sandbox, account: Account
 ) -> None:
     async def check() -> None:
-        fleet = Kept(account, count=20)
+        fleet = Kept(account, count=100)
         async with fleet:
-            await fleet.until("twenty machines", lambda: len(fleet.alive()) == 20)
+            await fleet.until("a hundred machines", lambda: len(fleet.alive()) == 100)
         for instance in fleet.alive():
             fleet.keeper(joined(f"tls://{instance}", instance))
         cloud.ask("POST", "calls/reset")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rehearsal import RECORD, Sandbox
 
 from idletrain.errors import RunError
-from idletrain.fleet import record, requests, teardown
+from idletrain.fleet import lease, record, requests, teardown
 from idletrain.fleet.aws import Account, Instance, Remnant
 from idletrain.fleet.cost import accrued
 from idletrain.fleet.requests import Pool
@@ -51,6 +53,56 @@ def test_behind_its_deadline_a_run_is_over_with_or_without_a_head() -> None:
 def test_each_run_is_named_once_and_judged_by_itself() -> None:
     there = [machine("a", "head"), machine("a", "worker"), machine("b", "worker"), machine("b", "worker")]
     assert [orphan.run for orphan in teardown.orphans(there, [], NOW, 600)] == ["b"]
+
+
+def test_a_run_whose_head_leads_no_more_is_over_although_its_machine_is_there() -> None:
+    there = [machine("night", "head"), machine("night", "worker")]
+    assert teardown.orphans(there, [], NOW, 600, {"night": "it has ended", "day": "it has ended"}) == [
+        Orphan("night", "s3://b/night/", "it has ended")
+    ]
+    assert teardown.orphans([machine("night", "head", age=60)], [], NOW, 600, {"night": "it has ended"}) == []
+
+
+def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix) -> None:
+    account = SimpleNamespace(s3=prefix.client)
+
+    def told(now: float = NOW) -> dict[str, str]:
+        head = machine("night", "head")
+        here = replace(head, tags={**head.tags, "idletrain:prefix": prefix.url})
+        return teardown.over(account, [here, machine("night", "worker")], now)  # type: ignore[arg-type]
+
+    assert told() == {"night": "its record is gone"}
+    record.claim(prefix, RECORD)
+    assert told() == {}
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
+    prefix.put(lease.KEY, json.dumps({"holder": "i-1", "renewed": NOW + teardown.SILENT_SECONDS}).encode())
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {}
+    record.update(prefix, state="ended")
+    assert told() == {"night": "it has ended"}
+    prefix.put(record.KEY, b'{"of": "another version"}')
+    assert told() == {}
+
+
+def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
+    assert teardown.over(account, [machine("night", "head")], NOW) == {}  # nobody has this bucket
+
+
+@pytest.mark.parametrize(
+    ("heads", "age", "words"),
+    [
+        ([("running", NOW)], 3600.0, ""),
+        ([("terminated", NOW - 60), ("pending", NOW)], 3600.0, ""),
+        ([], 60.0, ""),
+        ([], 3600.0, "it has no head; go on with --resume"),
+        ([("terminated", NOW - 3601)], 3600.0, "it has no head; go on with --resume"),  # of a sitting before
+        ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
+    ],
+)
+def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, words: str) -> None:
+    of_all = [
+        replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
+    ]
+    assert teardown.lost_head([*of_all, machine("night", "worker")], NOW - age, NOW) == words
 
 
 def make(cloud: Sandbox, account: Account, run: str) -> list[str]:

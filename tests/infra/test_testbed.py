@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from idletrain_testbed import Testbed, TestbedError, lifecycle, missing
+from idletrain_testbed import Testbed, TestbedError, cgroups, lifecycle, missing
 from idletrain_testbed.instance import RECORDS
 
 FLOW = str(Path(__file__).with_name("flow.py"))
@@ -24,8 +24,10 @@ LACKING = missing()
 pytestmark = pytest.mark.skipif(bool(LACKING), reason=" ".join(LACKING))
 HEADERS = 1514 / 1448  # a full packet on the wire over its payload: Ethernet, IP, TCP with time stamps
 OWNER = """
+import signal
 import sys
 from idletrain_testbed import Testbed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
 with Testbed(1, name=sys.argv[1]) as bed:
     print(bed.popen("n0", ["sleep", "1000"]).pid, flush=True)
     sys.stdin.read()
@@ -232,3 +234,22 @@ def test_after_an_owners_sigkill_the_next_one_cleans_up(owner: Any) -> None:
     with Testbed(1):
         assert left(name) == []
     assert not inside.is_running() or inside.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.skipif(bool(missing(cpus=True)), reason="no controller for CPUs")
+def test_what_is_in_a_dead_instances_cgroups_alone_ends_and_they_go(owner: Any) -> None:
+    name, process, _ = owner
+    found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+    cgroups.limit(found, name, "n0", 1.0, None)
+    (node,) = (entrance.parent for entrance in cgroups.entrances(found, name, "n0"))
+    (node / "below").mkdir()
+    inside: list[subprocess.Popen[bytes]] = []
+    for place in (node, node / "below"):
+        started = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (place / "cgroup.procs").write_text(str(started.pid))
+        inside.append(started)
+    process.kill()
+    process.wait(timeout=20)
+    lifecycle.sweep()
+    assert [started.wait(timeout=20) for started in inside] == [-signal.SIGKILL] * 2
+    assert left(name) == []

@@ -40,6 +40,12 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
     ]
 
 
+def test_what_there_is_to_say_of_the_dashboard_stands_behind_its_address() -> None:
+    told = describe({**CHURN[0], "dashboard_note": "port 8787 is in use"})
+    assert told is not None
+    assert told.endswith("; watch it at http://127.0.0.1:1/status (port 8787 is in use)")
+
+
 def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
     out = io.StringIO()
     with Json(out, Summary()) as shown:
@@ -77,7 +83,7 @@ def test_the_screen_shows_why_a_run_waits() -> None:
 
 
 def test_a_screen_without_any_event_is_drawn() -> None:
-    assert "accuracy: -" in screen_of([])
+    assert "starting" in screen_of([])
 
 
 @pytest.mark.parametrize(

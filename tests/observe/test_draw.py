@@ -89,9 +89,10 @@ def test_a_timeline_of_nobody_is_drawn() -> None:
 
 
 def test_shares_stand_behind_each_other() -> None:
-    first, second, third = draw.stack({"a": 0.25, "b": -0.01, "c": 0.5})
+    first, second, third = draw.stack({"useful": 0.25, "rest of attempts": -0.01, "pull": 0.5})
     assert (first.x, first.width, second.width) == (0, draw.TIMELINE_WIDTH / 4, 0)
     assert (third.x, third.text) == (draw.TIMELINE_WIDTH / 4, "50.0%")
+    assert [box.kind for box in draw.stack({"pull": 1.0})] == [third.kind]  # of several runs' bars, the same colour
 
 
 @pytest.mark.parametrize(

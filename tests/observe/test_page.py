@@ -1,4 +1,4 @@
-"""The page on a scheduler's dashboard, its metrics, and its buttons' answers."""
+"""The page on a scheduler's dashboard, its metrics, and its buttons' answers. (A browser sees it in tests/chaos.)"""
 
 from __future__ import annotations
 

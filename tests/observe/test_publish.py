@@ -51,15 +51,29 @@ def test_a_scheduler_has_the_newest_view_and_in_the_end_the_last() -> None:
     asyncio.run(check())
 
 
-def test_the_page_is_where_the_scheduler_has_it() -> None:
+def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_how_to_get_it() -> None:
     async def check() -> None:
         async with (
             Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
             Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
         ):
-            assert (await page_of(client, ours=False)).endswith("/status")
-            assert (await page_of(client, ours=True)).endswith("/idletrain")
+            at = f"http://127.0.0.1:{scheduler.http_server.port}"
+            stock = await page_of(client, ours=False)
+            assert stock.url == f"{at}/status"
+            assert "--preload idletrain.observe.page" in stock.note
             scheduler.set_metadata([PAGE], True)
-            assert await page_of(client, ours=False) == f"http://127.0.0.1:{scheduler.http_server.port}/idletrain"
+            assert await page_of(client, ours=False) == (f"{at}/idletrain", "")
+
+    asyncio.run(check())
+
+
+def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_was_taken_is_told() -> None:
+    async def check() -> None:
+        async with (
+            Scheduler(host="127.0.0.9", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+        ):
+            url = f"http://127.0.0.1:{scheduler.http_server.port}/idletrain"
+            assert await page_of(client, ours=True) == (url, "port 8787 is in use")
 
     asyncio.run(check())

@@ -9,7 +9,7 @@ import pytest
 from test_summary import CHURN, committed, ended, event, joined, leased, lost, started, summary_of
 
 from idletrain.observe.summary import Summary
-from idletrain.observe.view import POINTS, STATES, machine_of, thinned, view_of
+from idletrain.observe.view import MARKS, POINTS, STATES, machine_of, thinned, view_of
 
 
 def stamped(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,6 +109,17 @@ def test_preemptions_that_are_close_are_one_mark() -> None:
     others = [joined(0.0, f"{n}") for n in range(3)]
     events = [started(), *others, *taken, event("waiting", 100.0, reason="")]
     assert view_of(summary_of(stamped(events)), 1100.0)["preempted"] == [[50.0, 0, "notice", "3 workers"]]
+
+
+def test_marks_stay_where_they_are_while_nobody_is_taken() -> None:
+    taken = [event("worker_left", 9.0 * n, worker=f"tcp://{n}", name=f"{n}", cause="kill") for n in range(300)]
+    events = [started(), *(joined(0.0, f"{n}") for n in range(300)), *taken]
+    marks = [
+        view_of(summary_of(stamped([*events, event("waiting", s, reason="")])), s)["preempted"]
+        for s in (3000.0, 3800.0)
+    ]
+    assert MARKS / 2 < len(marks[0]) <= MARKS
+    assert marks[0] == marks[1]
 
 
 def test_a_long_run_s_view_stays_small() -> None:

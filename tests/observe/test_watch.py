@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import importlib.util
 import json
 import logging
+import os
+import sqlite3
 import struct
+import subprocess
 import sys
 import threading
 import types
@@ -18,7 +23,7 @@ from tensorboardX.proto.event_pb2 import Event as TensorBoardEvent
 from test_summary import CHURN
 from test_view import stamped
 
-from idletrain.errors import RunError
+from idletrain.errors import JobError, RunError
 from idletrain.observe import watch
 from idletrain.observe.display import folding
 from idletrain.observe.summary import Summary
@@ -212,6 +217,55 @@ def test_mlflow_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch
     assert ("param", "r", "policy", "reissue") in Client.calls
     assert ("metric", "r", "accuracy", 0.8, 1008500, 1) in Client.calls
     assert Client.calls[-1] == ("end", "r", "FINISHED")
+
+
+def test_an_mlflow_that_refuses_its_address_is_told_before_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise OSError("no folders any more")
+
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=refused, MlflowException=OSError))
+    with pytest.raises(JobError, match=r"mlflow cannot be used \(no folders any more\); set MLFLOW_TRACKING_URI"):
+        tell(Watch(log_to=["mlflow"]), None)
+
+
+REAL = """
+import sys
+sys.path += sys.argv[1:]
+from test_watch import Watch, tell
+tell(Watch(log_to=["{name}"]), None)
+"""
+
+
+def told_the_real(name: str, tmp_path: Path, **environment: str) -> None:
+    """Tell a tracker's own client, in a process of its own: both bring threads, warnings and exit handlers."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", REAL.format(name=name), *sys.path],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "the run goes on" not in done.stderr
+
+
+def test_a_real_mlflow_has_the_curves(tmp_path: Path) -> None:
+    told_the_real("mlflow", tmp_path, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/mlflow.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        metrics = database.execute("select step, value from metrics where key = 'accuracy'").fetchall()
+        runs = database.execute("select name, status from runs").fetchall()
+    assert metrics == [(1, 0.8)]
+    assert runs == [("demo", "FINISHED")]
+
+
+def test_a_real_wandb_has_the_curves(tmp_path: Path) -> None:
+    told_the_real("wandb", tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
+    (record,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    written = record.read_bytes()
+    assert b"accuracy" in written
+    assert b"demo" in written
 
 
 def test_wandb_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,16 @@ from idletrain.exchange.wire import LeaseId
 from idletrain.fleet import settings
 from idletrain.nn.partition import blocks
 from idletrain.rounds import task
+from idletrain.rounds.attempt import Node, measure_speed, numeric_cohort
+from idletrain.rounds.spec import Spec
 
 
 def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
     lease = LeaseId("a" * 63, 10**6, 10**6, 999, 10**9)
     mine = blocks([4096, 4096], [1 / 1000] * 1000)[999]
-    spec = task.Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, 5.0, 10.0)
-    assert len(cloudpickle.dumps(spec)) < 1024
-    assert pickle.loads(pickle.dumps(spec)) == spec
+    asked = Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, 5.0, 10.0)
+    assert len(cloudpickle.dumps(asked)) < 1024
+    assert pickle.loads(pickle.dumps(asked)) == asked
 
 
 async def _describe() -> dict[str, Any]:
@@ -31,7 +33,7 @@ async def _describe() -> dict[str, Any]:
         Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
         Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
     ):
-        task.Node.of(worker).memory_bytes = 1 << 40
+        Node.of(worker).memory_bytes = 1 << 40
         about: dict[str, Any] = await client.submit(task.describe, pure=False)
         return about
 
@@ -46,15 +48,15 @@ def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
 
 
 def test_speed_is_measured_in_steps_a_second() -> None:
-    assert 1 < task.measure_speed(torch.device("cpu")) < 1e6
+    assert 1 < measure_speed(torch.device("cpu")) < 1e6
 
 
 def test_the_numeric_cohort_tells_the_number_of_threads() -> None:
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = task.numeric_cohort(torch.device("cpu"))
+        one = numeric_cohort(torch.device("cpu"))
         torch.set_num_threads(2)
-        assert task.numeric_cohort(torch.device("cpu")) != one
+        assert numeric_cohort(torch.device("cpu")) != one
     finally:
         torch.set_num_threads(threads)

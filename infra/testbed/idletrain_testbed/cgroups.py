@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
@@ -16,6 +15,7 @@ MOUNTS = Path("/proc/self/mounts")
 # The scheduler's usual 100 ms would let a node of 0.25 CPUs run at full speed for 25 ms and then not answer for 75;
 # 20 ms keep its pauses below the delays that are emulated, at no cost that could be measured.
 PERIOD_MICROSECONDS = 20_000
+GONE = (errno.ENOENT, errno.ENODEV)  # what reading of a cgroup says that is removed meanwhile
 REMOVAL_SECONDS = 5.0  # an ended process leaves its cgroup a moment after it has left /proc
 
 
@@ -91,12 +91,22 @@ def entrances(found: Mapping[str, Hierarchy], name: str, node: str) -> list[Path
     return sorted(place / "cgroup.procs" for place in places if place.is_dir())
 
 
+def inhabitants(found: Mapping[str, Hierarchy], name: str) -> set[int]:
+    """The processes in an instance's cgroups, also in those that its processes have made below."""
+    pids: set[int] = set()
+    for place in _places(found, name):
+        try:
+            pids |= {int(pid) for pid in (place / "cgroup.procs").read_text().split()}
+        except OSError as fault:
+            if fault.errno not in GONE:
+                raise
+    return pids - {0}  # as what another namespace of processes holds is called, which cannot be reached
+
+
 def remove(found: Mapping[str, Hierarchy], name: str) -> None:
-    """Remove an instance's cgroups; nothing runs in them any more."""
-    for top in {_place(hierarchy, name) for hierarchy in found.values()}:
-        with contextlib.suppress(FileNotFoundError):
-            for place in (*(child for child in top.iterdir() if child.is_dir()), top):
-                _remove(place)
+    """Remove an instance's cgroups and those below; nothing runs in them any more."""
+    for place in _places(found, name):
+        _remove(place)
 
 
 def missing(*, cpus: bool, memory: bool) -> list[str]:
@@ -108,6 +118,12 @@ def missing(*, cpus: bool, memory: bool) -> list[str]:
         for name, wanted in asked.items()
         if wanted and not (name in found and os.access(found[name].root / "cgroup.procs", os.W_OK))
     ]
+
+
+def _places(found: Mapping[str, Hierarchy], name: str) -> list[Path]:
+    """All of an instance's cgroups, the inner ones first, as they can only be removed in that order."""
+    tops = {_place(hierarchy, name) for hierarchy in found.values()}
+    return [Path(place) for top in sorted(tops) for place, _, _ in os.walk(top, topdown=False)]
 
 
 def _place(hierarchy: Hierarchy, name: str) -> Path:

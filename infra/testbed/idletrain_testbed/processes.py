@@ -100,15 +100,11 @@ def _kill(instance: Instance, found: set[int]) -> None:
 
 
 def _inside(instance: Instance) -> set[int]:
-    """Who is in one of the instance's namespaces, or on the way there, in its cgroups already."""
+    """Who is in one of the instance's namespaces, or in its cgroups alone: on the way there, or put there by hand."""
     spaces = {_identity(instance.namespace_path(node)) for node in instance.namespaces()} - {None}
     pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
     found = {pid for pid in pids if _identity(Path(f"/proc/{pid}/ns/net")) in spaces}
-    hierarchies = cgroups.hierarchies(cgroups.MOUNTS.read_text())
-    for node in instance.nodes:
-        for file in cgroups.entrances(hierarchies, instance.name, node):
-            found |= {int(pid) for pid in file.read_text().split()}
-    return found
+    return found | cgroups.inhabitants(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
 
 
 def _identity(namespace: Path) -> tuple[int, int] | None:
