@@ -32,7 +32,7 @@ def _tiny() -> Iterator[Entry]:
     yield Entry(method="ddp", settings=rates, steps=40, snapshot_every=20)
     for method in ("post-local-sgd", "torchft-diloco"):
         yield Entry(method=method, settings={**rates, "sync_every": 10}, steps=40, snapshot_every=20)
-    yield Entry(method="hivemind", settings={**rates, "sync_every": 10, "local": True}, steps=60, snapshot_every=20)
+    yield Entry(method="hivemind", settings={**rates, "sync_every": 10}, steps=60, snapshot_every=20)
 
 
 def _entries(case: str, link: str) -> Iterator[Entry]:
@@ -48,7 +48,8 @@ def _entries(case: str, link: str) -> Iterator[Entry]:
         yield Entry(method="post-local-sgd", settings={**each, "warmup": 0}, **goes)
         yield Entry(method="torchft-local-sgd", settings=each, **goes)
         yield Entry(method="torchft-diloco", settings=each, **goes)
-        yield Entry(method="hivemind", settings={**each, "local": True}, **goes)
+        yield Entry(method="hivemind", settings=each, **goes)
+        yield Entry(method="hivemind", settings={**each, "delay": False}, **goes)
     steps = {"steps": whole, "snapshot_every": 20} if link == "none" else {"steps": PROBE, "snapshot_every": 0}
     parallel = {**rates, "horizon": whole}
     yield Entry(method="ddp", settings=parallel, **steps)

@@ -35,7 +35,8 @@ from idletrain.nn.subnets import views
 
 ROOT = Path(__file__).parent.parent
 START_SECONDS = 120.0  # eight interpreters that import torch on two cores
-COUNT_SECONDS = 0.25
+COUNT_SECONDS = 0.5  # one look costs a process of some 5 ms
+LAST_LINE_SECONDS = 2.0  # from a process' end until what it printed has been read
 Line = dict[str, Any]
 
 
@@ -49,8 +50,8 @@ class Bed(Protocol):
 
     def popen(self, node: str, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]: ...
 
-    def sent_bytes(self) -> int | None:
-        """What all machines have sent so far, or None where nobody counts."""
+    def carried_bytes(self) -> int | None:
+        """What the links have brought to all machines so far, or None where nobody counts."""
 
 
 class Loopback:
@@ -65,7 +66,7 @@ class Loopback:
     def popen(self, node: str, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]:  # noqa: ARG002
         return subprocess.Popen(argv, **kwargs)
 
-    def sent_bytes(self) -> int | None:
+    def carried_bytes(self) -> int | None:
         return None
 
 
@@ -76,8 +77,9 @@ class Shaped:
         self._bed, self.names = bed, bed.names
         self.address, self.popen = bed.address, bed.popen
 
-    def sent_bytes(self) -> int | None:
-        return sum(int(self._bed.counters(name).sent) for name in self.names)
+    def carried_bytes(self) -> int | None:
+        carried: int = self._bed.delivered()
+        return carried
 
 
 @contextlib.contextmanager
@@ -154,7 +156,7 @@ class Entry:
     settings: dict[str, Any]
     steps: int
     snapshot_every: int = 0
-    budget_seconds: float = 240.0
+    budget_seconds: float = 600.0
 
 
 class Output:
@@ -163,18 +165,21 @@ class Output:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self._arrived = threading.Condition()
+        self._readers: list[threading.Thread] = []
 
     def read(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Take a process' lines until it ends, on a thread."""
-        threading.Thread(target=self._read, args=(name, process), daemon=True).start()
+        self._readers.append(threading.Thread(target=self._read, args=(name, process), daemon=True))
+        self._readers[-1].start()
 
     def _read(self, name: str, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(b"{"):
-                with self._arrived:
-                    self.lines.append({"machine": name, **json.loads(line)})
-                    self._arrived.notify_all()
+        with process.stdout as lines:
+            for line in lines:
+                if line.startswith(b"{"):
+                    with self._arrived:
+                        self.lines.append({"machine": name, **json.loads(line)})
+                        self._arrived.notify_all()
 
     def of(self, kind: str) -> list[Line]:
         """The lines of a kind so far."""
@@ -193,6 +198,11 @@ class Output:
                     raise RuntimeError(f"{count} times {kind!r} did not come")
                 self._arrived.wait(0.2)
         return self.of(kind)
+
+    def close(self) -> None:
+        """Read what ended processes still had to say."""
+        for reader in self._readers:
+            reader.join(LAST_LINE_SECONDS)
 
 
 class Cast:
@@ -236,6 +246,7 @@ class Cast:
     def __exit__(self, *_: object) -> None:
         for name in list(self.processes):
             self.kill(name)
+        self.output.close()
         self._log.close()
 
 
@@ -337,7 +348,7 @@ class Stage:
 
 
 class Counter:
-    """Samples of all bytes sent, taken on a thread."""
+    """Samples of the bytes over all links, taken on a thread."""
 
     def __init__(self, bed: Bed) -> None:
         self._bed, self._ended = bed, threading.Event()
@@ -346,8 +357,8 @@ class Counter:
         self._thread.start()
 
     def _count(self) -> None:
-        while (sent := self._bed.sent_bytes()) is not None:
-            self.samples.append((time.time(), sent))
+        while (carried := self._bed.carried_bytes()) is not None:
+            self.samples.append((time.time(), carried))
             if self._ended.wait(COUNT_SECONDS):
                 return
 
@@ -356,27 +367,44 @@ class Counter:
         self._thread.join()
 
     def between(self, start: float, end: float) -> float | None:
-        """Bytes sent from one time to another."""
+        """Bytes from one time to another."""
         if not self.samples:
             return None
         times, values = zip(*self.samples, strict=True)
         return float(np.interp(end, times, values) - np.interp(start, times, values))
 
 
+@dataclass(frozen=True)
+class Timed:
+    """What is known of a run when its processes have ended.
+
+    Attributes:
+        begun: When all nodes were ready.
+        progress: Of `progress_of`.
+        cores: Of `cores_shares`.
+    """
+
+    begun: float
+    progress: dict[int, tuple[int, float]]
+    lines: list[Line]
+    counter: Counter
+    cores: dict[str, float]
+
+
 def run(case: Case, entry: Entry, nodes: int, link: str, head_link: str | None = None) -> dict[str, Any]:
     """Run an entry once; returns its record, curve included.
 
     Raises:
-        RuntimeError: it did not start, or did not take a step.
+        RuntimeError: it did not start, took no step, or broke off; it says what the processes said last.
     """
-    place = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a snapshot should cost a copy, not a disk
-    folder = Path(tempfile.mkdtemp(prefix="idletrain-contest-", dir=place))
-    try:
-        with machines(nodes, link, head_link) as bed:
-            timed = _timed(bed, case, entry, nodes, folder)
-        if not timed["marks"]:
-            raise RuntimeError(f"{entry.method} took no step; {(folder / 'stderr').read_text()[-3000:]}")
-        record = {
+    with run_folder() as folder:
+        try:
+            with machines(nodes, link, head_link) as bed:
+                timed = _timed(bed, case, entry, nodes, folder)
+        except RuntimeError as error:
+            log = folder / "stderr"
+            raise RuntimeError(f"{error}\n{log.read_text()[-3000:] if log.exists() else ''}") from None
+        return {
             "case": case.name,
             "nodes": nodes,
             "link": link,
@@ -384,15 +412,29 @@ def run(case: Case, entry: Entry, nodes: int, link: str, head_link: str | None =
             "method": entry.method,
             "settings": entry.settings,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            **account(timed, nodes),
+            **account(timed, METHODS[entry.method].ours, nodes),
+            "target": case.target,
+            "curve": curve(case, entry, timed, folder),
         }
-        return {**record, "target": case.target, "curve": curve(case, entry, timed, folder)}
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A folder for what a run writes, in RAM where that can be: a snapshot should cost a copy, not a disk."""
+    place = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="idletrain-contest-", dir=place))
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder)
 
 
-def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> dict[str, Any]:
-    """Run the processes; returns when it began and the marks `(steps, time)`."""
+def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Timed:
+    """Run the processes until they are done or the budget is spent.
+
+    Raises:
+        RuntimeError: they did not start, took no step, or one ended before.
+    """
     snapshot_seconds = max(entry.budget_seconds / 16, 0.001) if entry.snapshot_every else 3600.0
     with Cast(bed, folder) as cast:
         stage = Stage(cast, case, entry, nodes, folder, snapshot_seconds)
@@ -409,9 +451,13 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> dict
             time.sleep(0.1)
         counter.close()
         cores_used = cores_shares(cores, psutil.cpu_times())
+        if not cast.all_alive():
+            cast.output.wait(ended, 1, LAST_LINE_SECONDS, lambda: True)
         lines = list(cast.output.lines)
-    marks = marks_of(lines, ours, nodes)
-    return {"begun": begun, "marks": marks, "lines": lines, "counter": counter, "ours": ours, "cores": cores_used}
+    progress = progress_of(lines, ours, nodes)
+    if not progress:
+        raise RuntimeError(f"no step in {entry.budget_seconds:g} s")
+    return Timed(begun, progress, lines, counter, cores_used)
 
 
 def cores_shares(before: Any, after: Any) -> dict[str, float]:
@@ -423,25 +469,26 @@ def cores_shares(before: Any, after: Any) -> dict[str, float]:
     return {"user": user / whole, "kernel": 1 - (user + idle) / whole, "idle": idle / whole}
 
 
-def marks_of(lines: Sequence[Line], ours: bool, nodes: int) -> list[tuple[int, float]]:
-    """When how many steps of every node were done."""
+def progress_of(lines: Sequence[Line], ours: bool, nodes: int) -> dict[int, tuple[int, float]]:
+    """Steps of every node and when they were done, by a snapshot's number: idletrain's rounds, a peer's steps."""
     if not ours:
-        return [(line["steps"], line["t"]) for line in lines if line["kind"] == "step" and line["machine"] == "n0"]
-    marks, steps = [], 0
+        mine = (line for line in lines if line["kind"] == "step" and line["machine"] == "n0")
+        return {line["steps"]: (line["steps"], line["t"]) for line in mine}
+    progress, steps = {}, 0
     for line in lines:
         if line["kind"] == "round_committed":
-            steps += line["steps"] // nodes
-            marks.append((steps, line["t"]))
-    return marks
+            steps += line["steps"]
+            progress[line["round"] + 1] = steps // nodes, line["t"]
+    return progress
 
 
-def account(timed: dict[str, Any], nodes: int) -> dict[str, Any]:
+def account(timed: Timed, ours: bool, nodes: int) -> dict[str, Any]:
     """Steps, seconds, and what of them was local work and (idletrain's) pull and push, a node's mean."""
-    steps, ended = timed["marks"][-1]
-    seconds = ended - timed["begun"]
-    lines = [line for line in timed["lines"] if line["t"] <= ended]
+    steps, ended = max(timed.progress.values())
+    seconds = ended - timed.begun
+    lines = [line for line in timed.lines if line["t"] <= ended]
     parts: dict[str, float] = {}
-    if timed["ours"]:
+    if ours:
         accounts = [line for line in lines if line["kind"] == "attempt_ended" and "train_seconds" in line]
         local = sum(line["train_seconds"] for line in accounts) / nodes
         for part in ("pull", "push"):
@@ -449,39 +496,37 @@ def account(timed: dict[str, Any], nodes: int) -> dict[str, Any]:
     else:
         last = {line["machine"]: line["local_seconds"] for line in lines if line["kind"] == "step"}
         local = sum(last.values()) / len(last)
-    sent = timed["counter"].between(timed["begun"], ended)
+    carried = timed.counter.between(timed.begun, ended)
     return {
         "steps": steps,
         "seconds": seconds,
         "step_seconds": seconds / steps,
         "local_step_seconds": local / steps,
         **parts,
-        "bytes_per_step": None if sent is None else sent / steps,
-        "cores": timed["cores"],
+        "bytes_per_step": None if carried is None else carried / steps,
+        "cores": timed.cores,
     }
 
 
-def curve(case: Case, entry: Entry, timed: dict[str, Any], folder: Path) -> list[list[float | None]]:
-    """Points `[steps, seconds, bytes sent by all, accuracy]`, up to the first at the target."""
+def curve(case: Case, entry: Entry, timed: Timed, folder: Path) -> list[list[float | None]]:
+    """Points `[steps, seconds, bytes over all links, accuracy]`, up to the first at the target."""
     points: list[list[float | None]] = []
-    times = dict(timed["marks"])
-    for steps, file in snapshots_of(entry, folder):
-        if steps not in times:
+    for number, file in snapshots_of(entry, folder):
+        if number not in timed.progress:
             continue
+        steps, when = timed.progress[number]
         accuracy = evaluate(case, file)
-        sent = timed["counter"].between(timed["begun"], times[steps])
-        points.append([steps, times[steps] - timed["begun"], sent, accuracy])
+        points.append([steps, when - timed.begun, timed.counter.between(timed.begun, when), accuracy])
         if accuracy >= case.target:
             break
     return points
 
 
 def snapshots_of(entry: Entry, folder: Path) -> list[tuple[int, Path]]:
-    """What was kept: `(steps of every node, file)`."""
+    """What was kept, by number: idletrain's after so many rounds, a peer's after so many steps."""
     if METHODS[entry.method].ours:
-        each = entry.settings["local_steps"]
         files = [m.parent / "network" for m in (folder / "bench" / "snapshots").glob("*/manifest.json")]
-        return sorted((int(file.parent.name) * each, file) for file in files if int(file.parent.name))
+        return sorted((int(file.parent.name), file) for file in files if int(file.parent.name))
     return sorted((int(file.name), file) for file in (folder / "snapshots").glob("*[0-9]"))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.time_to_accuracy import standings, where
+from benchmarks.time_to_accuracy import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
@@ -71,35 +71,24 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def choice(results: list[dict[str, Any]]) -> str:
-    """Per case, nodes and links: how long `ist` took, and the quickest of the others."""
-    runs: list[dict[str, Any]] = next(
-        (result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), []
+    """Per case, nodes and links: how long `ist` took to the best accuracy that it reached, and the quickest other."""
+    runs: list[Record] = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
+    rows: dict[str, list[str]] = {}
+    for below in reversed(LEVELS_BELOW):
+        for place, methods in by_place(standings(runs, below)).items():
+            ours = next((s for s in methods if s["method"] == "ist"), None)
+            others = [s for s in methods if s["method"] != "ist" and at_best(s) < float("inf")]
+            if place not in rows and ours and ours["seconds"] is not None and others:
+                rows[place] = _choice(place, ours, min(others, key=at_best))
+    head = ["where", "accuracy", "seconds of ist", "of the quickest other", "take"]
+    return "\n".join(_table(head, list(rows.values())))
+
+
+def _choice(place: str, ours: Record, best: Record) -> list[str]:
+    quicker = (
+        "idletrain" if at_best(ours) < at_best(best) else best["method"] if best["seconds"] is not None else "open"
     )
-    places: dict[str, list[dict[str, Any]]] = {}
-    for s in standings(runs):
-        if s["link"] != "none":
-            places.setdefault(f"{where(s)}, to {s['target']:g}", []).append(s)
-    rows = []
-    for place, methods in places.items():
-        ours = next((s for s in methods if s["method"] == "ist"), None)
-        others = [s for s in methods if s["method"] != "ist"]
-        if ours and ours["seconds"] is not None and others:
-            best = min(others, key=_bound)
-            quicker = "idletrain" if ours["seconds"] < _bound(best) else best["method"]
-            rows.append([place, _time(ours), f"{best['method']}, {_time(best)}", quicker])
-    if not rows:
-        return "No place has been measured all the way to its target yet."
-    return "\n".join(_table(["where", "ist", "quickest other", "take"], rows))
-
-
-def _bound(standing: dict[str, Any]) -> float:
-    """Seconds to the target, or how many were not enough."""
-    return float(standing["more_than"] if standing["seconds"] is None else standing["seconds"])
-
-
-def _time(standing: dict[str, Any]) -> str:
-    more = "more than " if standing["seconds"] is None else ""
-    return f"{more}{_bound(standing):.0f} s{' (computed)' if standing['computed'] else ''}"
+    return [place, f"{ours['target']:.2f}", seconds_of(ours), f"{best['method']}: {seconds_of(best)}", quicker]
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:

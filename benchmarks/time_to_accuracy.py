@@ -7,7 +7,7 @@ statistics are estimated anew on the assembled network for every method before i
 
 Every method runs with several settings (candidates.py: the synchronisation interval) and the best is kept. Where a
 method would take too long over a link, it runs there for at least 20 steps, and its time is `computed`: steps to the
-accuracy over quicker links x time a step over this one; where no run got there, `more than` the steps that were seen.
+accuracy over quicker links x time a step over this one; where no run got there, `more than` the steps that were scored.
 Methods that are one algorithm share such steps: local SGD of two libraries, data parallel of 16 and 32 bits.
 
     python -m benchmarks.time_to_accuracy [--case b] [--nodes 8] [--link 100mbit] [--head-link 1gbit]
@@ -33,19 +33,26 @@ RESULTS = Path(__file__).parent / "results" / "time_to_accuracy.json"
 PROBE_STEPS = 20  # of a method whose whole run would take too long
 NOTES = """
 How to read it. `seconds` run from the moment at which all nodes are ready until the first snapshot at the target;
-snapshots are scored off the clock. `of which` is a node's mean: its local steps, and idletrain's pulls and pushes; the
-rest is communication and waiting. `cores` is what the machine's cores did meanwhile.
+snapshots are scored off the clock; `~` is computed: steps to the target over quicker links x seconds a step over these;
+`more than` are the steps that were scored below it. `of which` is a node's mean: its local steps (data parallel's
+gradients, which overlap the exchange, as three passes without it took them), and idletrain's pulls and pushes; the rest
+is communication and waiting. `cores` is what the machine's cores did meanwhile.
 
 All nodes and the head share this machine's cores, so local work takes several times as long as on machines of their
 own: methods that compute much are charged for it; and emulating full links costs kernel time on the same cores. Both
-flatter a method that computes and sends little, as `ist` does. Wire time alone is `MB sent by all` over nodes and rate.
+flatter a method that computes and sends little, as `ist` does. `MB over the links` are counted where they arrive.
 
 Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are estimated
 anew before every score, for every method alike. TLS is off for all.
 """.strip().split("\n\n")
-IST_TARGETS = {"ddp": 15.0, "local SGD's best kind": 4.0}  # the paper (Speech, 2 layers): 10.6 and 4.2
+# Rivals of ist, and how many times its seconds and bytes they should take at least; the IST paper (Speech): 10.6, 4.2.
+RIVALS = {
+    "ddp": (("ddp",), 15.0),
+    "local SGD's best kind": (("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco"), 4.0),
+}
+AIMS = (("b", 8, "100mbit"), ("tiny", 2, "none"))  # where that is asked of it: case, nodes, link
+PLACE = ("case", "nodes", "link", "head_link")
 LEVELS_BELOW = (0.08, 0.06, 0.04, 0.02, 0.01, 0.0)
-LOCAL_SGD_KINDS = ("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco")
 FASHION = {"name": "fashion-mnist"}
 Record = dict[str, Any]
 
@@ -97,44 +104,66 @@ class Asked:
     entries: tuple[Entry, ...]
 
 
-def standings(runs: Sequence[Record]) -> list[Record]:
+def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
     """The best of every method's settings, for each case, number of nodes and links.
 
+    Args:
+        runs: Records of `contest.run`.
+        below: How far below the case's target the accuracy lies whose time is told.
+
     Returns:
-        Records with `seconds` and `bytes` to the target (None where it was not reached, and then `more_than` seconds),
-        whether they are `computed`, `steps`, `settings`, and of a step the seconds and the shares of its parts.
+        Records with `seconds` and `bytes` to that accuracy, whether they are `computed`, `steps`, `settings`, and of a
+        step the seconds and the shares of its parts. Where it was not reached those are None, and `more_than` says how
+        many seconds were not enough (None where the method was only timed).
     """
     best: dict[tuple[Any, ...], Record] = {}
     for record in runs:
-        standing = _standing(record, runs)
-        key = tuple(standing[name] for name in ("case", "nodes", "link", "head_link", "method"))
+        standing = _standing(record, runs, round(record["target"] - below, 6))
+        key = tuple(standing[name] for name in (*PLACE, "method"))
         if key not in best or _rank(standing) < _rank(best[key]):
             best[key] = standing
-    return sorted(best.values(), key=lambda s: (s["case"], s["nodes"], s["link"], s["head_link"], _rank(s)))
+    return sorted(best.values(), key=lambda s: (*(s[name] for name in PLACE), _rank(s)))
 
 
-def _rank(standing: Record) -> float:
-    return float("inf") if standing["seconds"] is None else float(standing["seconds"])
+def at_best(standing: Record) -> float:
+    """The least time that a method can have taken: to the target, or what was seen not to be enough."""
+    known = standing["more_than"] if standing["seconds"] is None else standing["seconds"]
+    return float("inf") if known is None else float(known)
 
 
-def _standing(record: Record, runs: Iterable[Record]) -> Record:
+def _rank(standing: Record) -> tuple[bool, float]:
+    return standing["seconds"] is None, at_best(standing)
+
+
+def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
     """One run's time to the target: its own, or by the steps that the same settings took over other links."""
-    names = ("case", "nodes", "link", "head_link", "method", "settings", "step_seconds", "target")
-    standing = {name: record[name] for name in names}
+    names = (*PLACE, "method", "settings", "step_seconds")
     parts = {part: record.get(f"{part}_step_seconds", 0.0) for part in ("local", "pull", "push")}
-    standing["shares"] = {part: seconds / record["step_seconds"] for part, seconds in parts.items()}
-    standing["bytes_per_step"], standing["cores"] = record["bytes_per_step"], record.get("cores", {})
-    own = _reached(record)
-    if own:
-        return {**standing, "steps": own[0], "seconds": own[1], "bytes": own[2], "computed": False}
-    for other in runs:
-        if _learning(other) == _learning(record) and (point := _reached(other)):
-            steps, sent = point[0], record["bytes_per_step"]
-            seconds, bytes_ = steps * record["step_seconds"], None if sent is None else steps * sent
-            return {**standing, "steps": steps, "seconds": seconds, "bytes": bytes_, "computed": True}
-    tried = [other["steps"] for other in runs if other["curve"] and _learning(other) == _learning(record)]
-    at_least_seconds = max(tried, default=0) * record["step_seconds"]  # so many steps were seen not to do
-    return {**standing, "steps": None, "seconds": None, "bytes": None, "computed": False, "more_than": at_least_seconds}
+    standing = {name: record[name] for name in names} | {
+        "target": target,
+        "shares": {part: seconds / record["step_seconds"] for part, seconds in parts.items()},
+        "cores": record.get("cores", {}),
+        "bytes_per_step": record["bytes_per_step"],
+        "curve": record["curve"],
+        "computed": False,
+        "more_than": None,
+    }
+    if own := reached(record, target):
+        return standing | {"steps": own[0], "seconds": own[1], "bytes": own[2]}
+    alike = [other for other in runs if other["curve"] and _learning(other) == _learning(record)]
+    for other in alike:
+        if point := reached(other, target):
+            carried = record["bytes_per_step"]
+            return standing | {
+                "steps": point[0],
+                "seconds": point[0] * record["step_seconds"],
+                "bytes": None if carried is None else point[0] * carried,
+                "curve": other["curve"],
+                "computed": True,
+            }
+    if alike:  # so many steps were seen not to do
+        standing["more_than"] = max(other["curve"][-1][0] for other in alike) * record["step_seconds"]
+    return standing | {"steps": None, "seconds": None, "bytes": None}
 
 
 def _learning(record: Record) -> tuple[Any, ...]:
@@ -147,9 +176,9 @@ def _learning(record: Record) -> tuple[Any, ...]:
     return record["case"], record["nodes"], method, settings
 
 
-def _reached(record: Record) -> list[Any] | None:
-    """The first point of a run's curve at its target."""
-    return next((point for point in record["curve"] if point[3] >= record["target"]), None)
+def reached(record: Record, target: float) -> list[Any] | None:
+    """The first point of a run's curve at an accuracy."""
+    return next((point for point in record["curve"] if point[3] >= target), None)
 
 
 def figures_of(runs: Sequence[Record]) -> list[Figure]:
@@ -159,14 +188,13 @@ def figures_of(runs: Sequence[Record]) -> list[Figure]:
     for s in table:
         if s["seconds"] is None:
             continue
-        place = where(s)
-        how = ", computed" if s["computed"] else ""
-        figures.append(Figure(f"{place}, {s['method']}: time to {s['target']:g}{how}", s["seconds"], "s"))
+        what, how = f"{where(s)}, {s['method']}", ", computed" if s["computed"] else ""
+        figures.append(Figure(f"{what}: time to {s['target']:g}{how}", s["seconds"], "s"))
         if s["bytes"] is not None:
-            figures.append(Figure(f"{place}, {s['method']}: sent by all{how}", s["bytes"] / 1e6, "MB"))
-    for head_link in sorted({s["head_link"] for s in table}):
-        here = {s["method"]: s for s in table if _counts(s, head_link)}
-        figures += _ratios(here, f"case b, 8 nodes, 100mbit, head {head_link}")
+            figures.append(Figure(f"{what}: over all links{how}", s["bytes"] / 1e6, "MB"))
+    for ist in table:
+        if ist["method"] == "ist" and ist["seconds"] is not None and (ist["case"], ist["nodes"], ist["link"]) in AIMS:
+            figures += _ratios(ist, [s for s in table if _beside(s, ist)])
     return figures
 
 
@@ -176,99 +204,87 @@ def where(s: Record) -> str:
     return f"case {s['case']}, {s['nodes']} nodes, {s['link']}{head}"
 
 
-def _counts(s: Record, head_link: str) -> bool:
-    """Whether a standing belongs beside ist with this head: who has no data on the head does not care for its link."""
-    place = s["case"] in ("b", "tiny") and s["nodes"] == (8 if s["case"] == "b" else 2)
-    link = s["link"] == ("100mbit" if s["case"] == "b" else "none")
-    return place and link and (s["head_link"] == head_link or not METHODS[s["method"]].ours)
+def _beside(s: Record, ist: Record) -> bool:
+    """Whether a standing belongs beside one of ist: who has no data on the head does not care for its link."""
+    same = all(s[name] == ist[name] for name in ("case", "nodes", "link"))
+    return same and (s["head_link"] == ist["head_link"] or not METHODS[s["method"]].ours)
 
 
-def _ratios(here: dict[str, Record], where: str) -> list[Figure]:
-    if "ist" not in here or here["ist"]["seconds"] is None:
-        return []
-    ist, figures = here["ist"], []
-    kinds = [here[name] for name in LOCAL_SGD_KINDS if name in here]
-    rivals = {"ddp": here.get("ddp"), "local SGD's best kind": min(kinds, key=_rank) if kinds else None}
-    for name, rival in rivals.items():
-        if rival is None:
+def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
+    """How many times ist's seconds and bytes the rivals took at least."""
+    figures = []
+    for name, (methods, limit) in RIVALS.items():
+        tried = [s for s in beside if s["method"] in methods and at_best(s) < float("inf")]
+        if not tried:
             continue
-        what, target = f"{where}: time, {name} / ist", IST_TARGETS[name]
-        if rival["seconds"] is None:  # a bound from below meets a target or tells nothing of it
-            bound = rival["more_than"] / ist["seconds"]
-            figures.append(at_least(what, bound, "x or more", target))
-            if bound < target:
-                figures[-1] = Figure(what, bound, "x or more")
-            continue
-        figures.append(at_least(what, rival["seconds"] / ist["seconds"], "x", target))
-        if rival["bytes"] and ist["bytes"]:
-            figures.append(
-                at_least(f"{where}: bytes, {name} / ist", rival["bytes"] / ist["bytes"], "x", IST_TARGETS[name])
-            )
+        rival = min(tried, key=at_best)
+        figures.append(_ratio(f"{where(ist)}: time, {name} / ist", at_best(rival) / ist["seconds"], rival, limit))
+        sent = [s for s in tried if s["bytes"]]
+        if sent and ist["bytes"]:
+            least = min(sent, key=lambda s: float(s["bytes"]))
+            ratio = least["bytes"] / ist["bytes"]
+            figures.append(at_least(f"{where(ist)}: bytes, {name} / ist", ratio, "x", limit))
     return figures
+
+
+def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:
+    """A ratio against its target; a bound from below meets it or tells nothing of it."""
+    if rival["seconds"] is not None:
+        return at_least(what, ratio, "x", limit)
+    return at_least(what, ratio, "x or more", limit) if ratio >= limit else Figure(what, ratio, "x or more")
 
 
 def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """For RESULTS.md: one table a case, nodes and links, the best settings of every method and where its time goes."""
-    groups: dict[str, list[Record]] = {}
-    for s in standings(runs):
-        groups.setdefault(f"{where(s)}, to {s['target']:g}", []).append(s)
-    head = ["method", "seconds", "MB sent by all", "steps a node", "s a step", "of which", "cores", "settings"]
-    return [{"title": title, "head": head, "rows": [_row(s) for s in rows]} for title, rows in groups.items()]
+    head = ["method", "seconds", "MB over the links", "steps a node", "s a step", "of which", "cores", "settings"]
+    return [
+        {"title": f"{place}, to {standings_[0]['target']:g}", "head": head, "rows": [_row(s) for s in standings_]}
+        for place, standings_ in by_place(standings(runs)).items()
+    ]
+
+
+def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
+    """Standings by their place in words."""
+    places: dict[str, list[Record]] = {}
+    for s in table:
+        places.setdefault(where(s), []).append(s)
+    return places
 
 
 def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """For RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
-    places: dict[str, dict[str, list[Record]]] = {}
-    for record in runs:
-        places.setdefault(where(record), {}).setdefault(record["method"], []).append(record)
+    levels = [by_place(standings(runs, below)) for below in LEVELS_BELOW]
     tables = []
-    for place, methods in places.items():
-        levels = [methods_[0]["target"] - below for methods_ in list(methods.values())[:1] for below in LEVELS_BELOW]
-        rows = [
-            [method, *(_soonest([_seconds_to(record, runs, level) for record in mine]) for level in levels)]
-            for method, mine in methods.items()
-        ]
-        head = ["method", *(f"to {level:.2f}" for level in levels)]
+    for place, at_target in levels[-1].items():
+        rows = []
+        for method in (s["method"] for s in at_target):
+            mine = [next(s for s in level[place] if s["method"] == method) for level in levels]
+            rows.append([method, *(seconds_of(s) for s in mine)])
+        head = ["method", *(f"to {level[place][0]['target']:.2f}" for level in levels)]
         tables.append(
             {"title": f"{place}: seconds to lower accuracies, too (~ is computed)", "head": head, "rows": rows}
         )
     return tables
 
 
-def _seconds_to(record: Record, runs: Iterable[Record], level: float) -> tuple[float, bool] | None:
-    """Seconds to an accuracy, and whether they are computed from the same settings' steps over other links."""
-    own = next((point for point in record["curve"] if point[3] >= level), None)
-    if own:
-        return own[1], False
-    for other in runs:
-        point = next((point for point in other["curve"] if point[3] >= level), None)
-        if point and _learning(other) == _learning(record):
-            return point[0] * record["step_seconds"], True
-    return None
-
-
-def _soonest(found: Iterable[tuple[float, bool] | None]) -> str:
-    known = [one for one in found if one]
-    return f"{'~' if min(known)[1] else ''}{min(known)[0]:.0f}" if known else ""
+def seconds_of(s: Record) -> str:
+    """A standing's time in words."""
+    if at_best(s) == float("inf"):
+        return "only timed"
+    sign = "more than " if s["seconds"] is None else "~" if s["computed"] else ""
+    return f"{sign}{at_best(s):.0f}"
 
 
 def _row(s: Record) -> list[str]:
-    if s["seconds"] is None:
-        seconds = f"more than {s['more_than']:.0f}"
-    else:
-        seconds = f"{s['seconds']:.0f}{' (computed)' if s['computed'] else ''}"
-    sent = "" if s["bytes"] is None else f"{s['bytes'] / 1e6:.0f}"
-    settings = ", ".join(f"{name} {value}" for name, value in s["settings"].items())
-    steps = "" if s["steps"] is None else str(s["steps"])
     return [
         s["method"],
-        seconds,
-        sent,
-        steps,
+        seconds_of(s),
+        "" if s["bytes"] is None else f"{s['bytes'] / 1e6:.0f}",
+        "" if s["steps"] is None else str(s["steps"]),
         f"{s['step_seconds']:.3g}",
         _shares(s["shares"]),
         _shares(s["cores"]),
-        settings,
+        ", ".join(f"{name} {value}" for name, value in s["settings"].items()),
     ]
 
 
@@ -292,9 +308,9 @@ def draw(runs: Sequence[Record], to: Path) -> None:
         place = max((s["nodes"], s["link"] == "100mbit") for s in mine)
         for s in mine:
             if (s["nodes"], s["link"] == "100mbit") == place and s["head_link"] == s["link"]:
-                _draw_one(row, s, runs)
+                _draw_one(row, s)
         row[0].set(title=f"case {case}, {place[0]} nodes", xlabel="seconds", ylabel="accuracy", xscale="log")
-        row[1].set(xlabel="MB sent by all machines", xscale="log")
+        row[1].set(xlabel="MB over the links", xscale="log")
         row[0].legend(fontsize=7)
         for panel in row:
             panel.grid(alpha=0.3)
@@ -303,24 +319,19 @@ def draw(runs: Sequence[Record], to: Path) -> None:
     plt.close(figure)
 
 
-def _draw_one(row: Any, s: Record, runs: Sequence[Record]) -> None:
+def _draw_one(row: Any, s: Record) -> None:
     """One method's curve; dashed where it is computed."""
-    if s["computed"]:
-        source = next(r for r in runs if _learning(r) == _learning(s) and _reached(r))
-    else:
-        same = ("case", "nodes", "link", "head_link", "method", "settings")
-        source = next(r for r in runs if all(r[name] == s[name] for name in same))
-    points = source["curve"]
-    seconds = [p[0] * s["step_seconds"] if s["computed"] else p[1] for p in points]
+    steps, accuracies = [p[0] for p in s["curve"]], [p[3] for p in s["curve"]]
+    seconds = [n * s["step_seconds"] for n in steps] if s["computed"] else [p[1] for p in s["curve"]]
     style = {"label": s["method"], "linestyle": "--" if s["computed"] else "-", "marker": "."}
-    row[0].plot(seconds, [p[3] for p in points], **style)
+    row[0].plot(seconds, accuracies, **style)
     if s["bytes_per_step"] is not None:
-        row[1].plot([p[0] * s["bytes_per_step"] / 1e6 for p in points], [p[3] for p in points], **style)
+        row[1].plot([n * s["bytes_per_step"] / 1e6 for n in steps], accuracies, **style)
 
 
 def add(runs: list[Record], record: Record) -> list[Record]:
     """The runs with one more, in the place of an older one of the same."""
-    same = ("case", "nodes", "link", "head_link", "method", "settings")
+    same = (*PLACE, "method", "settings")
     return [old for old in runs if any(old[name] != record[name] for name in same)] + [record]
 
 
@@ -359,7 +370,7 @@ def carry_out(asked: Asked, methods: Sequence[str], keep: Any, runs: list[Record
                     except RuntimeError as error:
                         sys.stderr.write(f"  left out: {error}\n")
                         continue
-                    point = _reached(record)
+                    point = reached(record, record["target"])
                     sys.stderr.write(f"  {record['seconds']:.1f} s, {record['steps']} steps; target: {point}\n")
                     runs = add(runs, record)
                     keep(runs)

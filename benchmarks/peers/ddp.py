@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.node import Task, read_spec, say
 
-LOCAL_STEPS = 3  # without synchronisation, before the clock starts: what the arithmetic alone takes, all nodes at once
+LOCAL_STEPS = 3  # without synchronisation, before the clock starts: what the gradients alone take, all nodes at once
 
 
 def main() -> None:
@@ -30,16 +30,18 @@ def main() -> None:
             ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = task.optimizer()
     with ddp.no_sync():
+        task.backward(0, ddp)  # the first one also sets things up
+        task.backward_seconds = 0.0
         for step in range(LOCAL_STEPS):
             task.backward(step, ddp)
-    local = task.local_seconds / LOCAL_STEPS
+    backward = task.backward_seconds / LOCAL_STEPS
     dist.barrier()
     say("ready")
     for step in range(spec.steps):
         task.backward(step, ddp)
         task.set_lr(optimizer, step)
         optimizer.step()
-        task.local_seconds = local * (step + 1)  # a backward pass overlaps the exchange; this is without
+        task.backward_seconds = backward * (step + 1)  # the pass itself overlaps the exchange; this is without
         task.report(step + 1)
     say("done")
     dist.barrier()

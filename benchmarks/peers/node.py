@@ -1,9 +1,9 @@
 """What every peer's script shares: the task, one training step, the clock, snapshots for later evaluation.
 
 A script gets a `Spec` as JSON in its one argument and prints JSON lines: `ready` when it could begin, `step` at every
-synchronisation (steps done, seconds spent in local work), `done`. Model, first values, data, order of samples and
-batch are idletrain's own, by the same seed. A snapshot is the parameters as flat float32, in the module's order, as
-idletrain's own snapshots are; it is evaluated after the run, off the clock.
+synchronisation (steps done, seconds spent in local work: gradients and the local optimizer), `done`. Model, first
+values, data, order of samples and batch are idletrain's own, by the same seed. A snapshot is the parameters as flat
+float32, in the module's order, as idletrain's own snapshots are; it is evaluated after the run, off the clock.
 """
 
 from __future__ import annotations
@@ -86,14 +86,32 @@ class Task:
         self._samples = open_data(spec.data)[0]
         self._order = BatchOrder(spec.seed, len(self._samples), spec.batch_size, spec.nodes)
         self._said = 0
-        self.local_seconds = 0.0
+        self.backward_seconds = self.optimizer_seconds = 0.0
 
     def optimizer(self, parameters: Iterable[nn.Parameter] | None = None) -> torch.optim.Optimizer:
-        """The local optimizer that all methods share, as the settings say it in a job's words."""
+        """The local optimizer that all methods share, as the settings say it in a job's words; its steps are timed."""
         settings, parameters = self.spec.settings, parameters or self.module.parameters()
+        made: torch.optim.Optimizer
         if settings.get("name") == "adamw":
-            return torch.optim.AdamW(parameters, lr=settings["lr"], weight_decay=settings.get("weight_decay", 0.0))
-        return torch.optim.SGD(parameters, lr=settings["lr"], momentum=settings.get("momentum", 0.0))
+            made = torch.optim.AdamW(parameters, lr=settings["lr"], weight_decay=settings.get("weight_decay", 0.0))
+        else:
+            made = torch.optim.SGD(parameters, lr=settings["lr"], momentum=settings.get("momentum", 0.0))
+        self._time(made)
+        return made
+
+    def _time(self, optimizer: torch.optim.Optimizer) -> None:
+        """Time its steps, without what a method hangs on them later: hooks run in the order in which they came."""
+        started = 0.0
+
+        def begin(*_: object) -> None:
+            nonlocal started
+            started = time.perf_counter()
+
+        def end(*_: object) -> None:
+            self.optimizer_seconds += time.perf_counter() - started
+
+        optimizer.register_step_pre_hook(begin)
+        optimizer.register_step_post_hook(end)
 
     def share_of_lr(self, step: int) -> float:
         """What the schedule makes of the learning rate at a step, as idletrain's does."""
@@ -114,11 +132,11 @@ class Task:
         inputs, labels = self._samples.batch(index)
         module.zero_grad(set_to_none=True)
         cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
-        self.local_seconds += time.perf_counter() - started
+        self.backward_seconds += time.perf_counter() - started
 
     def report(self, steps: int, **more: Any) -> None:
         """Tell that `steps` are done, and keep the parameters if it is time."""
-        say("step", steps=steps, local_seconds=self.local_seconds, **more)
+        say("step", steps=steps, local_seconds=self.backward_seconds + self.optimizer_seconds, **more)
         every = self.spec.snapshot_every
         if self.spec.snapshots and every and steps // every > self._said:
             self._said = steps // every

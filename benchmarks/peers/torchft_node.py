@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented there, yet not re-exported
 from torchft import Manager, ProcessGroupGloo
 from torchft.local_sgd import DiLoCo, LocalSGD
 

@@ -47,11 +47,11 @@ def test_idletrain_should_be_above_both_peers():
     run = {"of_all": 0.5, "steps_per_node_second": 1.0, "seconds_to_target": None, "target": 0.88}
     runs = [
         {"contender": name, "goodput": g, **run}
-        for name, g in (("ist, salvage", 0.9), ("torchft", 0.6), ("hivemind", 0.7))
+        for name, g in (("ist-salvage", 0.9), ("torchft", 0.6), ("hivemind", 0.7))
     ]
     figures = {f.what: f for f in figures_of(runs)}
-    assert figures["ist, salvage: goodput"].met is False
-    assert figures["ist, salvage: goodput / the better peer's"].value == pytest.approx(0.9 / 0.7)
+    assert figures["ist-salvage: goodput"].met is False
+    assert figures["ist-salvage: goodput / the better peer's"].value == pytest.approx(0.9 / 0.7)
 
 
 def test_without_a_trace_it_says_what_is_missing(monkeypatch, capsys):
@@ -62,7 +62,7 @@ def test_without_a_trace_it_says_what_is_missing(monkeypatch, capsys):
 
 
 def test_a_tiny_replay_kills_a_node_of_idletrain():
-    result = main(["--tiny", "--methods", "ist, reissue"])
+    result = main(["--tiny", "--methods", "ist-reissue"])
     (run,) = result["runs"]
     assert run["kills"] == 1
     assert 0 < run["goodput"] <= 1
