@@ -32,7 +32,7 @@ def _tiny() -> Iterator[Entry]:
     yield Entry(method="ddp", settings=rates, steps=40, snapshot_every=20)
     for method in ("post-local-sgd", "torchft-diloco"):
         yield Entry(method=method, settings={**rates, "sync_every": 10}, steps=40, snapshot_every=20)
-    yield Entry(method="hivemind", settings={**rates, "sync_every": 10}, steps=60, snapshot_every=20)
+    yield Entry(method="hivemind", settings={**rates, "sync_every": 10, "timeout": 5.0}, steps=40, snapshot_every=20)
 
 
 def _entries(case: str, link: str) -> Iterator[Entry]:

@@ -1,8 +1,8 @@
 """hivemind's Optimizer with local updates: parameters are averaged at every target batch.
 
 Settings: `sync_every`, the steps of every node that make a target batch; `delay`: average in the background, hivemind's
-default; `timeout` in seconds. 16 bits on the wire, which hivemind's guide recommends. Its other mode averages gradients
-instead and so has to meet (some seconds) at every step of the optimizer.
+default; `timeout` in seconds (60, its default). 16 bits on the wire, which hivemind's guide recommends. Its other mode
+averages gradients instead and so has to meet (some seconds) at every step of the optimizer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         scheduler=schedule,
         use_local_updates=True,
         matchmaking_time=MATCHMAKING_SECONDS,
-        averaging_timeout=settings.get("timeout", 120.0),
+        averaging_timeout=settings.get("timeout", 60.0),
         state_averaging_compression=Float16Compression(),
         delay_state_averaging=settings.get("delay", True),
         tracker_opts={"min_refresh_period": 0.2, "default_refresh_period": 0.5},
