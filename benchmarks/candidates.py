@@ -32,7 +32,7 @@ def _tiny() -> Iterator[Entry]:
     yield Entry(method="ddp", settings=rates, steps=40, snapshot_every=20)
     for method in ("post-local-sgd", "torchft-diloco"):
         yield Entry(method=method, settings={**rates, "sync_every": 10}, steps=40, snapshot_every=20)
-    yield Entry(method="hivemind", settings={**rates, "sync_every": 10, "timeout": 5.0}, steps=40, snapshot_every=20)
+    yield Entry(method="hivemind", settings={**rates, "sync_every": 10, "timeout": 5.0}, steps=20, snapshot_every=1)
 
 
 def _entries(case: str, link: str) -> Iterator[Entry]:
@@ -48,8 +48,8 @@ def _entries(case: str, link: str) -> Iterator[Entry]:
         yield Entry(method="post-local-sgd", settings={**each, "warmup": 0}, **goes)
         yield Entry(method="torchft-local-sgd", settings=each, **goes)
         yield Entry(method="torchft-diloco", settings=each, **goes)
-        yield Entry(method="hivemind", settings=each, **goes)
-        yield Entry(method="hivemind", settings={**each, "delay": False}, **goes)
+        for delay in (True, False):  # nodes meet when they together have done so many steps, so at any of their own
+            yield Entry(method="hivemind", settings={**each, "delay": delay}, steps=local, snapshot_every=1)
     steps = {"steps": whole, "snapshot_every": 20} if link == "none" else {"steps": PROBE, "snapshot_every": 0}
     parallel = {**rates, "horizon": whole}
     yield Entry(method="ddp", settings=parallel, **steps)

@@ -33,6 +33,7 @@ from typing import Any
 
 from benchmarks.contest import (
     METHODS,
+    START_SECONDS,
     Bed,
     Case,
     Cast,
@@ -56,29 +57,30 @@ TRACE_VARIABLE = "IDLETRAIN_TRACE"
 SPEED = 100.0
 EVERY, OFFSET = 3, 2  # of the trace's nodes, in the order in which they come
 TARGETS = {"ist-salvage": 0.95, "ist-reissue": 0.85}
-INTERVALS = (10, 25, 50)  # steps
+INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
 FOREVER = 1_000_000
 
 
-def _ist(policy: str) -> Entry:
+def _ist(policy: str, local_steps: int = 400) -> Entry:
     """Rounds that begin with whoever is there, of more subnets than nodes."""
     preemption = {"policy": policy, "mark_every": "500ms"}
-    settings = {"lr": 0.2, "local_steps": 400, "subnets": 16, "count": 1, "preemption": preemption}
+    settings = {"lr": 0.2, "local_steps": local_steps, "subnets": 16, "count": 1, "preemption": preemption}
     return Entry(method="ist", settings=settings, steps=FOREVER, snapshot_every=1)
 
 
 def _peer(method: str, every: int, **own: Any) -> Entry:
-    return Entry(
-        method=method, settings={"lr": 0.2, "sync_every": every, **own}, steps=FOREVER, snapshot_every=max(INTERVALS)
-    )
+    return Entry(method=method, settings={"lr": 0.2, "sync_every": every, **own}, steps=FOREVER, snapshot_every=every)
 
 
-CONTENDERS = {
+CONTENDERS: dict[str, tuple[Entry, ...]] = {
     "ist-salvage": (_ist("salvage"),),
     "ist-reissue": (_ist("reissue"),),
     "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in INTERVALS),
-    "hivemind": tuple(_peer("hivemind", every, timeout=15.0) for every in INTERVALS),
+    "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in INTERVALS),
 }
+
+
+TINY = CONTENDERS | {"ist-reissue": (_ist("reissue", 20),), "torchft": CONTENDERS["torchft"][:1]}
 
 
 @dataclass(frozen=True)
@@ -176,14 +178,20 @@ def replay(plan: Plan, name: str, entry: Entry) -> dict[str, Any]:
 def _play(
     bed: Bed, plan: Plan, entry: Entry, turns: Sequence[Turn], folder: Path
 ) -> tuple[list[Life], list[Line], float]:
-    """Start and kill as the trace says."""
+    """Start and kill as the trace says; its clock runs from the moment at which the first nodes are there."""
+    first = [turn for turn in turns if turn.at == 0]
     lives: dict[str, Life] = {}
     past: list[Life] = []
     with Cast(bed, folder) as cast:
         stage = Stage(cast, plan.case, entry, len(bed.names) - 1, folder, snapshot_seconds=2.0)
         stage.open()
+        for turn in first:
+            stage.start(turn.machine)
+            lives[turn.machine] = Life(turn.machine, time.time())
+        there = "worker_joined" if stage.method.ours else "ready"
+        cast.output.wait(there, len(first), START_SECONDS, cast.all_alive)
         began = time.time()
-        for turn in turns:
+        for turn in turns[len(first) :]:
             time.sleep(max(0.0, began + turn.at - time.time()))
             if turn.there:
                 stage.start(turn.machine)
@@ -256,8 +264,8 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
 
 def tiny_plan() -> Plan:
     """Three nodes, of which one is killed and replaced."""
-    text = "0,add,a\n0,add,b\n800000,remove,b\n900000,add,c\n"
-    return Plan(CASES["tiny"], read_trace(text), 16.0)
+    text = "0,add,a\n0,add,b\n300000,remove,b\n350000,add,c\n"
+    return Plan(CASES["tiny"], read_trace(text), 8.0)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -297,7 +305,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if options.json and options.json.exists() and not options.tiny:
         runs = json.loads(options.json.read_text())["runs"]
     for name in options.methods:
-        for entry in CONTENDERS[name][: 1 if options.tiny else None]:
+        for entry in (TINY if options.tiny else CONTENDERS)[name]:
             sys.stderr.write(f"{name} {entry.settings}\n")
             record = replay(plan, name, entry)
             runs = [run for run in runs if (run["contender"], run["settings"]) != (name, entry.settings)] + [record]
