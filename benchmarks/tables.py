@@ -73,7 +73,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 def choice(results: list[dict[str, Any]]) -> str:
     """Per case, nodes and links: how long `ist` took to the best accuracy that it reached, and the quickest other."""
     runs: list[Record] = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}  # by place
     for below in reversed(LEVELS_BELOW):
         for place, methods in by_place(standings(runs, below)).items():
             ours = next((s for s in methods if s["method"] == "ist"), None)

@@ -413,14 +413,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         runs = json.loads(options.json.read_text())["runs"]
 
     def keep(runs: Sequence[Record]) -> dict[str, Any]:
-        return report(
-            "time_to_accuracy",
-            options,
-            figures_of(runs),
-            tables=tables_of(runs) + levels_of(runs),
-            notes=NOTES,
-            runs=runs,
-        )
+        dates = {"date": max(run["date"] for run in runs)} if runs else {}  # not that of drawing it up anew
+        tables = tables_of(runs) + levels_of(runs)
+        return report("time_to_accuracy", options, figures_of(runs), tables=tables, notes=NOTES, runs=runs, **dates)
 
     if not options.report:
         runs = carry_out(asked, options.methods, keep, runs)
