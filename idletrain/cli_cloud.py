@@ -26,6 +26,7 @@ from idletrain.observe.records import Event, Sink
 CACHE = Path("~/.cache/idletrain").expanduser()
 SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
 DOCUMENT = "AWS-StartPortForwardingSession"
+UNDONE = ("starting", "running")  # what the events say of a run whose head has not closed them
 app = typer.Typer()
 
 
@@ -396,7 +397,7 @@ def standing(account: Any, name: str) -> tuple[Any, str]:
     prefix = prefix_of(account, name)
     summary, kept = summary_of(read_events(prefix)), record.read(prefix)
     summary.run, summary.run_dir, why = kept.run, prefix.url, ""
-    if summary.status in ("starting", "running"):
+    if summary.status in UNDONE:
         if kept.failure:
             summary.status, why = "failed", kept.failure
         elif kept.state == "ended":

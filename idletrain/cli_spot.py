@@ -15,6 +15,7 @@ import typer
 
 from idletrain.cli_cloud import (
     CACHE,
+    UNDONE,
     Cloud,
     account_of,
     as_seen_from_here,
@@ -30,7 +31,6 @@ from idletrain.job import NO_IMAGE, Job
 from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
-UNDONE = ("starting", "running")
 SHOWN_TYPES = 5  # of those that are asked for, the best
 SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
 _BOOTING = {
