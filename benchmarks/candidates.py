@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.contest import Entry
+from benchmarks.methods import Entry
 
 PROBE = 20  # steps over a link of what would take too long there
 SGD = {"lr": 0.1, "momentum": 0.9, "schedule": "cosine"}

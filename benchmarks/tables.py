@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.time_to_accuracy import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
+from benchmarks.standings import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"

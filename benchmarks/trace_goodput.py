@@ -31,23 +31,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import (
-    METHODS,
-    START_SECONDS,
-    Bed,
-    Case,
-    Cast,
-    Entry,
-    Line,
-    Loopback,
-    Stage,
-    evaluate,
-    progress_of,
-    run_folder,
-    snapshots_of,
-)
+from benchmarks.contest import START_SECONDS, Stage, evaluate, progress_of, run_folder, snapshots_of
+from benchmarks.machines import Bed, Cast, Line, Loopback
+from benchmarks.methods import CASES, METHODS, Case, Entry
 from benchmarks.report import Figure, at_least, parser, report
-from benchmarks.time_to_accuracy import CASES, words
+from benchmarks.time_to_accuracy import words
 from idletrain.errors import JobError
 from idletrain.fleet.sandbox.takings import Change, read_trace
 from idletrain.observe.summary import summary_of

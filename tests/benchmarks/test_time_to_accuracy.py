@@ -7,9 +7,12 @@ import json
 import pytest
 
 from benchmarks import time_to_accuracy
-from benchmarks.contest import Entry, Loopback, free_port, job_tree, progress_of
+from benchmarks.contest import job_tree, progress_of
+from benchmarks.machines import Loopback, free_port
+from benchmarks.methods import CASES, Entry
 from benchmarks.peers import environment
-from benchmarks.time_to_accuracy import CASES, figures_of, levels_of, main, standings, tables_of
+from benchmarks.standings import figures_of, levels_of, standings, tables_of
+from benchmarks.time_to_accuracy import main
 from idletrain.job import parse_job
 
 needs_peers = pytest.mark.skipif(
