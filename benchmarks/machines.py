@@ -205,10 +205,12 @@ class Counter:
         self._thread.start()
 
     def _count(self) -> None:
+        last = False  # one look behind the end
         while (carried := self._bed.carried_bytes()) is not None:
             self.samples.append((time.time(), carried))
-            if self._ended.wait(COUNT_SECONDS):
+            if last:
                 return
+            last = self._ended.wait(COUNT_SECONDS)
 
     def close(self) -> None:
         self._ended.set()

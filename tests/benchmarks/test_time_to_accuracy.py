@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import time_to_accuracy
 from benchmarks.contest import job_tree, progress_of
-from benchmarks.machines import Loopback, free_port
+from benchmarks.machines import Counter, Loopback, free_port
 from benchmarks.methods import CASES, Entry
 from benchmarks.peers import environment
 from benchmarks.standings import figures_of, levels_of, standings, tables_of
@@ -120,6 +120,24 @@ def test_machines_of_loopback_are_named_as_a_testbeds():
     assert tuple(bed.names) == ("head", "n0", "n1")
     assert bed.carried_bytes() is None
     assert free_port() > 0
+
+
+class Carrying(Loopback):
+    """Links that carry 100 bytes between two looks."""
+
+    looks = 0
+
+    def carried_bytes(self):
+        self.looks += 1
+        return 100 * self.looks
+
+
+def test_bytes_are_counted_to_the_very_end():
+    counter = Counter(Carrying(2))
+    counter.close()
+    (first, _), (last, _) = counter.samples
+    assert counter.between(first, last) == 100
+    assert counter.between(first, (first + last) / 2) == pytest.approx(50)
 
 
 def test_an_unknown_method_is_refused(capsys):
