@@ -137,7 +137,6 @@ def test_bytes_are_counted_to_the_very_end():
     counter.close()
     (first, _), (last, _) = counter.samples
     assert counter.between(first, last) == 100
-    assert counter.between(first, (first + last) / 2) == pytest.approx(50)
 
 
 def test_an_unknown_method_is_refused(capsys):
