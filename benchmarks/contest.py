@@ -127,8 +127,10 @@ class Timed:
     cores: dict[str, float]
 
 
-def run(case: Case, entry: Entry, nodes: int, link: str, head_link: str | None = None) -> dict[str, Any]:
-    """Run an entry once; returns its record, curve included.
+def run(
+    case: Case, entry: Entry, nodes: int, link: str, head_link: str | None = None, events: Path | None = None
+) -> dict[str, Any]:
+    """Run an entry once; returns its record, curve included. idletrain's own events are put into the folder `events`.
 
     Raises:
         RuntimeError: it did not start, took no step, or broke off; it says what the processes said last.
@@ -140,6 +142,9 @@ def run(case: Case, entry: Entry, nodes: int, link: str, head_link: str | None =
         except RuntimeError as error:
             log = folder / "stderr"
             raise RuntimeError(f"{error}\n{log.read_text()[-3000:] if log.exists() else ''}") from None
+        if events and METHODS[entry.method].ours:
+            events.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / "bench" / "events.jsonl", events)
         return {
             "case": case.name,
             "nodes": nodes,

@@ -11,7 +11,8 @@ accuracy over quicker links x time a step over this one; where no run got there,
 Methods that are one algorithm share such steps: local SGD of two libraries, data parallel of 16 and 32 bits.
 
     python -m benchmarks.time_to_accuracy [--case b] [--nodes 8] [--link 100mbit] [--head-link 1gbit]
-        [--methods ist,ddp] [--settings JSON --steps N --snapshot-every N --budget S] [--report] [--tiny] [--json FILE]
+        [--methods ist,ddp] [--settings JSON --steps N --snapshot-every N --budget S] [--events FOLDER]
+        [--report] [--tiny] [--json FILE]
 
 Runs add to the JSON file, so that a long comparison can be made in pieces; `--report` only draws it up anew.
 """
@@ -58,6 +59,7 @@ class Asked:
     links: tuple[str, ...]
     head_link: str | None
     entries: tuple[Entry, ...]
+    events: Path | None
 
 
 def draw(runs: Sequence[Record], to: Path) -> None:
@@ -109,14 +111,16 @@ def asked_of(options: argparse.Namespace) -> Asked:
         ValueError: it names what there is not.
     """
     if options.tiny:
-        return Asked(("tiny",), (2,), ("none",), None, candidates("tiny", "none"))
+        return Asked(("tiny",), (2,), ("none",), None, candidates("tiny", "none"), options.events)
     if unknown := set(options.methods) - set(METHODS) | set(options.case) - set(CASES):
         raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join((*METHODS, *CASES))}")
     entries: tuple[Entry, ...] = ()
     if options.settings:
         goes = {"steps": options.steps, "snapshot_every": options.snapshot_every, "budget_seconds": options.budget}
         entries = tuple(Entry(method=m, settings=json.loads(options.settings), **goes) for m in options.methods)
-    return Asked(tuple(options.case), tuple(options.nodes), tuple(options.link), options.head_link, entries)
+    return Asked(
+        tuple(options.case), tuple(options.nodes), tuple(options.link), options.head_link, entries, options.events
+    )
 
 
 def carry_out(
@@ -131,7 +135,7 @@ def carry_out(
                         continue
                     sys.stderr.write(f"case {name}, {nodes} nodes, {link}: {entry.method} {entry.settings}\n")
                     try:
-                        record = run(CASES[name], entry, nodes, link, asked.head_link)
+                        record = run(CASES[name], entry, nodes, link, asked.head_link, asked.events)
                     except RuntimeError as error:
                         sys.stderr.write(f"  left out: {error}\n")
                         continue
@@ -166,6 +170,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument(
         "--budget", type=float, default=240.0, help="seconds after which a run is ended, with --settings"
     )
+    command.add_argument("--events", type=Path, metavar="FOLDER", help="of idletrain's last run, for where_time_goes")
     command.add_argument("--report", action="store_true", help="run nothing")
     options = command.parse_args(argv)
     try:

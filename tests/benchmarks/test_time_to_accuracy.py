@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import time_to_accuracy
+from benchmarks import time_to_accuracy, where_time_goes
 from benchmarks.contest import job_tree, progress_of
 from benchmarks.machines import Counter, Loopback, free_port
 from benchmarks.methods import CASES, Entry
@@ -146,11 +146,14 @@ def test_an_unknown_method_is_refused(capsys):
 
 
 def test_idletrain_reaches_a_tiny_target(tmp_path):
-    result = main(["--tiny", "--methods", "ist", "--json", str(tmp_path / "ist.json")])
+    result = main(
+        ["--tiny", "--methods", "ist", "--json", str(tmp_path / "ist.json"), "--events", str(tmp_path / "run")]
+    )
     (run,) = result["runs"]
     assert run["curve"][-1][3] >= run["target"]
     assert 0 < run["local_step_seconds"] < run["step_seconds"]
     assert json.loads((tmp_path / "ist.json").read_text())["tiny"]
+    assert where_time_goes.main([str(tmp_path / "run")])["rounds"]
 
 
 @needs_peers
