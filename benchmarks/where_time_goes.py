@@ -3,7 +3,7 @@
     python -m benchmarks.where_time_goes RUN_DIR [--link 100mbit] [--json FILE]    of any run
     python -m benchmarks.where_time_goes [--tiny] [--json FILE]                    of a run of its own
 
-A run over shaped links is made by `python -m benchmarks.time_to_accuracy --methods ist --link 100mbit --events RUN_DIR`.
+Over shaped links: `python -m benchmarks.time_to_accuracy --methods ist --link 100mbit --events RUN_DIR`.
 Every second of every worker is one part of its round (idletrain.observe.time_use): compute, pull, push, control, lost,
 wait for the slowest, look (an evaluation or a snapshot), commit. A run of its own is case (b) of the comparison, MLP
 784-4096-4096-10 on Fashion-MNIST, with as many workers as cores, on loopback.
