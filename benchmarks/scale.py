@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 
 from benchmarks import simulated
-from benchmarks.report import Figure, at_most, parser_of, report
+from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.runs import of_kind, prepared_of, scheduler_pid, temporary_job
 from idletrain.fleet import scheduler
 from idletrain.job import Job
@@ -231,9 +231,9 @@ def _limits(what: str, a_worker: float) -> list[Figure]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run every size, fit and report."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--workers", metavar="N,...", help="the sizes, in ascending order")
-    options = parser.parse_args(argv)
+    asked = parser(__doc__)
+    asked.add_argument("--workers", metavar="N,...", help="the sizes, in ascending order")
+    options = asked.parse_args(argv)
     plan = TINY if options.tiny else Plan()
     sizes = []
     for workers in [int(n) for n in options.workers.split(",")] if options.workers else plan.workers:

@@ -1,8 +1,9 @@
 """Where do the workers' seconds go, and how much of the link is used while data moves?
 
-    python -m benchmarks.where_time_goes RUN_DIR [--link 100mbit] [--json FILE]    of any run, also in a testbed
+    python -m benchmarks.where_time_goes RUN_DIR [--link 100mbit] [--json FILE]    of any run
     python -m benchmarks.where_time_goes [--tiny] [--json FILE]                    of a run of its own
 
+Over shaped links: `python -m benchmarks.time_to_accuracy --methods ist --link 100mbit --events RUN_DIR`.
 Every second of every worker is one part of its round (idletrain.observe.time_use): compute, pull, push, control, lost,
 wait for the slowest, look (an evaluation or a snapshot), commit. A run of its own is case (b) of the comparison, MLP
 784-4096-4096-10 on Fashion-MNIST, with as many workers as cores, on loopback.
@@ -25,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.report import Figure, at_least, parser_of, report
+from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.runs import events_of, of_kind
 from idletrain.observe import records, time_use
 from idletrain.observe.records import Event
@@ -108,12 +109,12 @@ def by_round(rounds: Sequence[time_use.Round]) -> Table:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, or read a run, divide and report."""
-    parser = parser_of(__doc__)
-    parser.add_argument(
+    asked = parser(__doc__)
+    asked.add_argument(
         "run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="a run's directory; its own run if none"
     )
-    parser.add_argument("--link", type=link_bytes, metavar="RATE", help="a worker's link, such as 100mbit")
-    options = parser.parse_args(argv)
+    asked.add_argument("--link", type=link_bytes, metavar="RATE", help="a worker's link, such as 100mbit")
+    options = asked.parse_args(argv)
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
     rounds = time_use.rounds(events)
     Console().print(by_round(rounds))

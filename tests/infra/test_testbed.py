@@ -108,6 +108,7 @@ def test_the_heads_link_may_be_faster_and_one_link_changes_alone() -> None:
         made.link("n1", "50mbit")
         assert best(partial(transfer, made, ["n1"], "head", 5e7)) == pytest.approx(1, abs=0.03)
         assert best(partial(transfer, made, ["head"], "n0", 1e7)) == pytest.approx(1, abs=0.03)
+        assert made.delivered() == sum(made.counters(node).received for node in made.names)
 
 
 def test_a_cut_link_carries_nothing_until_it_is_healed(bed: Testbed) -> None:

@@ -100,6 +100,12 @@ def counters(instance: Instance, node: str) -> Counters:
     return Counters(device["stats64"]["tx"]["bytes"], device["stats64"]["rx"]["bytes"])
 
 
+def delivered(instance: Instance) -> int:
+    """What all shaped links together have brought to their nodes, in bytes: one look for all of them."""
+    ports = json.loads(_run(["tc", "-n", instance.namespace(SWITCH), "-s", "-j", "qdisc", "show"]))
+    return sum(port["bytes"] for port in ports if port["kind"] == "tbf")
+
+
 def remove(instance: Instance) -> None:
     """Remove what is there of the instance's namespaces, and with them all that is in them."""
     _batch(["ip"], (f"netns del {instance.namespace(node)}" for node in instance.namespaces()))

@@ -118,6 +118,10 @@ class Testbed:
         """What a node's link has carried since it was made, in bytes."""
         return network.counters(self.instance, node)
 
+    def delivered(self) -> int:
+        """What all shaped links together have brought to their nodes, in bytes."""
+        return network.delivered(self.instance)
+
     def close(self) -> None:
         """End all processes on the nodes and remove everything; harmless if done before."""
         if not self._open or os.getpid() != self._owner:  # a fork of the owner owns nothing
