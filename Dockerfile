@@ -18,6 +18,7 @@ RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb")
     && rm -rf torch/include torch/test torch/bin/protoc* torch/bin/test_* \
     && find . -type d -name tests -prune -exec rm -rf {} +
 COPY README.md LICENSE ./
+COPY infra/testbed infra/testbed
 COPY idletrain idletrain
 RUN /opt/idletrain/bin/pip install --no-deps . \
     && /opt/idletrain/bin/pip uninstall --yes pip

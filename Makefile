@@ -5,13 +5,13 @@ READY := .venv/.ready
 DATA := /usr/share/datasets/fashion-mnist
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check data clean
+.PHONY: demo test check data browser clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .
@@ -25,8 +25,14 @@ data:
 	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq dataset-fashion-mnist || true; \
 	fi
 
+# Debian's browser, for the tests of what a person sees; they are skipped where there is none.
+browser:
+	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null; then \
+	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver fonts-dejavu || true; \
+	fi
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv || { $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
 	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
 	@touch $(READY)
 

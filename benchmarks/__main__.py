@@ -1,6 +1,8 @@
 """Run every benchmark, one after the other, each in a process of its own, and write `benchmarks/results/NAME.json`.
 
 python -m benchmarks [--tiny] [NAME ...]
+
+Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ NAMES = (
     "accuracy",
     "offers",
     "rehearsal",
+    "where_time_goes",
+    "scale",
+    "page",
 )
 RESULTS = Path(__file__).parent / "results"
 

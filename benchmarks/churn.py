@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import Figure, arguments, at_least, report
-from benchmarks.runs import of_kind, prepared_of, temporary_job
+from benchmarks.runs import prepared_of, temporary_job
 from idletrain.fleet import local, scheduler
 from idletrain.job import Job
 from idletrain.launch import Options, launch
-from idletrain.observe.records import Event, Summary
+from idletrain.observe.records import Event
+from idletrain.observe.summary import summary_of
 
 WORKERS = 4
 WORKER_BYTES = 1 << 30
 TARGETS = {"salvage": 0.90, "reissue": 0.80}
-PARTS = ("pull", "push", "rest of attempts", "lost work", "before the first lease", "idle between leases")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
     job.run_dir.mkdir()
     async with scheduler.started(job.run_dir) as address:
         fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
-        beside = [asyncio.ensure_future(work) for work in (local.keep(fleet, WORKERS), take_workers(), end())]
+        beside = [
+            asyncio.ensure_future(work)
+            for work in (local.keep(fleet, WORKERS, lambda *_kind, **_fields: None), take_workers(), end())
+        ]
         try:
             await launch(job, prepared_of(job), Options(scheduler=address, sinks=(sink,)))
         finally:
@@ -113,44 +116,17 @@ def _oldest(fleet: local.LocalFleet) -> Collection[str]:
 
 def losses(events: Sequence[Event]) -> dict[str, float]:
     """What the nodes' time went into that is not in the network, as shares of their time alive."""
-    summary = Summary()
-    for event in events:
-        summary.add(event)
-    end: float = events[-1]["s"]
-    gone = {event["worker"]: event["s"] for event in of_kind(events, "worker_left")}
-    ended = {event["attempt"]: event for event in of_kind(events, "attempt_ended")}
-    first: dict[str, float] = {}
-    parts = dict.fromkeys(PARTS, 0.0)
-    leased_seconds = trained_seconds = 0.0
-    for lease in of_kind(events, "leased"):
-        first.setdefault(lease["worker"], lease["s"])
-        record = ended.get(lease["attempt"], {})
-        until = min(record.get("s", end), gone.get(lease["worker"], end))
-        whole = max(0.0, until - lease["s"])
-        pull, train, push = (record.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
-        train = train if "pull_seconds" in record else whole
-        leased_seconds += whole
-        trained_seconds += train
-        parts["pull"] += pull
-        parts["push"] += push
-        parts["rest of attempts"] += whole - pull - train - push
-    parts["lost work"] = trained_seconds - summary.useful_seconds
-    for worker in of_kind(events, "worker_joined"):
-        until = first.get(worker["worker"], gone.get(worker["worker"], end))
-        parts["before the first lease"] += until - worker["s"]
-    idle = summary.alive_seconds - leased_seconds - parts["before the first lease"]
-    parts["idle between leases"] = idle
-    return {part: seconds / summary.alive_seconds for part, seconds in parts.items()}
+    shares = summary_of(events).time_shares()
+    return {part: share for part, share in shares.items() if part != "useful"}
 
 
 def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
     """One run's account."""
     with temporary_job(job_tree(plan, cut, policy)) as job:
         events = asyncio.run(churned(plan, job, policy))
-    summary = Summary()
-    for event in events:
-        summary.add(event)
-    record = {key: value for key, value in summary.as_record().items() if key != "run_dir"}  # a temporary one
+    record = {
+        key: value for key, value in summary_of(events).as_record().items() if key != "run_dir"
+    }  # a temporary one
     return {"policy": policy, "cut": vars(cut), "losses": losses(events), **record}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from idletrain.observe.records import Summary, summarise
+from idletrain.observe.summary import Summary, summarise
 
 mpl.use("svg")
 from matplotlib import pyplot as plt  # after the backend: there may be no screen
@@ -26,7 +26,7 @@ def draw(summary: Summary, to: Path) -> None:
     points = [(seconds, accuracy) for _, seconds, accuracy, _ in summary.curve if accuracy is not None]
     axes.plot(*zip(*points, strict=True), marker="o", color="#1f6f8b", label="accuracy on the test set")
     for cause, colour in COLOURS.items():
-        times = [seconds for seconds, why in summary.preempted if why == cause]
+        times = [taken.seconds for taken in summary.preempted if taken.cause == cause]
         for k, seconds in enumerate(times):
             axes.axvline(seconds, color=colour, alpha=0.7, linewidth=1, label=None if k else LABELS[cause])
     axes.set_xlabel("seconds")

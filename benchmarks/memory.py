@@ -36,7 +36,7 @@ class Plan:
     workers: int = 2
 
 
-TINY = Plan(widths=(64, 512, 512, 10), rounds=2, local_steps=2, workers=1)
+TINY = Plan(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
 
 
 def tree(plan: Plan, mark_every: str) -> dict[str, Any]:

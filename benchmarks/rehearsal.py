@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.report import arguments, at_most, report
 from benchmarks.runs import of_kind
-from idletrain.cli_cloud import SANDBOX_FILE
+from idletrain.cli_cloud import SANDBOXES
 from idletrain.observe.records import Event
 from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
@@ -77,8 +77,9 @@ class Rehearsal:
         environment["PYTHONPATH"] = str(Path.cwd())
         self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=place)
-        self._wait(SANDBOX_FILE.exists)
-        address = json.loads(SANDBOX_FILE.read_text())
+        said = SANDBOXES / str(self.process.pid) / "address.json"
+        self._wait(lambda: said.exists() and said.read_text())
+        address = json.loads(said.read_text())
         self._endpoint = address["endpoint"]
         keys = {"aws_access_key_id": "sandbox", "aws_secret_access_key": "sandbox"}
         there = {"endpoint_url": self._endpoint, "region_name": address["region"], **keys}

@@ -48,12 +48,17 @@ def at_least(what: str, value: float, unit: str, limit: float, samples: Sequence
     return Figure(what, value, unit, f">= {limit:g}", value >= limit, samples)
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """What every benchmark's command line has: `tiny` and `json`."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--tiny", action="store_true", help="a few seconds; the figures then mean nothing")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write figures, raw samples and hardware here")
+    return made
+
+
 def arguments(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a benchmark's command line: `tiny` and `json`."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a few seconds; the figures then mean nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures, raw samples and hardware here")
-    return parser.parse_args(argv)
+    """Parse a command line of nothing more than that."""
+    return parser(doc).parse_args(argv)
 
 
 def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **details: Any) -> dict[str, Any]:

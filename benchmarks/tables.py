@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.standings import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
+
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
+PEERS_BEGIN, PEERS_END = "<!-- peers: python -m benchmarks.tables -->", "<!-- end of peers -->"
 HEAD = """# Results
 
 Made by `python -m benchmarks.tables` from `results/*.json`, which `python -m benchmarks` writes; every file holds the
-raw samples. Medians of several runs; the machines are shared and noisy, so read ratios before absolute times.
+raw samples. Figures are medians where a bench repeats itself; the machines are shared and noisy, so read ratios before
+absolute times.
 """
 
 
@@ -30,11 +34,26 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield f"## {result['benchmark'].replace('_', ' ')}\n"
     yield f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 2**30:.0f} GiB; {result['date'][:10]};"
     yield f"{versions}.\n"
-    yield "| figure | value | target | |\n|---|---|---|---|"
-    for figure in result["figures"]:
+    for table in result.get("tables", ()):
+        yield f"{table['title']}\n"
+        yield from _table(table["head"], table["rows"])
+        yield ""
+    yield from (f"{note}\n" for note in result.get("notes", ()))
+    figures = [
+        f for f in result["figures"] if f["met"] is not None or f["unit"].startswith("x") or not result.get("tables")
+    ]  # tables say the rest
+    if figures:
+        yield "| figure | value | target | |\n|---|---|---|---|"
+    for figure in figures:
         verdict = {None: "", True: "met", False: "**missed**"}[figure["met"]]
         yield f"| {figure['what']} | {figure['value']:.4g} {figure['unit']} | {figure['target']} | {verdict} |"
     yield ""
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def summary(results: list[dict[str, Any]]) -> str:
@@ -51,14 +70,41 @@ def summary(results: list[dict[str, Any]]) -> str:
     return "\n".join([f"On {machine['cores']} shared cores of an {machine['cpu']}:\n", *rows])
 
 
+def choice(results: list[dict[str, Any]]) -> str:
+    """Per case, nodes and links: how long `ist` took to the best accuracy that it reached, and the quickest other."""
+    runs: list[Record] = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
+    rows: dict[str, list[str]] = {}  # by place
+    for below in reversed(LEVELS_BELOW):
+        for place, methods in by_place(standings(runs, below)).items():
+            ours = next((s for s in methods if s["method"] == "ist"), None)
+            others = [s for s in methods if s["method"] != "ist" and at_best(s) < float("inf")]
+            if place not in rows and ours and ours["seconds"] is not None and others:
+                rows[place] = _choice(place, ours, min(others, key=at_best))
+    head = ["where", "accuracy", "seconds of ist", "of the quickest other", "take"]
+    return "\n".join(_table(head, list(rows.values())))
+
+
+def _choice(place: str, ours: Record, best: Record) -> list[str]:
+    quicker = (
+        "idletrain" if at_best(ours) < at_best(best) else best["method"] if best["seconds"] is not None else "open"
+    )
+    return [place, f"{ours['target']:.2f}", seconds_of(ours), f"{best['method']}: {seconds_of(best)}", quicker]
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """The text with other content between two marks."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
 def main() -> None:
-    """Write RESULTS.md and the README's table."""
+    """Write RESULTS.md and the README's tables."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
     readme = Path(__file__).parent.parent / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n\n{summary(results)}\n\n{END}{after}")
+    text = between(readme.read_text(), BEGIN, END, summary(results))
+    readme.write_text(between(text, PEERS_BEGIN, PEERS_END, choice(results)))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,21 @@ import numpy as np
 from rich.console import Console
 from torch import nn
 
+from idletrain.errors import JobError, RunError
 from idletrain.export import finished_module
-from idletrain.job import Job, parse_job
+from idletrain.job import parse_job
 from idletrain.launch import Options, check_run, launch
-from idletrain.nn.data import Arrays, Files, MapStyle, Source, as_samples
+from idletrain.nn.data import Arrays, Files, MapStyle, Samples, as_samples
 from idletrain.nn.groups import to_meta
-from idletrain.nn.prepare import Prepared, named_loss, prepare
+from idletrain.nn.prepare import prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose
-from idletrain.observe.records import Event, Summary
+from idletrain.observe.records import Event, Recorder
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch
 from idletrain.rounds.recovery import load_network
+from idletrain.rounds.runner import Ending
+from idletrain.storage import write_whole
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     resume: bool = False,
     scheduler: str | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    log_to: Sequence[str] = (),
     **sections: Mapping[str, Any],
 ) -> FitResult:
     """Train a module by independent subnets (or local SGD) on workers that may come and go.
@@ -87,12 +96,15 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         run_dir: Directory of runs.
         resume: Go on with the run of that name.
         scheduler: Address of a Dask cluster whose workers train.
-        on_event: Called with every event as it happens.
+        on_event: Called with every event as it happens; the run waits for it.
+        on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
+        log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `preemption`, `checkpoint`, `model`.
 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.
         RunError: the run cannot go on; with `resume` it can later.
+        KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
     job = parse_job(
         {
@@ -115,21 +127,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
         }
     )
-    options = Options(scheduler=scheduler, resume=resume)
+    watch, summary = Watch(on_round=on_round, log_to=log_to), Summary()
+    options = Options(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
     check_run(job, options)
-    prepared = _prepare(job, module, train, test, named_loss(loss) if isinstance(loss, str) else loss)
-    records: list[Event] = []
-    display = choose(False, Console())
-    sinks = (records.append, display, *([on_event] if on_event else []))
-    with display:
-        _run(launch(job, prepared, Options(scheduler=scheduler, resume=resume, sinks=sinks)))
-    network, _ = load_network(job.run_dir, prepared.program)
-    return FitResult(finished_module(prepared, network), tuple(records), _sum(records), job.run_dir)
-
-
-def _prepare(job: Job, module: nn.Module, train: Any, test: Any, loss: Loss) -> Prepared:
-    """Check everything, then put the data where workers can map it."""
-    source, test_source = _in_memory(train), None if test is None else _in_memory(test)
+    source = _Given(train, job.run_dir / "data" / "train")
+    test_source = None if test is None else _Given(test, job.run_dir / "data" / "test")
     model = job.model
     prepared = prepare(
         module,
@@ -141,68 +143,113 @@ def _prepare(job: Job, module: nn.Module, train: Any, test: Any, loss: Loss) -> 
         table=model.groups,
         memory=job.memory,
     )
-    data = job.run_dir / "data"
-    prepared = replace(
-        prepared,
-        program=replace(prepared.program, source=_mapped(data / "train", source)),
-        test=test_source and _mapped(data / "test", test_source),
-    )
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    (job.run_dir / "program.pkl").write_bytes(cloudpickle.dumps(replace(prepared, module=to_meta(module), network=())))
-    return prepared
+
+    def write() -> None:
+        for given in (source, test_source):
+            if given:
+                given.write()
+        pickled = cloudpickle.dumps(replace(prepared, module=to_meta(module), network=()))
+        write_whole(job.run_dir / "program.pkl", pickled)
+
+    records: list[Event] = []
+    display = choose(False, Console(), summary)
+    sinks = (records.append, display, *([on_event] if on_event else []))
+    with display:
+        ending = _run(partial(launch, job, prepared), replace(options, sinks=sinks), write)
+    if ending.status == "stopped":
+        raise KeyboardInterrupt(f"stopped after round {ending.rounds}; fit(name={job.name!r}, resume=True) goes on")
+    if ending.status == "diverged":
+        raise RunError("the training diverges (NaN in three attempts); lower the optimizer's lr")
+    network, _ = load_network(job.run_dir, prepared.program)
+    return FitResult(finished_module(prepared, network), tuple(records), summary.as_record(), job.run_dir)
 
 
 @dataclass(frozen=True)
-class _InMemory:
-    """Samples of this process as a source, for the checks before anything is written."""
+class _Given:
+    """What `fit` was given, as a source: as it is in this process, as files to map for all others.
 
-    samples: Arrays | MapStyle
+    Attributes:
+        data: A pair of arrays or a Dataset.
+        folder: Where arrays are written when the run has begun, by their digest: workers may have them mapped.
+    """
 
-    def open(self) -> Arrays | MapStyle:
+    data: Any
+    folder: Path
+
+    @cached_property
+    def samples(self) -> Samples:
+        return as_samples(self.data)
+
+    def open(self) -> Samples:
         return self.samples
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as files; a Dataset as it is."""
+        if not isinstance(self.samples, Arrays):
+            return MapStyle, (self.data,)
+        return Files, (str(self.file("x")), str(self.file("y")), f"data.{self.folder.name}")
 
-def _in_memory(data: Any) -> _InMemory:
-    samples = as_samples(data)
-    assert isinstance(samples, Arrays | MapStyle)
-    return _InMemory(samples)
+    def file(self, name: str) -> Path:
+        """Where the inputs, `x`, or the labels, `y`, of arrays are."""
+        return (self.folder / f"{name}-{self._digest}.npy").resolve()
+
+    @cached_property
+    def _digest(self) -> str:
+        assert isinstance(self.samples, Arrays)
+        digest = hashlib.sha256()
+        for array in (self.samples.x, self.samples.y):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def write(self) -> None:
+        """Put arrays where workers map them, unless a sitting before has.
+
+        Raises:
+            JobError: it had other ones.
+        """
+        if not isinstance(self.samples, Arrays):
+            return
+        if self.folder.exists() and not self.file("y").exists() and list(self.folder.glob("y-*.npy")):
+            raise JobError(
+                f"{self.folder.name}: is not the data that the run in {self.folder.parents[1]} began with; "
+                "give that or another name"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, array in (("x", self.samples.x), ("y", self.samples.y)):  # y last: then both are whole
+            if not self.file(name).exists():
+                partial = self.file(name).with_suffix(".partial")
+                with partial.open("wb") as out:
+                    np.save(out, array)
+                partial.replace(self.file(name))
 
 
-def _mapped(folder: Path, source: _InMemory) -> Source:
-    """Arrays as files that every worker maps; a Dataset travels as it is."""
-    samples = source.samples
-    if isinstance(samples, MapStyle):
-        return samples
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in (("x", samples.x), ("y", samples.y)):
-        np.save(folder / f"{name}.npy", array)
-    return Files(str((folder / "x.npy").resolve()), str((folder / "y.npy").resolve()), field=folder.name)
+def _run(work: Callable[[Options], Coroutine[Any, Any, Ending]], options: Options, write: Callable[[], None]) -> Ending:
+    """Run a launch to its end, also where an event loop runs already (a notebook): there Ctrl-C stops it too.
 
+    Args:
+        work: The launch.
+        options: Its options.
+        write: Called once the run directory is this run's.
+    """
+    stops: list[Callable[[], object]] = []
 
-def _run(work: Any) -> None:
-    """Run a coroutine to its end, also where an event loop runs already (a notebook)."""
+    def begun(stop: Callable[[], None], _record: Recorder) -> None:
+        write()
+        stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
+
+    launching = work(replace(options, begun=begun))
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        asyncio.run(work)
-        return
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            asyncio.run(work)
-        except BaseException as error:  # noqa: BLE001 (raised again by the caller's thread)
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _sum(records: Sequence[Event]) -> Mapping[str, Any]:
-    summary = Summary()
-    for event in records:
-        summary.add(event)
-    return summary.as_record()
+        return asyncio.run(launching)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(asyncio.run, launching)
+        while True:
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                if running.done():
+                    raise
+                for stop in stops:
+                    stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import platform
 import sys
@@ -16,7 +17,7 @@ import typer
 from idletrain import cli_cloud, cli_schedule
 from idletrain.cli_cloud import Cloud
 from idletrain.cli_spot import SpotOptions, launch_spot
-from idletrain.errors import IdletrainError, JobError
+from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
 
 BUG_EXIT = 3
@@ -67,11 +68,22 @@ def launch(
     detach: Annotated[bool, typer.Option("--detach", help="Start it, and leave it to itself.")] = False,
     trace: Annotated[Path | None, typer.Option(help="A recorded trace by which the sandbox takes nodes.")] = None,
     speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded.")] = 1.0,
+    allow_control: Annotated[
+        bool, typer.Option("--allow-control", help="Let the dashboard's page drain and kill workers.")
+    ] = False,
+    on_round: Annotated[str | None, typer.Option(help="A shell command after a round; JSON on its input.")] = None,
+    webhook: Annotated[
+        str | None, typer.Option(envvar="IDLETRAIN_WEBHOOK", help="POST a JSON summary there at the run's end.")
+    ] = None,
+    log_to: Annotated[list[str] | None, typer.Option(help="mlflow or wandb, if installed; repeat for both.")] = None,
 ) -> None:
     """Train a job's network."""
     settings = _job(job, nodes, name)  # before what takes seconds to import
+    from idletrain.observe.watch import Watch
+
+    watch = Watch(on_round=on_round, webhook=webhook, log_to=log_to or ())
     if spot:
-        asked = SpotOptions(cloud, resume, yes, detach, as_json, churn, trace, speed)
+        asked = SpotOptions(cloud, resume, yes, detach, as_json, churn, trace, speed, watch, allow_control)
         launch_spot(settings, asked)
         return
 
@@ -79,20 +91,27 @@ def launch(
 
     from idletrain.launch import Options, check_run
     from idletrain.observe import display
-    from idletrain.observe.records import summarise
+    from idletrain.observe.reproduce import command_line
 
-    options = Options(scheduler=scheduler, resume=resume, churn_seconds=churn)
+    options = Options(
+        scheduler=scheduler,
+        resume=resume,
+        churn_seconds=churn,
+        watch=watch,
+        allow_control=allow_control,
+        command=command_line(sys.argv),
+    )
     check_run(settings, options)
     _report_progress(as_json, "reading the model and the data")
     prepared = _prepare(settings)
     console = Console()
-    shown = display.choose(as_json, console)
-    if resume:
-        shown.summary = summarise(settings.run_dir / "events.jsonl")
+    shown = display.choose(as_json, console, options.summary)
     with shown:
         ending = asyncio.run(_launch(settings, prepared, options, shown))
     if not as_json:
-        for line in display.final_lines(shown.summary, _ending_text(ending.status, job)):
+        again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
+        again += f" --scheduler {scheduler}" if scheduler else ""
+        for line in display.final_lines(shown.summary, _ending_text(ending.status, again)):
             typer.echo(line)
     if ending.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
@@ -126,21 +145,55 @@ def status(
     import json
 
     from idletrain.observe import display
-    from idletrain.observe.records import summarise, summary_of
-    from idletrain.rounds.recovery import read_history
 
     if cloud:
         with cli_cloud.account_of(cloud, region) as account:
-            summary = summary_of(cli_cloud.read_events(cli_cloud.prefix_of(account, run)))
+            summary, why = cli_cloud.standing(account, run)
     else:
-        run_dir = _run_dir(run)
-        read_history(run_dir)
-        summary = summarise(run_dir / "events.jsonl")
+        summary, why = _standing(_run_dir(run)), ""
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
-    for line in display.final_lines(summary, f"{summary.run}: {summary.status}"):
+    for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
         typer.echo(line)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
+    ] = None,
+    cloud: Annotated[Cloud | None, typer.Option(help="Of runs in a cloud, from any machine.")] = None,
+    region: cli_cloud.Region = None,
+) -> None:
+    """Write how a run went, or how several compare, to one HTML file; print the short form."""
+    import time
+
+    from idletrain.observe import report as reports
+
+    found: list[tuple[str, list[Any]]] = []
+    if cloud:
+        with cli_cloud.account_of(cloud, region) as account:
+            found = [(run, cli_cloud.read_events(cli_cloud.prefix_of(account, run))) for run in runs]
+    else:
+        found = [(run, _events(run)) for run in runs]
+    past = [reports.Past.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in found]
+    for one in past:
+        for line in reports.short(one):
+            typer.echo(line)
+    local = len(runs) == 1 and not cloud and not runs[0].startswith("s3://")
+    file = to or (_run_dir(runs[0]) if local else Path()) / "report.html"
+    try:
+        file.write_text(reports.page(past))
+    except OSError as error:
+        raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
+    typer.echo(f"  {file}")
 
 
 @app.command()
@@ -208,6 +261,7 @@ def worker(
 
 def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
+    sys.path.insert(0, "")  # a job's own factories lie where it is run from
     try:
         sys.exit(app(standalone_mode=False))
     except IdletrainError as error:
@@ -236,8 +290,20 @@ def _job(path: Path, nodes: int | None, name: str | None = None) -> Job:
 def _prepare(job: Job) -> Any:
     from idletrain.nn.prepare import from_settings
 
-    sys.path.insert(0, "")  # a job's own factories lie where it is run from
     return from_settings(job.model, job.data, job.training, job.memory)
+
+
+def _standing(run_dir: Path) -> Any:
+    """The summary of a run on this machine, as it stands."""
+    from idletrain.observe.summary import summarise
+    from idletrain.rounds.recovery import read_history
+    from idletrain.storage import has_head
+
+    read_history(run_dir)
+    summary = summarise(run_dir / "events.jsonl")
+    if summary.status == "running" and not has_head(run_dir):
+        summary.status = "interrupted"
+    return summary
 
 
 async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
@@ -253,13 +319,36 @@ def _report_progress(quiet: bool, text: str) -> None:
         typer.echo(f"idletrain: {text}", err=True)
 
 
-def _ending_text(status: str, job: Path) -> str:
+def _ending_text(status: str, again: str) -> str:
     return {
         "completed": "done: all rounds",
         "reached": "done: the target accuracy is reached",
-        "stopped": f"stopped; go on with: idletrain launch {job} --resume",
+        "stopped": f"stopped; go on with: {again}",
         "diverged": "stopped: the training diverges (NaN in three attempts); lower training.optimizer.lr",
     }[status]
+
+
+def _events(run: str) -> list[Any]:
+    """A run's events, from its directory or from below its prefix."""
+    from idletrain.observe.records import read
+    from idletrain.storage import S3Prefix
+
+    if run.startswith("s3://"):
+        from idletrain.fleet.aws import explained
+
+        with explained():
+            return cli_cloud.read_events(S3Prefix.at(run))
+    file = _run_dir(run) / "events.jsonl"
+    with contextlib.suppress(OSError):
+        if events := list(read(file)):
+            return events
+    if file.parent.is_dir():
+        raise RunError(f"run {run} has no records in {file} yet; look again once it trains")
+    there = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
+    known = f"there are: {', '.join(there)}" if there else "there is none at all"
+    raise RunError(
+        f"there is no run {file.parent.name} in {file.parent.parent}; {known}; of one in a cloud, add --cloud"
+    )
 
 
 def _run_dir(run: str) -> Path:

@@ -7,22 +7,26 @@ import enum
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
+import psutil
 import typer
 
-from idletrain.errors import IdletrainError, RunError
+from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
+from idletrain.observe.records import Event, Sink
 
 CACHE = Path("~/.cache/idletrain").expanduser()
-SANDBOX_FILE = CACHE / "sandbox.json"
+SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
 DOCUMENT = "AWS-StartPortForwardingSession"
+UNDONE = ("starting", "running")  # what the events say of a run whose head has not closed them
 app = typer.Typer()
 
 
@@ -75,13 +79,14 @@ def doctor(
     from idletrain.fleet import policy as policies
     from idletrain.job import CloudSettings
 
-    settings = load_job(job).cloud if job else CloudSettings()
+    asked = load_job(job) if job else None
+    settings = asked.cloud if asked else CloudSettings()
     with account_of(cloud, region or settings.region) as account:
         if policy:
             scope = policies.Scope(account=account.number, region=account.region, bucket=account.bucket)
             typer.echo(json.dumps(policies.launcher_policy(scope), indent=2))
             return
-        findings = checks.examine(account, settings, account.bucket)
+        findings = checks.examine(account, settings, account.bucket, gpu=bool(asked and asked.nodes.gpu))
     for finding in findings:
         sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.well]
         typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
@@ -110,17 +115,23 @@ def reap(
     yes: Annotated[bool, typer.Option("--yes", help="End them; otherwise they are only named.")] = False,
     cloud: Where = Cloud.aws,
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
+    all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
-    """Find by tag what outlived its deadline or its head, and end it."""
+    """Find by tag what outlived its record, its deadline or its head, and end it."""
     from idletrain.fleet import teardown
     from idletrain.storage import S3Prefix
 
     grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
     faults: list[str] = []
     places: list[str | None] = [*region] if region else [None]
+    if all_regions:
+        with account_of(cloud, None) as account:
+            places = [*account.regions()]
     for place in places:
         with account_of(cloud, place) as account:
-            found = teardown.orphans(account.instances(), account.remnants(), time.time(), grace)
+            machines, now = account.instances(), time.time()
+            closed = teardown.over(account, machines, now)
+            found = teardown.orphans(machines, account.remnants(), now, grace, closed)
             for orphan in found:
                 typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
                 if yes:
@@ -145,26 +156,9 @@ def show_cost(
     with account_of(cloud, region) as account:
         events = read_events(prefix_of(account, name))
     totals = bill_of(events)
+    from idletrain.observe.report import cost_line
+
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))
-
-
-@app.command()
-def report(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
-    """Show how a run went, what it cost, and its machines."""
-    from idletrain.fleet import cost
-    from idletrain.observe.display import final_lines
-    from idletrain.observe.records import summary_of
-
-    with account_of(cloud, region) as account:
-        events = read_events(prefix_of(account, name))
-    summary = summary_of(events)
-    for line in final_lines(summary, f"{summary.run}: {summary.status}"):
-        typer.echo(line)
-    typer.echo(f"  {cost_line(bill_of(events))}")
-    ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
-    for item in cost.accrued(events, time.time()).items:
-        machine = f"{item.instance}  {item.role:6}  {item.market} {item.type} in {item.zone}"
-        typer.echo(f"  {machine}  {item.seconds:.0f} s  ${item.usd:.4f}  {ends.get(item.instance, '')}")
 
 
 @app.command()
@@ -176,19 +170,21 @@ def logs(
     region: Region = None,
 ) -> None:
     """Print what happened in a run."""
-    from idletrain.observe.display import Lines
+    from idletrain.observe.display import Lines, folding
+    from idletrain.observe.summary import Summary
     from idletrain.spot import follow as follow_run
 
     with account_of(cloud, region) as account:
         if node:
             typer.echo(account.console(node))
             return
-        prefix, lines = prefix_of(account, name), Lines(sys.stdout)
+        prefix, summary = prefix_of(account, name), Summary()
+        show = as_seen_from_here(cloud, folding(summary, Lines(sys.stdout, summary)))
         if follow:
-            follow_run(prefix, lines)
+            follow_run(prefix, show, account)
             return
         for event in read_events(prefix):
-            lines(event)
+            show(event)
 
 
 @app.command()
@@ -206,7 +202,7 @@ def interrupt(
         chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
         if not chosen:
             known = ", ".join(i.id for i in nodes) or "none"
-            raise RunError(f"run {_run_name(name)} has no running node {node or ''}; there are: {known}")
+            raise RunError(f"run {_run_name(name)} has no running node{f' {node}' if node else ''}; there are: {known}")
         account.mark(chosen, {TAG + "interrupt": "asked"})
     typer.echo(f"{chosen[0]}: asked to go; its partial steps go home first")
 
@@ -220,11 +216,12 @@ def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> No
         heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
         if not pages or not heads:
             raise RunError(f"run {_run_name(name)} is not going on; `idletrain status` shows how it ended")
-        if cloud is Cloud.sandbox:
-            typer.echo(pages[-1])
-            return
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        typer.echo(f"http://127.0.0.1:{port}/status while this command runs")
+        page = f"http://127.0.0.1:{port}/idletrain"  # whatever address the head has in its network
+        if cloud is Cloud.sandbox:
+            typer.echo(page)
+            return
+        typer.echo(f"{page} while this command runs")
         asked = json.dumps({"portNumber": [port], "localPortNumber": [port]})
         command = ["aws", "ssm", "start-session", "--region", account.region, "--target", heads[0].id]
         try:
@@ -266,11 +263,9 @@ def node(
 
 @contextmanager
 def account_of(cloud: Cloud, region: str | None) -> Iterator[Any]:
-    """The account that a command is about; the sandbox's is the one that a `launch --cloud sandbox` has open."""
+    """The account that a command is about; the sandbox's is the newest that a `launch --cloud sandbox` has open."""
     if cloud is Cloud.sandbox and not in_sandbox():
-        if not SANDBOX_FILE.exists():
-            raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
-        enter_sandbox(json.loads(SANDBOX_FILE.read_text()))
+        enter_sandbox(json.loads(_newest_sandbox().read_text()))
         region = None
     from idletrain.fleet.aws import Account, explained
 
@@ -283,23 +278,51 @@ def in_sandbox() -> bool:
     return "AWS_ENDPOINT_URL" in os.environ
 
 
+def _newest_sandbox() -> Path:
+    open_ = [path for path in SANDBOXES.glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+    if not open_:
+        raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+    return max(open_, key=lambda path: path.stat().st_mtime)
+
+
 @contextmanager
-def sandbox(arguments: list[str], logs: Path) -> Iterator[subprocess.Popen[str]]:
-    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers."""
-    logs.mkdir(parents=True, exist_ok=True)
+def sandbox(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A rehearsal cloud of this process' own, while the context lasts; `opened` waits until it answers.
+
+    Nothing is left of it but, after a failure, what its machines said, until the next one opens.
+    """
+    logs = SANDBOXES / str(os.getpid())
+    for old in SANDBOXES.glob("[0-9]*"):
+        if old == logs or not psutil.pid_exists(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
+    failed = False
+    try:
+        with (logs / "sandbox.log").open("w") as log, _sandbox_process(logs, arguments, log) as process:
+            yield process
+    except Exception as error:
+        failed = not isinstance(error, JobError)  # a job that is refused has seen no machine
+        raise
+    finally:
+        if failed:
+            (logs / "address.json").unlink(missing_ok=True)
+            typer.echo(f"idletrain: what the machines said is in {logs}, until the next sandbox opens", err=True)
+        else:
+            shutil.rmtree(logs)
+
+
+@contextmanager
+def _sandbox_process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *arguments]
-    with (
-        (logs / "sandbox.log").open("w") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-        ) as process,
-    ):
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            SANDBOX_FILE.unlink(missing_ok=True)
+            process.wait()  # which leaving the context does not after a Ctrl-C
 
 
 def opened(process: subprocess.Popen[str]) -> None:
@@ -309,11 +332,10 @@ def opened(process: subprocess.Popen[str]) -> None:
         RunError: it does not start.
     """
     assert process.stdout is not None
-    line = process.stdout.readline()
+    line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
     if not line:
-        raise RunError("the sandbox did not start; see sandbox.log, and install idletrain[sandbox]")
-    SANDBOX_FILE.parent.mkdir(parents=True, exist_ok=True)
-    SANDBOX_FILE.write_text(line)
+        raise RunError(f"the sandbox did not start; see {own / 'sandbox.log'}, and install idletrain[sandbox]")
+    (own / "address.json").write_text(line)
     enter_sandbox(json.loads(line))
 
 
@@ -327,6 +349,17 @@ def enter_sandbox(address: dict[str, str]) -> None:
     }
     for leaking in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
         os.environ.pop(leaking, None)
+
+
+def as_seen_from_here(cloud: Cloud, sink: Sink) -> Sink:
+    """A sink that is told how to reach a run's page: from outside of AWS through a tunnel alone."""
+
+    def take(event: Event) -> None:
+        if cloud is Cloud.aws and event["kind"] == "run_started":
+            event = {**event, "dashboard": f"`idletrain dashboard {event['run']}`", "dashboard_note": ""}
+        sink(event)
+
+    return take
 
 
 def prefix_of(account: Any, name: str) -> Any:
@@ -348,9 +381,30 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     from idletrain.rounds import mirror
 
     record.read(prefix)
-    found: list[dict[str, Any]] = []
-    mirror.tail(prefix, "events.jsonl", lambda content: found.extend(json.loads(x) for x in content.splitlines()))
-    return found
+    return mirror.events(prefix)
+
+
+def standing(account: Any, name: str) -> tuple[Any, str]:
+    """The summary of a run as it stands, and a sentence where that is not what its last event says: who wrote its
+    events may be gone.
+    """
+    from idletrain.fleet import record
+    from idletrain.fleet.aws import ALIVE
+    from idletrain.fleet.books import ENDED
+    from idletrain.fleet.teardown import lost_head
+    from idletrain.observe.summary import summary_of
+
+    prefix = prefix_of(account, name)
+    summary, kept = summary_of(read_events(prefix)), record.read(prefix)
+    summary.run, summary.run_dir, why = kept.run, prefix.url, ""
+    if summary.status in UNDONE:
+        if kept.failure:
+            summary.status, why = "failed", kept.failure
+        elif kept.state == "ended":
+            summary.status = "taken down"
+        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept.created, time.time()):
+            summary.status = "interrupted"
+    return summary, why
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -366,14 +420,6 @@ def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
         "wasted_usd": cost.wasted_usd(events, now),
         "forecast_usd": cost.forecast_usd(events, now),
     }
-
-
-def cost_line(totals: dict[str, Any]) -> str:
-    """The bill in one line."""
-    return (
-        f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
-        f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
-    )
 
 
 def _recorded(prefix: Any) -> bool:

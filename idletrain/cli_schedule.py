@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 from zoneinfo import ZoneInfo
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` 
     from idletrain.job import Job
 
 LAST_SHOWN = 3
+MINUTES_FROM = 120.0  # seconds: what took longer is told in minutes
 PROGRAM = (sys.executable, "-m", "idletrain")
 app = typer.Typer(no_args_is_help=True, help="Run jobs again and again, at set times.")
 
@@ -114,21 +116,24 @@ def add(
 @app.command(name="list")
 def list_(directory: Directory = None) -> None:
     """Show the schedules, when each is next due, and what came of its last runs."""
-    from rich.console import Console
-    from rich.table import Table
-
     from idletrain.fleet.schedule import times
     from idletrain.fleet.schedule_run import utc_now
 
     book = _book(directory)
-    table = Table("name", "cron", "zone", "job", "nodes", "started by", "next", "last")
     for name in book.names():
         asked = book.get(name)
-        last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+        try:
+            last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+        except IdletrainError as error:  # an account out of reach hides no other schedule
+            last = [f"unknown: {error}"]
         following = next(times(asked.cron, asked.tz, utc_now()))
-        shown = (name, asked.cron, asked.tz, asked.job, asked.cloud, asked.on, _local(following, asked))
-        table.add_row(*shown, "\n".join(reversed(last)) or "never")
-    Console().print(table)
+        typer.echo(f"{name}: {asked.cron} {asked.tz}, {asked.cloud} nodes, started by {asked.on}")
+        typer.echo(f"  job   {asked.job}")
+        typer.echo(f"  next  {_local(following, asked)}")
+        for label, told in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
+            typer.echo(f"  {label:<5} {told}")
+    if not book.names():
+        typer.echo("there are no schedules; `idletrain schedule add` makes one")
 
 
 @app.command()
@@ -159,6 +164,9 @@ def run(
         with on_ending(stop.set):
             serve(book, lambda due: _command(due, book), stop)
         return
+    if not if_due:
+        book.get(name)
+        typer.echo(f"{name}: runs now; its output goes to {book.path(name, 'log')}")
     done = execute(book, name, PROGRAM, utc_now(), if_due=if_due)
     if done is None:
         return
@@ -178,7 +186,7 @@ def _checked(asked: Schedule, book: Book, faults: list[str]) -> Job:
         JobError: something is; with all that is.
     """
     from idletrain.fleet.schedule import cron_fault, name_fault, zone_fault
-    from idletrain.job import load_job
+    from idletrain.job import NO_IMAGE, load_job
 
     faults += [f for f in (name_fault(asked.name), cron_fault(asked.cron), zone_fault(asked.tz)) if f]
     if asked.name in book.names():
@@ -192,8 +200,11 @@ def _checked(asked: Schedule, book: Book, faults: list[str]) -> Job:
         from idletrain.fleet import eventbridge
 
         faults += eventbridge.faults(asked, job.cloud.image if job else "unknown")
-    elif asked.on != On.loop and (fault := _triggers()[asked.on].fault()):
-        faults.append(fault)
+    else:
+        if asked.cloud == Cloud.aws and job and job.cloud.image is None:
+            faults.append(NO_IMAGE)
+        if asked.on != On.loop and (fault := _triggers()[asked.on].fault()):
+            faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
     return job
@@ -229,7 +240,7 @@ def _packed(job: Job) -> bytes | None:
     """The user's own code, if the job brings any."""
     if job.workdir is None:
         return None
-    from idletrain.spot import pack
+    from idletrain.fleet.workdir import pack
 
     return pack(Path(job.workdir))
 
@@ -296,5 +307,6 @@ def _told(execution: Execution, asked: Schedule, running: bool) -> str:
 
     took = ""
     if execution.started and execution.ended:
-        took = f" in {(execution.ended - execution.started).total_seconds() / 60:.0f} min"
+        seconds = (execution.ended - execution.started).total_seconds()
+        took = f" in {seconds:.0f} s" if seconds < MINUTES_FROM else f" in {seconds / 60:.0f} min"
     return f"{_local(execution.due, asked)} {result(execution, running=running)}{took}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, ThreadPoolExecutor
+import multiprocessing
+import signal
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +15,32 @@ import typer
 
 from idletrain.cli_cloud import (
     CACHE,
+    UNDONE,
     Cloud,
     account_of,
+    as_seen_from_here,
     bill_of,
-    cost_line,
     in_sandbox,
     opened,
     read_events,
     run_prefix,
     sandbox,
 )
-from idletrain.errors import JobError
-from idletrain.job import Job
+from idletrain.errors import JobError, RunError
+from idletrain.job import NO_IMAGE, Job
+from idletrain.observe.watch import Watch, watching
 
 SANDBOX_IMAGE = "idletrain"  # the sandbox runs what is installed, whatever the name
+SHOWN_TYPES = 5  # of those that are asked for, the best
 SANDBOX_NOTICE = "5s"  # two minutes are AWS'; a rehearsal shows the same in less
+_BOOTING = {
+    Cloud.sandbox: "for its head to boot, which takes some seconds",
+    Cloud.aws: "for its head to boot and to fetch its image, which takes a minute or two",
+}
+_INTERRUPTED = {
+    Cloud.sandbox: "idletrain: stopped; nothing is left of the rehearsal",
+    Cloud.aws: "{run} goes on by itself; end it with: idletrain down {run}",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class SpotOptions:
     churn_seconds: float | None
     trace: Path | None
     speed: float
+    watch: Watch
+    allow_control: bool
 
 
 def launch_spot(job: Job, asked: SpotOptions) -> None:
@@ -52,73 +68,117 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
     """
     _refuse(job, asked)
     with contextlib.ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(1))
-        checking = threads.submit(_check, job, asked)  # while the cloud answers: both take seconds
+        if not asked.as_json:
+            typer.echo("idletrain: reading the model and the data", err=True)
+        # In a process of its own while the cloud answers: both take seconds, and importing torch holds the interpreter.
+        beside = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _ignore_interrupts)
+        checking = beside.submit(_faults, job)
+        beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
-            opened(stack.enter_context(sandbox(_takings(asked), CACHE / "sandbox")))
+            opened(stack.enter_context(sandbox(_takings(asked))))
         account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
         _run(job, account, asked, checking)
 
 
-def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[None]) -> None:
+def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Future[tuple[str, ...]]) -> Any:
+    """What the run would be made of, shown and agreed to."""
     from rich.console import Console
 
     from idletrain import spot
     from idletrain.fleet import doctor
-    from idletrain.fleet.offers import plan_lines
-    from idletrain.observe import display
+    from idletrain.fleet.offers import plan_lines, table
 
     prefix = run_prefix(account, job)
-    image = job.cloud.image or SANDBOX_IMAGE
     missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
     if faults := [fault for fault in missing if fault]:
         raise JobError(faults)
-    plan = spot.make_plan(job, account, CACHE)
-    checking.result()
+    spent = spot.spent_usd(account, prefix, job.name) if asked.resume else 0.0
+    plan = spot.make_plan(job, account, CACHE, spent)
+    if wrong := checking.result():
+        raise JobError(wrong)
     if not asked.as_json:
+        Console().print(table(plan.quote.preferred.offers, plan.estimate, SHOWN_TYPES))
         for line in plan_lines(plan.quote, plan.estimate):
             typer.echo(line)
     if not asked.yes and asked.cloud is Cloud.aws:
         typer.confirm("Start it?", abort=True)
-    made = spot.start(plan, account, prefix, image=image, resume=asked.resume)
+    return plan
+
+
+def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str, ...]]) -> None:
+    from rich.console import Console
+
+    from idletrain import spot
+    from idletrain.observe import display
+    from idletrain.observe.report import cost_line
+    from idletrain.observe.reproduce import command_line
+    from idletrain.observe.summary import Summary
+
+    prefix = run_prefix(account, job)
+    image = job.cloud.image or SANDBOX_IMAGE
+    plan = _plan(job, account, asked, image, checking)
+    made = spot.start(
+        plan,
+        account,
+        prefix,
+        image=image,
+        resume=asked.resume,
+        command=command_line(sys.argv),
+        allow_control=asked.allow_control,
+    )
     if asked.detach:
         typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
         return
-    shown = display.choose(asked.as_json, Console())
+    shown = display.choose(asked.as_json, Console(), Summary(run=made.run))
     try:
-        with shown:
-            spot.follow(prefix, shown)
+        with watching(asked.watch, shown.summary, None) as tell, shown:
+            folded = display.folding(shown.summary, shown)
+            folded({"kind": "waiting", "s": 0.0, "t": made.created, "reason": _BOOTING[asked.cloud]})
+            seen = as_seen_from_here(asked.cloud, display.folding(shown.summary, shown, tell))
+            spot.follow(prefix, seen, account)
         spot.outlive(account, made.run)
     except KeyboardInterrupt:
-        if asked.cloud is Cloud.aws:
-            typer.echo(f"{made.run} goes on by itself; end it with: idletrain down {made.run}", err=True)
+        typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run), err=True)
         raise
-    shown.summary.run_dir = f"{prefix.url}model.safetensors"
+    if gone := shown.summary.status in UNDONE:  # the head is gone, and did not say that it was done
+        shown.summary.status = "taken down"
+    place = prefix.url if gone else f"{prefix.url}model.safetensors"
+    shown.summary.run_dir = f"{place} (gone with its cloud)" if asked.cloud is Cloud.sandbox else place
     if not asked.as_json:
         for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
+    if gone:
+        raise RunError(f"run {job.name} was taken down before it was done; go on with --resume")
 
 
-def _check(job: Job, asked: SpotOptions) -> None:
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+
+
+def _faults(job: Job) -> tuple[str, ...]:
     """Read the model and the data as machines will: what is wrong with them costs nothing here."""
-    if not asked.as_json:
-        typer.echo("idletrain: reading the model and the data", err=True)
-    import sys
-
     sys.path.insert(0, "")
     from idletrain.nn.prepare import from_settings
 
-    from_settings(job.model, job.data, job.training)
+    try:
+        from_settings(job.model, job.data, job.training)
+    except JobError as error:
+        return error.faults
+    return ()
 
 
 def _refuse(job: Job, asked: SpotOptions) -> None:
-    faults = []
+    faults = asked.watch.faults()
+    if asked.detach and asked.watch != Watch():
+        faults.append("--on-round, --webhook, --log-to: are told by this command while it follows; leave out --detach")
     if asked.cloud is Cloud.aws:
         if job.cloud.image is None:
-            faults.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+            faults.append(NO_IMAGE)
         if asked.churn_seconds or asked.trace:
             faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
+    elif not in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):
+        faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
     elif asked.detach:
         faults.append("--detach: the sandbox ends with this command; leave it out")
     if asked.trace and not asked.trace.is_file():

@@ -9,7 +9,10 @@ IdletrainError          exit code 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+
+SELF_EXPLAINING = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
 
 
 class IdletrainError(Exception):
@@ -38,3 +41,26 @@ class DamageError(IdletrainError):
 
 class RefusedError(IdletrainError):
     """A worker and a head do not fit together, for example by version."""
+
+
+@contextlib.contextmanager
+def user_code(before: str, after: str = "") -> Iterator[None]:
+    """Around code that is the user's: whatever it raises is a fault of the job, `before`, the reason, `after`.
+
+    Raises:
+        JobError: the code within raised something.
+    """
+    try:
+        yield
+    except JobError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise JobError(before + _reason(error) + after) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's text, after the error's name where the text alone says little (`KeyError: 'a'`)."""
+    text = str(error).strip().split("\n")[0]
+    if not text:
+        return type(error).__name__
+    return text if isinstance(error, SELF_EXPLAINING) else f"{type(error).__name__}: {text}"

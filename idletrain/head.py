@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from pathlib import Path
 
-from idletrain.errors import RefusedError
+from idletrain.errors import IdletrainError, RefusedError
 from idletrain.fleet import record, scheduler, teardown
 from idletrain.fleet.aws import Account
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.lease import Lease
 from idletrain.fleet.metadata import Metadata
@@ -21,6 +22,7 @@ from idletrain.fleet.record import Record
 from idletrain.fleet.requests import TAG
 from idletrain.storage import S3Prefix
 
+logger = logging.getLogger(__name__)
 PORT = 8786  # Dask's own; each head has an address to itself
 
 
@@ -47,13 +49,22 @@ async def serve(metadata: Metadata) -> None:
     except RefusedError:  # the run is another head's now, and so are its machines
         raise
     except Exception as error:
+        if not isinstance(error, IdletrainError):
+            logger.exception("a bug")
         try:
-            record.update(prefix, failure=str(error))
+            record.update(prefix, failure=_explained(error, run.run, me))
         finally:  # whatever is the matter with the record: machines cost money
             await _end(account, run, prefix, me, lease)
         raise
     else:
         await _end(account, run, prefix, me, lease)
+
+
+def _explained(error: Exception, run: str, me: str) -> str:
+    """Why a run failed, for its record: a bug's own words would say nothing to its user."""
+    if isinstance(error, IdletrainError):
+        return str(error)
+    return f"the head met a bug, not your fault: {error!r}; please send what `idletrain logs {run} --node {me}` shows"
 
 
 async def _end(account: Account, run: Record, prefix: S3Prefix, me: str, lease: Lease) -> None:

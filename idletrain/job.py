@@ -6,7 +6,10 @@ Knows nothing of torch, Dask or the cloud, so that reading a job costs milliseco
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,7 +52,16 @@ def _lower_bound(value: Any) -> Any:
     return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
 
 
+def _one_or_pair(value: Any) -> Any:
+    """Refuse in one sentence what is neither a path nor two of them."""
+    pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(path, str) for path in value)
+    if not (pair or value is None or isinstance(value, str)):
+        raise ValueError("should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
 MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
 
 
@@ -74,10 +86,16 @@ class DataSettings(_Settings):
 
     name: Literal["fashion-mnist", "digits"] | None = None
     path: str | None = None
-    train: str | tuple[str, str] | None = None
-    test: str | tuple[str, str] | None = None
+    train: Paths = None
+    test: Paths = None
     factory: str | None = None
     args: dict[str, Any] = {}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files that are named, here or in S3."""
+        named = [part for part in (self.train, self.test) if part is not None]
+        return tuple(path for part in named for path in ([part] if isinstance(part, str) else part))
 
 
 class OptimizerSettings(_Settings):
@@ -151,7 +169,7 @@ class PreemptionSettings(_Settings):
 
     policy: Literal["reissue", "salvage"] = "reissue"
     mark_every: Seconds = 5.0
-    lease: Seconds = 10.0
+    lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # a beat a second: fewer than three would lose to noise
     """Silence after which a subnet is given to another node: ten heartbeats, as workers of a busy
     machine can be starved for seconds; a process that dies is noticed at once by other means."""
 
@@ -162,6 +180,9 @@ class CheckpointSettings(_Settings):
     to: str = "runs/"
     every: Seconds = 60.0
     keep: int = Field(default=2, ge=1)
+
+
+NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push it, and name it there"
 
 
 class CloudSettings(_Settings):
@@ -205,7 +226,8 @@ def load_job(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each.
+        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each, with what its names
+            do not lead to.
     """
     try:
         tree = yaml.safe_load(path.read_text())
@@ -213,9 +235,14 @@ def load_job(path: Path) -> Job:
         raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
     except yaml.YAMLError as error:
         raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:  # bytes that are no text, and dates such as 2024-13-01
+        raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
-    return parse_job(tree)
+    try:
+        return parse_job(tree)
+    except JobError as error:
+        raise JobError([*error.faults, *_leads_nowhere(tree)]) from None
 
 
 def parse_job(tree: dict[str, Any]) -> Job:
@@ -228,6 +255,20 @@ def parse_job(tree: dict[str, Any]) -> Job:
         return Job.model_validate(tree)
     except ValidationError as error:
         raise JobError([_sentence(fault) for fault in error.errors()]) from None
+
+
+def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:
+    """Packages and files that a faulty job names and that are not here; those of a sound one are opened later."""
+    model, data = (tree[s] if isinstance(tree.get(s), dict) else {} for s in ("model", "data"))
+    for field, name in (("model.factory", model.get("factory")), ("data.factory", data.get("factory"))):
+        package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
+        if package and package not in sys.modules and importlib.util.find_spec(package) is None:
+            yield f"{field}: {name!r} cannot be imported (No module named {package!r}); write it as package.module:name"
+    for field in ("train", "test"):
+        paths = data.get(field)
+        for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
+            if isinstance(path, str) and not Path(path).exists():
+                yield f"data.{field}: {path} cannot be read (No such file or directory); name an existing file"
 
 
 def _sentence(fault: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import psutil
+import torch
 from distributed import Client
 from distributed.core import rpc
 from distributed.security import Security
@@ -16,14 +17,19 @@ from distributed.security import Security
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job
+from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
-from idletrain.observe.records import Recorder, Sink
+from idletrain.observe.publish import page_of, publishing
+from idletrain.observe.records import Recorder, Sink, read
+from idletrain.observe.reproduce import about
+from idletrain.observe.summary import Summary
+from idletrain.observe.watch import Watch, watching
 from idletrain.rounds.journal import Journal
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
 from idletrain.storage import Reached, only_head, write_whole
 
-HEAD_BYTES = 1 << 30  # left to the head and the scheduler when this machine's RAM is shared out
+Begun = Callable[[Callable[[], None], Recorder], None]
 CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
 # What must not change between the sittings of one run: it decides the run's bits.
@@ -51,16 +57,24 @@ class Options:
         begun: Called with what stops the run and what records an event, once there is a run.
         resume: Go on with the run of that name.
         churn_seconds: Take a local worker this often, or never.
+        summary: Sums up the run's events, those of earlier sittings too, each before the sinks get it.
         sinks: Called with every event.
+        watch: Who else is told.
+        allow_control: Whether the dashboard's page may drain and kill workers.
+        command: What was called, for the records.
         reached: Called at named points around durable writes.
     """
 
     scheduler: str | None = None
     cluster: tuple[str, Security] | None = None
-    begun: Callable[[Callable[[], None], Recorder], None] = lambda _stop, _record: None
+    begun: Begun = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
+    summary: Summary = field(default_factory=Summary)
     sinks: Iterable[Sink] = ()
+    watch: Watch = Watch()
+    allow_control: bool = False
+    command: str = ""
     reached: Reached = field(default=lambda _name: None)
 
 
@@ -80,6 +94,7 @@ def check_run(job: Job, options: Options) -> None:
         faults += _resume_faults(job)
     if options.scheduler:
         faults += _scheduler_faults(options.scheduler)
+    faults += options.watch.faults()
     if options.scheduler and options.churn_seconds:
         faults.append("--churn: takes workers on this machine; leave it out with --scheduler")
     if faults:
@@ -95,28 +110,62 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     """
     check_run(job, options)
     settings.apply()
+    settings.lift_file_limit()
     if options.scheduler:
         await _check_reachable(options.scheduler)
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    with only_head(job.run_dir), contextlib.closing(Recorder(job.run_dir / "events.jsonl", options.sinks)) as record:
-        _write_job(job)
+    with _opened(job, options) as record:
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
             async with (
-                _cluster(job, options) as (address, security),
+                _cluster(job, options, record) as (address, security),
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
-                runner = Runner(job, prepared, journal, client, record)
+                page = await page_of(client, ours=options.scheduler is None)
+                runner = Runner(job, prepared, journal, client, record, about(job, options.command, *page))
                 options.begun(runner.stop, record)
-                with _stopping(runner.stop):
-                    return await runner.run(job.nodes.count)
+                async with publishing(client, options.summary, allow_control=options.allow_control):
+                    with _stopping(runner.stop), _failing(record, journal):
+                        return await runner.run(job.nodes.count)
 
 
-def _write_job(job: Job) -> None:
+@contextlib.contextmanager
+def _opened(job: Job, options: Options) -> Iterator[Recorder]:
+    """The run directory, held for this head, with the job in it, and what takes the run's events."""
+    with contextlib.ExitStack() as held:
+        try:
+            job.run_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_head(job.run_dir))
+            record = held.enter_context(_recorder(job, options))
+            write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
+        except OSError as error:
+            raise _unwritable(job, error) from None
+        yield record
+
+
+@contextlib.contextmanager
+def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
+    """What takes the run's events: its file, its summary, and everybody who is told."""
+    path, summary = job.run_dir / "events.jsonl", options.summary
+    if path.exists():
+        for event in read(path):
+            summary.add(event)
+    with (
+        watching(options.watch, summary, job.run_dir) as tell,
+        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell))) as record,
+    ):
+        yield record
+
+
+@contextlib.contextmanager
+def _failing(record: Recorder, journal: Journal) -> Iterator[None]:
+    """Tell whoever watches that the run is over when it cannot go on."""
     try:
-        write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
-    except OSError as error:
-        raise _unwritable(job, error) from None
+        yield
+    except RunError as error:
+        unknown = {"accuracy": None, "loss": None, "params_sha256": None}
+        told = {"rounds": journal.round, "run_dir": str(journal.run_dir), "reason": str(error)}
+        record("run_ended", status="failed", **unknown, **told)
+        raise
 
 
 def _unwritable(job: Job, error: OSError) -> RunError:
@@ -136,6 +185,11 @@ async def _check_reachable(address: str) -> None:
             address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
         ) as remote:
             await remote.identity()
+    except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
+        raise JobError(
+            f"--scheduler: {address} asks for TLS ({error}); name the client's certificates in Dask's configuration, "
+            "distributed.comm.tls"
+        ) from None
     except (OSError, ValueError) as error:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
@@ -143,7 +197,7 @@ async def _check_reachable(address: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Security]]:
+async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterator[tuple[str, Security]]:
     """The cluster that is there, or one of our own on loopback with local workers."""
     if options.cluster:
         yield options.cluster
@@ -152,9 +206,8 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
         yield options.scheduler, Security()
         return
     async with scheduler.started(job.run_dir) as address:
-        memory = job.nodes.memory or (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count
-        fleet = local.LocalFleet(address, max(memory, 1), job.run_dir / "logs")
-        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count))]
+        fleet = local.LocalFleet(address, _budget(job), job.run_dir / "logs")
+        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count, record))]
         if options.churn_seconds:
             tasks.append(asyncio.ensure_future(local.churn(fleet, options.churn_seconds)))
         try:
@@ -164,6 +217,16 @@ async def _cluster(job: Job, options: Options) -> AsyncIterator[tuple[str, Secur
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await fleet.close()
+
+
+def _budget(job: Job) -> int:
+    """Bytes that each local worker may use: as the job says, or its share of what is free here."""
+    if job.nodes.memory:
+        return job.nodes.memory
+    free = psutil.virtual_memory().available - HEAD_BYTES
+    if torch.cuda.is_available():  # they all train on it
+        free = min(free, torch.cuda.mem_get_info()[0])
+    return max(free // job.nodes.count, 1)
 
 
 @contextlib.contextmanager
@@ -199,7 +262,8 @@ def _resume_faults(job: Job) -> list[str]:
     if past.status == "reached" and job.stop == then.stop:
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
     faults = []
-    for path in FIXED:
+    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
+    for path in (*FIXED, *by_rounds):
         old: object = then
         new: object = job
         for part in path.split("."):

@@ -14,15 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from idletrain.export import load_run, save
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
-from idletrain.fleet.node import unpack
 from idletrain.fleet.reconcile import Limits, why_stop
 from idletrain.fleet.record import Record
+from idletrain.fleet.workdir import unpack
 from idletrain.job import Job
 from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
-from idletrain.observe.records import Recorder, summarise
+from idletrain.observe.records import Recorder, read
+from idletrain.observe.report import Past, page
 from idletrain.rounds import mirror
 from idletrain.rounds.mirror import Mirror
 from idletrain.rounds.runner import Ending
@@ -33,6 +34,7 @@ LIMIT_POLL_SECONDS = 1.0
 RUNS = Path("runs")
 MODEL = "model.safetensors"
 SUMMARY = "summary.json"
+REPORT = "report.html"
 
 
 async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity, scheduler: str) -> None:
@@ -63,9 +65,17 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
         ending = await launch(
             job,
             prepared,
-            Options(resume=resumed, cluster=(scheduler, identity.security()), begun=begun, sinks=(keeper,)),
+            Options(
+                resume=resumed,
+                cluster=(scheduler, identity.security()),
+                begun=begun,
+                sinks=(keeper,),
+                command=run.command,
+                allow_control=run.allow_control,
+            ),
         )
     finally:
+        keeper.detach()  # before anything is awaited: the records are closed
         for task in (copying, *limits):
             task.cancel()
         await asyncio.gather(copying, *limits, return_exceptions=True)
@@ -87,10 +97,11 @@ async def _watch_limits(run: Record, keeper: Keeper, stop: Callable[[], None], t
 
 
 def _bring_home(job: Job, prefix: S3Prefix, ending: Ending) -> None:
-    """What the user takes away: the model and the run's summary, below the prefix."""
+    """What the user takes away: the model, the run's summary and its report, below the prefix."""
     path = job.run_dir / MODEL
     save(load_run(job.run_dir).module(), path)
     prefix.put(MODEL, path.read_bytes())
-    summary = summarise(job.run_dir / "events.jsonl").as_record()
-    prefix.put(SUMMARY, json.dumps(summary, indent=1).encode())
+    past = Past.of(job.name, list(read(job.run_dir / "events.jsonl")), time.time())
+    prefix.put(SUMMARY, json.dumps(past.summary.as_record(), indent=1).encode())
+    prefix.put(REPORT, page([past]).encode())
     logger.info("run %s: %s", job.name, ending.status)

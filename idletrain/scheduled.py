@@ -15,9 +15,9 @@ from idletrain.errors import IdletrainError, RunError
 from idletrain.fleet import aws_schedule
 from idletrain.fleet.aws import RUNNING, Account
 from idletrain.fleet.metadata import Metadata
-from idletrain.fleet.node import unpack
 from idletrain.fleet.requests import TAG
 from idletrain.fleet.schedule import run_name
+from idletrain.fleet.workdir import unpack
 from idletrain.job import Job
 from idletrain.storage import S3Prefix
 

@@ -6,35 +6,45 @@ After the head has started nothing here is needed any more: the run goes on with
 from __future__ import annotations
 
 import datetime
-import io
-import json
 import math
-import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-
-import pathspec
+from typing import Any
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import catalog, certificates, cost, doctor, market, record, requests, teardown
-from idletrain.fleet.aws import Account, explained
+from idletrain.fleet import (
+    books,
+    boot,
+    catalog,
+    certificates,
+    cost,
+    doctor,
+    lease,
+    market,
+    policy,
+    record,
+    requests,
+    teardown,
+    workdir,
+)
+from idletrain.fleet.aws import ALIVE, Account, explained
+from idletrain.fleet.books import ENDED
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
-from idletrain.fleet.node import WORKDIR
 from idletrain.fleet.reconcile import Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool, Site
-from idletrain.job import Job
-from idletrain.observe.records import Sink
+from idletrain.job import CloudSettings, Job
+from idletrain.observe.records import Sink, parse
 from idletrain.rounds import mirror
-from idletrain.rounds.task import version
 from idletrain.storage import Reached, S3Prefix
 
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
-WORKDIR_BYTES = 50 << 20
 FOLLOW_SECONDS = 1.0
+LOOK_SECONDS = 15.0  # a head that trains tells something every few seconds
 SILENCE_SECONDS = 120.0  # of a head that trains
 BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
 HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
@@ -54,12 +64,19 @@ class Plan:
     site: Site
     quote: Quote
     offers: tuple[Offer, ...]
+    heads: tuple[Pool, ...]
     estimate: bool
     packed: bytes | None
 
 
-def make_plan(job: Job, account: Account, cache: Path) -> Plan:
+def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> Plan:
     """Look at the market and at the account.
+
+    Args:
+        job: What to run.
+        account: Where.
+        cache: For what the market says.
+        spent_usd: What earlier sittings of the run have cost.
 
     Raises:
         JobError: no machine fits, the budget is too small, or the account lacks something.
@@ -69,9 +86,7 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
     with explained():
         found = market.fetch(account.ec2, account.client("pricing", market.PRICING_REGION), market.Cache(cache))
     offers = _pools(job, found, site)
-    head_price = found.on_demand_prices.get(job.cloud.head)
-    if head_price is None:
-        raise JobError(f"cloud.head: there is no machine type {job.cloud.head} here; name one, such as t3.medium")
+    heads, head_price = _heads(job, found, site, offers)
     quote = Quote(
         pools=catalog.Pools(offers),
         nodes=nodes.count,
@@ -80,15 +95,24 @@ def make_plan(job: Job, account: Account, cache: Path) -> Plan:
         max_duration_seconds=nodes.max_duration,
         max_price=nodes.max_price,
         budget_usd=nodes.budget_usd,
+        spent_usd=spent_usd,
     )
-    smallest = min(offers, key=lambda offer: offer.type.vcpus)
     faults = (
-        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour),
-        doctor.quota_fault(account, nodes.count, smallest.type.vcpus, smallest.market),
+        *data_faults(job, account.bucket),
+        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
+        doctor.quota_fault(account, nodes.count, offers),
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)
-    return Plan(job, site, quote, offers, found.estimate, pack(Path(job.workdir)) if job.workdir else None)
+    return Plan(
+        job, site, quote, offers, heads, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
+    )
+
+
+def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
+    """What a run's sittings have cost so far, whoever saw their machines end."""
+    told, alive, now = mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
+    return cost.accrued([*told, *books.closings(told, alive, now)], now).spent_usd
 
 
 def start(
@@ -98,6 +122,8 @@ def start(
     *,
     image: str,
     resume: bool,
+    command: str = "",
+    allow_control: bool = False,
     reached: Reached = lambda _name: None,
 ) -> Record:
     """Make a run's machines; what was made is taken down again if that fails half way.
@@ -108,13 +134,15 @@ def start(
         prefix: The run's prefix.
         image: The container image that machines run.
         resume: Go on with the run that is there.
+        command: What was called, for the run's records.
+        allow_control: Whether the dashboard's page may drain and kill workers.
         reached: Called behind everything that is made, with its name.
 
     Raises:
         JobError: the name is taken, or there is nothing to resume.
         RunError: the cloud refuses.
     """
-    made = _write_down(plan, account, prefix, resume)
+    made = _write_down(plan, account, prefix, resume, command=command, allow_control=allow_control)
     reached("record")
     try:
         _make(plan, made, account, prefix, image, reached)
@@ -124,20 +152,25 @@ def start(
     return made
 
 
-def follow(prefix: S3Prefix, sink: Sink) -> Record:
-    """Hand a run's events to a display until the run has ended; reads nothing but its prefix.
+def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
+    """Hand a run's events to a display until the run has ended.
+
+    Reads the run's prefix alone, but looks whether the head is still there when nothing comes.
 
     Raises:
-        RunError: the head gave up, or is not heard of any more.
+        RunError: the head gave up, is gone, or is not heard of any more.
     """
-    seen, heard = "", time.monotonic()
+    seen, heard, looked = "", time.monotonic(), time.monotonic()
+    why = ""
 
     def take(content: bytes) -> None:
-        for line in content.splitlines():
-            sink(json.loads(line))
+        for event in parse(content.splitlines()):
+            sink(event)
 
     while True:
-        now = record.read(prefix)
+        if time.monotonic() - max(heard, looked) > LOOK_SECONDS:
+            looked, why = time.monotonic(), lost(account, record.read(prefix))
+        now = record.read(prefix)  # behind the look: a head that was done is gone, too
         last = mirror.tail(prefix, "events.jsonl", take, seen)
         if last != seen:
             seen, heard = last, time.monotonic()
@@ -145,6 +178,8 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
             raise RunError(now.failure)
         if now.state == "ended":
             return now
+        if why:
+            raise RunError(f"{now.run}: {why}")
         patience = SILENCE_SECONDS if seen and now.state == "running" else BOOT_SECONDS
         if time.monotonic() - heard > patience:
             raise RunError(
@@ -152,6 +187,13 @@ def follow(prefix: S3Prefix, sink: Sink) -> Record:
                 f"then go on with --resume or end it with `idletrain down {now.run}`"
             )
         time.sleep(FOLLOW_SECONDS)
+
+
+def lost(account: Account, run: Record) -> str:
+    """Why a run has no head any more, as a sentence; nothing while it has one, or is in another region."""
+    if account.region != run.site.region:
+        return ""
+    return teardown.lost_head(account.instances(run.run, (*ALIVE, *ENDED)), run.created, time.time())
 
 
 def outlive(account: Account, run: str) -> None:
@@ -174,6 +216,18 @@ def need_of(job: Job) -> Need:
     return Need(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
 
 
+def data_faults(job: Job, bucket: str) -> list[str]:
+    """What of a job's data in S3 machines could not read; whether it is there is seen when it is read here."""
+    readable = tuple(f"s3://{bucket}/{folder}/" for folder in (policy.DATA, "runs"))
+    if job.cloud.profiles != CloudSettings().profiles:  # then they may read what the user lets them
+        readable = ("s3://",)
+    return [
+        f"data: machines may not read {path}; copy it below {readable[0]}, or name roles that may in cloud.profiles"
+        for path in job.data.paths
+        if path.startswith("s3://") and not path.startswith(readable)
+    ]
+
+
 def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:
     """The pools to ask for, in each market that the job allows; of two, one may have nothing."""
     need, nodes = need_of(job), job.nodes
@@ -191,77 +245,79 @@ def _pools(job: Job, found: market.Snapshot, site: Site) -> tuple[Offer, ...]:
     return offers
 
 
-def pack(workdir: Path) -> bytes:
-    """The user's own code as an archive, without what git ignores.
-
-    Raises:
-        JobError: it is not a directory, or too large to travel.
+def _heads(job: Job, found: market.Snapshot, site: Site, offers: Sequence[Offer]) -> tuple[tuple[Pool, ...], float]:
+    """Where the head may come from and what it costs, the same in all zones: that of the best nodes first, as traffic
+    between zones is paid for.
     """
-    if not workdir.is_dir():
-        raise JobError(f"workdir: {workdir} is not a directory; name the one that holds your code")
-    ignored = workdir / ".gitignore"
-    lines = ignored.read_text().splitlines() if ignored.exists() else []
-    skipped = pathspec.PathSpec.from_lines("gitignore", [*lines, ".git/", "__pycache__/"])
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name in sorted(set(skipped.match_tree_files(workdir, negate=True))):
-            archive.add(workdir / name, arcname=name, recursive=False)
-            if content.tell() > WORKDIR_BYTES:
-                break
-    if content.tell() > WORKDIR_BYTES:
-        raise JobError(f"workdir: {workdir} is larger than 50 MB; name its large files in .gitignore")
-    return content.getvalue()
+    type_ = job.cloud.head
+    price = found.on_demand_prices.get(type_)
+    if price is None:
+        raise JobError(f"cloud.head: there is no machine type {type_} here; name one, such as t3.medium")
+    zones = dict.fromkeys([*(offer.zone for offer in offers), *sorted(site.subnets)])
+    offered = [zone for zone in zones if zone in found.offerings.get(type_, ()) and zone in site.subnets]
+    if not offered:
+        raise JobError(
+            f"cloud.head: {type_} is not offered in {', '.join(sorted(site.subnets))}; name another type, or add a "
+            f"subnet in {' or '.join(found.offerings.get(type_, ())) or 'another region'}"
+        )
+    return tuple(Pool("on-demand", type_, zone) for zone in offered), price
 
 
-def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool) -> Record:
+def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> Record:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
     pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
-    head_zone = min(plan.site.subnets)
-    head = Pool("on-demand", job.cloud.head, head_zone)
     made = Record(
         run=job.name,
         job=job.model_dump(mode="json"),
-        tags=requests.tags(job.name, prefix.url, account.owner, version(), now, deadline),
+        tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
         created=now,
         deadline=deadline,
         site=plan.site,
         wanted=Wanted(job.nodes.count, job.nodes.spot_policy, pools),
-        head=head,
+        heads=plan.heads,
         prices={pool: offer.usd_per_hour for pool, offer in zip(pools, plan.offers, strict=True)}
-        | {head: plan.quote.head_usd_per_hour},
+        | dict.fromkeys(plan.heads, plan.quote.head_usd_per_hour),
         on_demand={o.type.name: o.on_demand_usd_per_hour for o in plan.offers if o.on_demand_usd_per_hour is not None}
-        | {head.type: plan.quote.head_usd_per_hour},
+        | {job.cloud.head: plan.quote.head_usd_per_hour},
         need_bytes=need_of(job).memory_bytes,
         most_slots=need_of(job).most_slots or 1,
+        **asked,
     )
     if not resume:
         record.claim(prefix, made)
         return made
     before = record.read(prefix)
     teardown.down(account, job.name, prefix)
-    made = replace(made, generation=before.generation + 1)
+    if not account.instances(job.name, ("shutting-down",)):  # else its head may write for a moment yet
+        lease.end(prefix)
+    spent = cost.accrued(mirror.events(prefix), now).spent_usd
+    until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
+    tags = requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
+    made = replace(made, generation=before.generation + 1, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.KEY, made.as_json())
     return made
 
 
 def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: str, reached: Reached) -> None:
     if plan.packed is not None:
-        prefix.put(WORKDIR, plan.packed)
+        prefix.put(workdir.KEY, plan.packed)
     group = account.make_group(made.run, made.site.vpc, made.tags)
     reached("group")
     until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
     account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
     reached("identities")
     gpu = plan.job.nodes.gpu > 0
-    boot = requests.user_data(made.deadline, image, gpu=gpu)
+    text = boot.user_data(made.deadline, image, gpu=gpu)
     site = replace(made.site, group=group)
     head_profile, node_profile = plan.job.cloud.profiles
-    template = account.make_template(requests.launch_template(made.run, site, node_profile, boot, made.tags))
+    template = account.make_template(requests.launch_template(made.run, site, node_profile, text, made.tags))
     site = replace(site, template=template)
     record.update(prefix, site=site)
     reached("template")
-    head_boot = requests.user_data(made.deadline, image) if gpu else ""
-    account.start_head(requests.head(site, made.head.type, head_profile, made.tags, made.generation, head_boot))
+    head_text = boot.user_data(made.deadline, image) if gpu else ""
+    account.start_head(
+        [requests.head(site, pool, head_profile, made.tags, made.generation, head_text) for pool in made.heads]
+    )
     reached("head")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ from idletrain.errors import RunError
 Reached = Callable[[str], None]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CONFLICT_TRIES = 3
+CHUNK_BYTES = 1 << 20
+REASONS = {
+    "403": "this account may not read it; name one that it may, or ask its owner",
+    "404": "there is no such object; name one that is there",
+    "NoSuchBucket": "there is no such bucket; name one that is there",
+    "PreconditionFailed": "it was replaced while the run went on; put the first one back, or start a new run",
+}
 DELETE_BATCH = 1000  # the most that one DeleteObjects takes
 
 
@@ -72,6 +80,34 @@ def only_head(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def has_head(run_dir: Path) -> bool:
+    """Whether a process runs this run directory now."""
+    try:
+        with (run_dir / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what S3 says into why an object cannot be read."""
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        yield
+    except NoCredentialsError:
+        raise UnreadableError("there are no credentials; run `aws configure`, or set AWS_PROFILE") from None
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        raise UnreadableError(REASONS.get(code, f"S3 says {code}")) from None
+    except BotoCoreError as error:
+        raise UnreadableError(str(error)) from None
+
+
 class ConflictError(Exception):
     """An object is not as the writer took it to be: somebody else wrote it."""
 
@@ -84,6 +120,25 @@ class Found:
     tag: str
 
 
+class UnreadableError(Exception):
+    """An object cannot be read; says why."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object without its content.
+
+    Attributes:
+        tag: Its ETag: another content has another.
+        hashed: Whether the tag is the content's MD5, as of all that was written in one piece and not encrypted by a
+            key of the user's (S3, "Common response headers").
+    """
+
+    size_bytes: int
+    tag: str
+    hashed: bool
+
+
 class S3Prefix:
     """Bytes under keys below one S3 prefix.
 
@@ -94,7 +149,7 @@ class S3Prefix:
     """
 
     def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        self._client, self.bucket, self.prefix = client, bucket, prefix
+        self.client, self.bucket, self.prefix = client, bucket, prefix
 
     @classmethod
     def at(cls, url: str, client: Any = None) -> S3Prefix:
@@ -113,27 +168,55 @@ class S3Prefix:
 
     def below(self, name: str) -> S3Prefix:
         """The prefix one level down."""
-        return S3Prefix(self._client, self.bucket, f"{self.prefix}{name}/")
+        return S3Prefix(self.client, self.bucket, f"{self.prefix}{name}/")
 
     def get(self, key: str) -> Found | None:
         """An object, or None where there is none."""
         try:
-            answer = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
-        except self._client.exceptions.NoSuchKey:
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+        except self.client.exceptions.NoSuchKey:
             return None
         return Found(answer["Body"].read(), answer["ETag"])
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object, whatever was there."""
-        self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
+        self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
 
     def put_file(self, key: str, path: Path) -> None:
         """Write an object from a file of any size."""
-        self._client.upload_file(str(path), self.bucket, self.prefix + key)
+        self.client.upload_file(str(path), self.bucket, self.prefix + key)
 
     def get_file(self, key: str, path: Path) -> None:
         """Write an object of any size to a file."""
-        self._client.download_file(self.bucket, self.prefix + key, str(path))
+        self.client.download_file(self.bucket, self.prefix + key, str(path))
+
+    def stat(self, key: str) -> Stored:
+        """What is known of an object.
+
+        Raises:
+            UnreadableError: it is not there, or may not be read.
+        """
+        with _readable():
+            answer = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+        tag: str = answer["ETag"]
+        plain = answer.get("ServerSideEncryption", "AES256") == "AES256"
+        return Stored(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
+
+    def fetch(self, key: str, stored: Stored, path: Path) -> None:
+        """Write an object to a file, if it is still what `stat` saw.
+
+        Raises:
+            UnreadableError: it is not, or cannot be read, or came damaged.
+        """
+        digest, size = hashlib.md5(usedforsecurity=False), 0
+        with _readable(), path.open("wb") as file:
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
+            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+                file.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        if size != stored.size_bytes or (stored.hashed and digest.hexdigest() != stored.tag.strip('"')):
+            raise UnreadableError("it came damaged; try again")
 
     def put_if(self, key: str, content: bytes, tag: str | None) -> str:
         """Write an object if it still has this tag, or, with None, if there is none; returns the new tag.
@@ -144,8 +227,8 @@ class S3Prefix:
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         for tries_left in reversed(range(CONFLICT_TRIES)):
             try:
-                answer = self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
-            except self._client.exceptions.ClientError as error:
+                answer = self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
+            except self.client.exceptions.ClientError as error:
                 status = error.response["ResponseMetadata"]["HTTPStatusCode"]
                 if status == HTTPStatus.CONFLICT and tries_left:  # two writers at once: S3 asks to try again
                     continue
@@ -163,14 +246,22 @@ class S3Prefix:
 
     def names(self, under: str = "", after: str = "") -> list[str]:
         """Keys that begin with `under`, in order, without those up to `after`."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
+        pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=self.prefix + under, **({"StartAfter": self.prefix + after} if after else {})
         )
         return [item["Key"].removeprefix(self.prefix) for page in pages for item in page.get("Contents", ())]
+
+    def folders(self) -> list[str]:
+        """What stands one level down."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix, Delimiter="/"
+        )
+        found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
+        return [name.removeprefix(self.prefix).rstrip("/") for name in found]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are not there are no error."""
         doomed = [{"Key": self.prefix + key} for key in keys]
         for start in range(0, len(doomed), DELETE_BATCH):
             batch = {"Objects": doomed[start : start + DELETE_BATCH], "Quiet": True}
-            self._client.delete_objects(Bucket=self.bucket, Delete=batch)
+            self.client.delete_objects(Bucket=self.bucket, Delete=batch)

@@ -70,7 +70,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def cloud(running: Sandbox) -> Iterator[Sandbox]:
-    """A cloud with nothing in it."""
+    """A cloud with nothing in it, of which nothing was asked yet."""
+    running.clean()
     yield running
     running.clean()
 

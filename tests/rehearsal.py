@@ -10,12 +10,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import boto3
 from botocore.config import Config
 
+from idletrain.fleet import requests
+from idletrain.fleet.aws import Account
 from idletrain.fleet.reconcile import Wanted
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import Pool, Site
@@ -30,12 +33,41 @@ RECORD = Record(
     deadline=2.0,
     site=Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
     wanted=Wanted(2, "auto", (SPOT, DEAR)),
-    head=DEAR,
+    heads=(DEAR,),
     prices={SPOT: 0.1, DEAR: 0.2},
     on_demand={"m5.large": 0.3},
     need_bytes=1 << 30,
     most_slots=1,
 )
+SPOT_POOLS = tuple(
+    Pool("spot", name, zone) for name in ("m5.large", "c5.large") for zone in ("eu-west-1a", "eu-west-1b")
+)
+DEAR_POOLS = tuple(replace(pool, market="on-demand") for pool in SPOT_POOLS)
+
+
+def sleeping(account: Account, **wanted: Any) -> Record:
+    """A run of its own, whose machines sleep."""
+    now = time.time()
+    run = f"night-{time.monotonic_ns()}"
+    site = account.site(None, gpu=False)
+    tags = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 3600)
+    site = replace(site, group=account.make_group(run, site.vpc, tags))
+    boot = "#!/bin/bash\nsleep 600\n"
+    template = account.make_template(requests.launch_template(run, site, "idletrain-node", boot, tags))
+    return Record(
+        run=run,
+        job={"nodes": {"budget_usd": None, "max_price": None}},
+        tags=tags,
+        created=now,
+        deadline=now + 3600,
+        site=replace(site, template=template),
+        wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT_POOLS, *DEAR_POOLS), **wanted}),
+        heads=(DEAR_POOLS[0],),
+        prices=dict.fromkeys((*SPOT_POOLS, *DEAR_POOLS), 0.1),
+        on_demand={"m5.large": 0.2, "c5.large": 0.2},
+        need_bytes=1 << 30,
+        most_slots=1,
+    )
 
 
 class Sandbox:
@@ -153,6 +185,8 @@ class Sandbox:
             self.ec2.delete_launch_template(LaunchTemplateId=template)
         for group in left["security_groups"]:
             self.ec2.delete_security_group(GroupId=group)
+        if left["parameters"]:
+            self.client("ssm").delete_parameters(Names=left["parameters"])
         eventually(lambda: not any(self.inventory().values()))
         self.ask("POST", "calls/reset")
 

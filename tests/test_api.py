@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import idletrain
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
+from idletrain.export import LoadedRun, load_run
 from idletrain.nn.data import digits
+from idletrain.observe.records import Event
+from idletrain.storage import has_head
 
 
 def make_net() -> nn.Module:
@@ -85,6 +91,12 @@ def test_fit_trains_a_local_class_with_adamw_and_gives_back_what_it_reports(tmp_
 
 def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -> None:
     train, test = digits()
+    on_the_way: list[LoadedRun] = []
+
+    def load(event: Event) -> None:
+        if event["kind"] == "round_committed":
+            on_the_way.append(load_run(tmp_path / "own"))
+
     result = idletrain.fit(
         make_net(),
         make_dataset(train),
@@ -95,11 +107,19 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         rounds=3,
         batch_size=32,
         workers=2,
+        name="own",
         run_dir=tmp_path,
+        on_event=load,
     )
     assert result.summary["status"] == "completed"
     assert result.summary["accuracy"] == pytest.approx(accuracy_of(result.module, test), abs=1e-6)
     assert result.summary["accuracy"] > 0.3
+    assert [loaded.rounds for loaded in on_the_way] == [1, 2, 3]
+    assert on_the_way[0].score()[0] < result.summary["accuracy"]
+    after = load_run(result.run_dir)
+    assert after.score()[0] == pytest.approx(result.summary["accuracy"], abs=1e-6)
+    state = after.module().state_dict()
+    assert all(torch.equal(state[name], value) for name, value in result.module.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         ({"loss": "nil"}, "training.loss: 'nil' should be one of"),
         ({"subnets": 33}, "training.subnets: 33 is more than the 32 neurons of group first"),
         ({"test": (np.zeros((3, 64), np.float32), np.zeros(2))}, "data: 3 inputs and 2 labels"),
+        ({"loss": 3}, "training.loss: 3 should be a name or a function"),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],
 )
@@ -117,4 +138,100 @@ def test_fit_refuses_before_anything_is_made(tmp_path: Path, asked: dict[str, An
     with pytest.raises(JobError) as caught:
         idletrain.fit(make_net(), digits()[0], test, run_dir=tmp_path / "runs", **asked)
     assert str(caught.value).startswith(told)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    train, _ = digits()
+
+    class Damaged(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(train[1])
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            if i == 700:
+                raise OSError("image file is truncated")  # as Pillow does, without a number
+            return torch.from_numpy(train[0][i]), int(train[1][i])
+
+    events: list[dict[str, Any]] = []
+    with pytest.raises(RunError, match=r"fails on every worker.*image file is truncated"):
+        idletrain.fit(
+            make_net(),
+            Damaged(),
+            subnets=2,
+            local_steps=30,
+            rounds=3,
+            batch_size=32,
+            workers=2,
+            run_dir=tmp_path,
+            on_event=events.append,
+        )
+    assert [event["status"] for event in events if event["kind"] == "run_ended"] == ["failed"]
+
+
+def test_in_a_notebook_ctrl_c_stops_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """There an event loop runs already, and the run has a thread of its own."""
+    train, _ = digits()
+    seen: list[str] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        seen.append(event["kind"])
+        if event["kind"] == "round_committed" and event["round"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)  # to the process, as a terminal does: the main thread takes it
+
+    async def cell() -> None:
+        idletrain.fit(
+            make_net(), train, subnets=2, local_steps=20, rounds=2000, workers=2, name="nb", run_dir=tmp_path,
+            on_event=interrupt,
+        )  # fmt: skip
+
+    handler = signal.getsignal(signal.SIGINT)
+    loop = asyncio.new_event_loop()  # asyncio.run would take SIGINT for itself, which a notebook's kernel does not
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"stopped after round \d+; fit\(name='nb', resume=True\) goes on"):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, handler)
+    assert seen[-1] == "run_ended"
+    assert not has_head(tmp_path / "nb")
+
+
+def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afterwards(tmp_path: Path) -> None:
+    train, _ = digits()
+    torch.manual_seed(0)
+    module = make_net()
+    refused: list[str] = []
+
+    def files() -> dict[str, tuple[int, int]]:
+        kept = [tmp_path / "r" / "program.pkl", *(tmp_path / "r" / "data").rglob("*.npy")]
+        return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in kept}
+
+    def go_on(data: Any, rounds: int, on_event: Any = None, *, resume: bool = True) -> None:
+        asked: dict[str, Any] = {"subnets": 1, "local_steps": 2, "batch_size": 32, "workers": 1, "name": "r"}
+        idletrain.fit(module, data, rounds=rounds, run_dir=tmp_path, resume=resume, on_event=on_event, **asked)
+
+    def second(event: Event) -> None:
+        if event["kind"] == "round_committed":
+            before = files()
+            with pytest.raises(RunError, match="is going on in process") as caught:
+                go_on((train[0] + 1, train[1]), 9)
+            refused.append(str(caught.value))
+            assert files() == before
+
+    go_on(train, 1, second, resume=False)
+    assert len(refused) == 1
+    before = files()
+    assert len(before) == 3
+    with pytest.raises(JobError, match=r"^train: is not the data that the run in .* began with; give that or another"):
+        go_on((train[0] + 1, train[1]), 2)
+    assert files() == before
+
+
+def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("idletrain.launch.CONNECT_SECONDS", 1)
+    with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
+        idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from idletrain import cli
 
@@ -102,6 +104,49 @@ def test_a_run_that_is_not_there_is_a_sentence(
     assert (code, err) == (1, "idletrain: runs/nothing holds no run; in runs there are: none\n")
 
 
+def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare = [entry for entry in sys.path if entry]  # as the installed script finds it
+    (tmp_path / "own_factory.py").write_text(
+        "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "own_factory:net"}\ndata: {name: digits}\nnodes: {count: 1}\n'
+        "training: {subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
+    )
+    monkeypatch.setattr(sys, "path", bare.copy())
+    codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
+    sys.modules.pop("own_factory")
+    said = []
+    for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
+        monkeypatch.setattr(sys, "path", bare.copy())
+        monkeypatch.setattr(sys, "argv", ["idletrain", *command])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        codes.append(ended.value.code)
+        said.append(capsys.readouterr().out)
+    assert codes == [None] * 4
+    status, evaluated = (json.loads(line) for line in said[:2])
+    assert (status["status"], status["rounds"], evaluated["rounds"]) == ("completed", 2, 2)
+    assert evaluated["accuracy"] == pytest.approx(status["accuracy"])
+    assert said[2] == "t.safetensors: the network after round 2\n"
+    assert load_file(tmp_path / "t.safetensors")["1.weight"].shape == (16, 64)
+
+
+def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("idletrain.launch.CONNECT_SECONDS", 1)
+    (tmp_path / "job.yaml").write_text(GOOD)
+    code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
+    assert code == 2
+    assert "idletrain: --scheduler: tcp://127.0.0.1:1 cannot be reached (" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
 def test_an_export_to_another_kind_of_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,3 +202,69 @@ def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
         "assert not {'torch', 'distributed', 'numpy'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+RECORDS = (
+    '{"v": 1, "t": 1.0, "s": 0.0, "kind": "run_started", "run": "night", "subnets": 2, "rounds": 3, "target": null,'
+    ' "parameters": 9, "resumed_at": 0, "run_dir": "runs/night", "dashboard": ""}\n'
+    '{"v": 1, "t": 2.0, "s": 1.0, "kind": "evaluated", "round": 0, "accuracy": 0.25, "loss": 1.5, "seconds": 0.1}\n'
+)
+
+
+def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
+    run_dir = tmp_path / "runs" / name
+    run_dir.mkdir(parents=True)
+    (run_dir / "events.jsonl").write_text(records)
+    return run_dir
+
+
+def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
+    run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 1, "t": 2.0, "s": 2.0, "kind": "round_com')
+    result = run("report", "night", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "night: interrupted"
+    assert "  accuracy 0.2500, loss 1.5000 after 0 rounds" in lines
+    assert lines[-1] == "  runs/night/report.html"
+    assert 'data-key="accuracy">0.2500' in (run_dir / "report.html").read_text()
+
+
+def test_reports_of_several_runs_are_one_comparison(tmp_path: Path) -> None:
+    for name in ("night", "day"):
+        recorded(tmp_path, name)
+    result = run("report", "night", "runs/day", "--to", "both.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "<h1>night against day</h1>" in (tmp_path / "both.html").read_text()
+
+
+def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
+    ]
+    recorded(tmp_path, "day")
+    recorded(tmp_path, "newer", RECORDS.replace('"v": 1', '"v": 7'))
+    (tmp_path / "runs" / "empty").mkdir()
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
+    ]
+    recorded(tmp_path, "begun", RECORDS[:20])
+    for name in ("empty", "begun"):  # without its records, and with half of the first
+        assert told(run("report", name, cwd=tmp_path), 1) == [
+            f"idletrain: run {name} has no records in runs/{name}/events.jsonl yet; look again once it trains"
+        ]
+    assert told(run("report", "newer", cwd=tmp_path), 1) == [
+        "idletrain: these records are of schema 7 and this idletrain reads 1; install a newer one"
+    ]
+    assert run("report", "day", "--to", "none/report.html", cwd=tmp_path).stderr == (
+        "idletrain: none/report.html cannot be written (No such file or directory); name another with --to\n"
+    )
+
+
+def test_who_cannot_be_told_of_a_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    lines = told(run("launch", "job.yaml", "--webhook", "s3cret", "--log-to", "excel", cwd=tmp_path), 2)
+    assert lines == [
+        "idletrain: --webhook: should be a URL such as https://hooks.example.com/...",
+        "idletrain: --log-to: there is no excel; choose from mlflow, wandb",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]

@@ -208,8 +208,23 @@ def test_the_list_shows_the_next_run_and_what_came_of_the_last(home: Home) -> No
         assert "2026-03-04 02:00 running" in home.told("list")
 
 
-def test_an_empty_list_is_an_empty_table(home: Home) -> None:
-    assert "next" in home.told("list")
+def test_a_list_is_read_in_a_narrow_terminal(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    home.told(*NIGHTLY, "--on", "loop")
+    lines = home.told("list").splitlines()
+    assert lines[0] == "nightly: 0 2 * * * Europe/Paris, local nodes, started by loop"
+    assert lines[1] == f"  job   {home.path / 'job.yaml'}"
+    assert lines[3] == "  last  never"
+
+
+def test_an_empty_list_says_what_to_do(home: Home) -> None:
+    assert home.told("list") == "there are no schedules; `idletrain schedule add` makes one\n"
+
+
+def test_a_run_in_a_cloud_needs_an_image_whoever_starts_it(home: Home) -> None:
+    (fault,) = home.faults(*NIGHTLY, "--on", "loop", "--cloud", "aws")
+    assert fault.startswith("cloud.image: is missing")
+    assert home.book.names() == []
 
 
 @pytest.fixture
@@ -220,7 +235,17 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
         account = Account("eu-west-1")
         configuration: Any = {"LocationConstraint": "eu-west-1"}
         account.s3.create_bucket(Bucket="idletrain-test", CreateBucketConfiguration=configuration)
+        give_a_way_out(account.ec2)
         yield account
+
+
+def give_a_way_out(ec2: Any) -> None:
+    """Moto's default network has no gateway."""
+    (vpc,) = (found["VpcId"] for found in ec2.describe_vpcs()["Vpcs"])
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    (table,) = (found["RouteTableId"] for found in ec2.describe_route_tables()["RouteTables"])
+    ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
 
 
 def test_a_schedule_on_aws_needs_no_machine_of_ours(home: Home, account: Account) -> None:
@@ -233,6 +258,20 @@ def test_a_schedule_on_aws_needs_no_machine_of_ours(home: Home, account: Account
     home.told("remove", "nightly")
     assert client.list_schedules()["Schedules"] == []
     assert list(home.book.directory.iterdir()) == []
+
+
+def test_an_account_out_of_reach_hides_no_other_schedule(
+    home: Home, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.told(*NIGHTLY, "--on", "loop")
+    (home.path / "job.yaml").write_text(GOOD + ON_AWS)
+    home.told("add", "away", *NIGHTLY[2:], "--on", "aws")
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    shown = home.told("list")
+    assert "last  unknown: AWS: there are no credentials" in shown
+    assert "nightly: 0 2 * * *" in shown
 
 
 def test_what_aws_cannot_do_is_refused_with_all_reasons(home: Home) -> None:

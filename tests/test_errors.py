@@ -22,3 +22,24 @@ def test_exit_codes(kind: type[errors.IdletrainError], code: int) -> None:
     assert kind("x").exit_code == code
     assert issubclass(kind, errors.IdletrainError)
     assert getattr(idletrain, kind.__name__) is kind
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        (ValueError("a\nb"), "a"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (AssertionError(), "AssertionError"),
+        (SystemExit(2), "SystemExit: 2"),
+    ],
+)
+def test_whatever_user_code_raises_is_a_fault_with_its_reason(raised: BaseException, reason: str) -> None:
+    with pytest.raises(errors.JobError) as caught, errors.user_code("model: (", ")"):
+        raise raised
+    assert str(caught.value) == f"model: ({reason})"
+    assert caught.value.__cause__ is raised
+
+
+def test_a_fault_found_within_user_code_stays_as_it_is() -> None:
+    with pytest.raises(errors.JobError, match=r"^b: y$"), errors.user_code("a: "):
+        raise errors.JobError("b: y")

@@ -157,6 +157,43 @@ def test_a_job_file_is_the_tree_it_holds(tmp_path: Path) -> None:
     assert load_job(path) == parse_job(tree(stop={"accuracy": 0.5}))
 
 
+@pytest.mark.parametrize("paths", [["a", "b", "c"], ["a"], 3, {"x": "a"}])
+def test_data_that_are_neither_a_path_nor_a_pair_are_one_fault(paths: Any) -> None:
+    assert faults(tree(data={"train": paths})) == (
+        f"data.train: {paths!r} should be an .npz file, or a pair [inputs, labels] of .npy or IDX files",
+    )
+
+
+def test_what_a_faulty_job_s_names_do_not_lead_to_is_told_with_its_other_faults(tmp_path: Path) -> None:
+    here = tmp_path / "x.npy"
+    here.touch()
+    job = tree(
+        model={"factory": "nowhere.at_all:net"},
+        data={"train": [str(here), str(tmp_path / "y.npy")], "test": "none.npz"},
+        trainig={},
+    )
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    with pytest.raises(JobError) as caught:
+        load_job(tmp_path / "job.yaml")
+    assert caught.value.faults == (
+        "trainig: is not a field of a job; did you mean training?",
+        (
+            "model.factory: 'nowhere.at_all:net' cannot be imported (No module named 'nowhere'); "
+            "write it as package.module:name"
+        ),
+        f"data.train: {tmp_path}/y.npy cannot be read (No such file or directory); name an existing file",
+        "data.test: none.npz cannot be read (No such file or directory); name an existing file",
+    )
+
+
+@pytest.mark.parametrize("content", [b"name: \xff\xfe", b"name: 2024-13-01"])
+def test_a_file_that_yaml_cannot_make_sense_of(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "job.yaml").write_bytes(content)
+    with pytest.raises(JobError, match=r"job.yaml: is not YAML in UTF-8: ") as caught:
+        load_job(tmp_path / "job.yaml")
+    assert len(caught.value.faults) == 1
+
+
 def test_memory_is_read_in_bytes_and_its_ways_are_named() -> None:
     tree = {"name": "a", "model": {"factory": "m:f"}, "data": {"name": "digits"}}
     job = parse_job({**tree, "memory": {"budget": "1GiB", "out_of_core": "always", "scratch": "/scratch"}})

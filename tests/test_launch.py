@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, RunError
 from idletrain.fleet import scheduler
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, check_run
+from idletrain.launch import Options, check_run, launch
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -19,9 +19,9 @@ def job(to: Path, **sections: Any) -> Job:
     return parse_job({**tree, "checkpoint": {"to": str(to)}, **sections})
 
 
-def begun(to: Path) -> Job:
+def begun(to: Path, **sections: Any) -> Job:
     """A job whose run exists."""
-    first = job(to)
+    first = job(to, **sections)
     first.run_dir.mkdir(parents=True)
     (first.run_dir / "ledger").touch()
     (first.run_dir / "job.json").write_text(first.model_dump_json())
@@ -71,6 +71,14 @@ def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
     check_run(more, Options(resume=True))
 
 
+def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
+    cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "cosine"}, "rounds": 10}}
+    first = begun(tmp_path, **cosine)
+    assert first.training.rounds == 10
+    (told,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
+    assert told.startswith("training.rounds: 20 is not what the run began with, 10")
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
 def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, address: str) -> None:
     check_run(job(tmp_path), Options(scheduler=address))
@@ -108,3 +116,26 @@ def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
             await asyncio.open_connection(host, int(port))
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("tcp://127.0.0.1:9", r"--scheduler: tcp://127.0.0.1:9 cannot be reached .*; check the address"),
+        ("tls://127.0.0.1:9", r"--scheduler: tls://127.0.0.1:9 asks for TLS .*; name the client's certificates"),
+    ],
+)
+def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_anything_is_made(
+    tmp_path: Path, address: str, told: str
+) -> None:
+    asked = job(tmp_path / "runs")
+    with pytest.raises(JobError, match=told):
+        asyncio.run(launch(asked, None, Options(scheduler=address)))  # type: ignore[arg-type]
+    assert not asked.run_dir.exists()
+
+
+def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    asked = job(tmp_path / "file" / "runs")
+    with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
+        asyncio.run(launch(asked, None, Options()))  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ ELSEWHERE = {
     "__main__.py": "test_cli.py",
     "cli_spot.py": "chaos",
     "head.py": "chaos",  # a machine that leads a run, with those that train
-    "lead.py": "chaos",
     "fleet/parent.py": "fleet/test_scheduler.py",
     "fleet/worker.py": "chaos",  # a process that is warned and killed
     "rounds/crew.py": "chaos",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import os
-import tarfile
+import base64
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,14 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain import spot
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import record
+from idletrain.fleet import books, record, teardown
 from idletrain.fleet.aws import Account
+from idletrain.fleet.cost import EXTRAS_USD_PER_HOUR
 from idletrain.job import Job, parse_job
+from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
+
+RARE = "c8a.large"  # not in all zones
 
 
 def job(**sections: Any) -> Job:
@@ -61,6 +64,29 @@ def test_a_head_that_is_no_type_is_refused(account: Account, cache: Path) -> Non
         spot.make_plan(job(cloud={"head": "m9.odd"}), account, cache)
 
 
+def test_the_head_stands_where_the_best_nodes_do_among_the_zones_that_offer_it(account: Account, cache: Path) -> None:
+    plan = spot.make_plan(job(), account, cache)
+    zones = [pool.zone for pool in plan.heads]
+    assert zones == list(dict.fromkeys(offer.zone for offer in plan.offers))
+    assert len(zones) == 3
+    rare = spot.make_plan(job(cloud={"head": RARE}), account, cache)
+    assert [pool.zone for pool in rare.heads] == [zone for zone in zones if zone in account.zones_of(RARE)]
+    assert 0 < len(rare.heads) < 3
+
+
+def test_data_that_machines_may_not_read_are_refused() -> None:
+    def faults(**changes: Any) -> list[str]:
+        return spot.data_faults(job(**changes), "ours")
+
+    elsewhere = {"train": ["s3://ours/data/x.npy", "s3://theirs/y.npy"], "test": "s3://ours/other/test.npz"}
+    assert [fault.split(";")[0] for fault in faults(data=elsewhere)] == [
+        "data: machines may not read s3://theirs/y.npy",
+        "data: machines may not read s3://ours/other/test.npz",
+    ]
+    assert faults(data=elsewhere, cloud={"profiles": ["mine", "yours"]}) == []
+    assert faults(data={"train": "s3://ours/data/train.npz", "test": "here.npz"}) == []
+
+
 def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account, cache: Path) -> None:
     free = spot.make_plan(job(), account, cache).quote
     worst = free.worst_usd_per_hour
@@ -93,38 +119,59 @@ def test_what_was_never_started_cannot_be_resumed(account: Account, prefix: S3Pr
         spot.start(spot.make_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
 
 
-def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(prefix: S3Prefix) -> None:
+def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
+    tight = job(nodes={"budget_usd": 4.5 * worst})
+    # The cloud still lists what other tests' runs of this name had.
+    record.claim(prefix, replace(RECORD, generation=2, created=time.time()))
+    hour, now = 3600.0, time.time()
+    fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
+    fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
+    launched = {"kind": "instance_launched", "t": now - 2 * hour, "instance": "i-1", **fields}
+    last = {"kind": "staged", "t": now - hour - books.SILENT_SECONDS, "s": 1.0}  # and then its head died
+    mirror.append_events(prefix, [launched, last])
+    spent = spot.spent_usd(account, prefix, "night")
+    assert spent == pytest.approx(3 * worst)
+    plan = spot.make_plan(tight, account, cache, spent)
+    assert plan.quote.deadline_seconds == pytest.approx(1.5 * hour, abs=1)
+    made = spot.start(plan, account, prefix, image="idletrain", resume=True)
+    assert made.generation == 3
+    assert made.spent_usd == pytest.approx(3 * worst)
+    assert made.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
+    assert float(made.tags["idletrain:deadline"]) == int(made.deadline)
+    template = record.read(prefix).site.template
+    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    booted = base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
+    assert booted.splitlines()[2] == f"deadline={int(made.deadline)}"  # each machine's own, whoever is dead
+    teardown.down(account, "night", prefix)
+    with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
+        spot.make_plan(tight, account, cache, 3.6 * worst)
+
+
+def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
     record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
     prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
     seen: list[Any] = []
     with pytest.raises(RunError, match="the data is gone; bring it back"):
-        spot.follow(prefix, seen.append)
+        spot.follow(prefix, seen.append, account)
     assert seen == [{"kind": "waiting"}]
 
 
-def test_following_gives_up_on_a_head_that_is_not_heard_of(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_gives_up_on_a_head_that_is_not_heard_of(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record.claim(prefix, RECORD)
     monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
-        spot.follow(prefix, lambda _event: None)
+        spot.follow(prefix, lambda _event: None, account)
 
 
-def test_code_travels_without_what_git_ignores(tmp_path: Path) -> None:
-    (tmp_path / ".gitignore").write_text("*.npz\nsecret/\n")
-    (tmp_path / "mine.py").write_text("x = 1\n")
-    (tmp_path / "large.npz").write_bytes(b"0" * 100)
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key").write_text("k")
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "mine.pyc").write_text("")
-    with tarfile.open(fileobj=io.BytesIO(spot.pack(tmp_path))) as archive:
-        assert archive.getnames() == [".gitignore", "mine.py"]
-
-
-def test_code_that_is_too_large_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match=r"workdir: .*none is not a directory"):
-        spot.pack(tmp_path / "none")
-    monkeypatch.setattr(spot, "WORKDIR_BYTES", 1000)
-    (tmp_path / "noise").write_bytes(os.urandom(5000))
-    with pytest.raises(JobError, match="larger than 50 MB"):
-        spot.pack(tmp_path)
+def test_following_tells_that_a_head_is_gone_which_said_nothing(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
+    monkeypatch.setattr(spot, "LOOK_SECONDS", 0.5)
+    with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
+        spot.follow(prefix, lambda _event: None, account)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,8 +32,13 @@ class StoreClient:
         self._rpc = rpc(address, timeout=CONNECT_SECONDS, connection_args=connection_args)
 
     async def program(self) -> bytes:
-        """The pickled program of the run."""
-        content: bytes = (await self._rpc.program())["program"]
+        """The pickled program of the run.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        with _link():
+            content: bytes = (await self._rpc.program())["program"]
         return content
 
     async def pull(self, lease: LeaseId) -> tuple[int, Tensor]:
@@ -39,8 +46,10 @@ class StoreClient:
 
         Raises:
             RefusedError: the lease is not ours any more.
+            ConnectionError: the store cannot be reached.
         """
-        answer = await self._rpc.pull(lease=as_message(lease))
+        with _link():
+            answer = await self._rpc.pull(lease=as_message(lease))
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         return answer["step"], torch.from_numpy(answer["flat"])
@@ -49,12 +58,13 @@ class StoreClient:
         """Send an update or a mark; sent again, with the same header, when the connection breaks.
 
         Raises:
-            OSError: the store cannot be reached.
+            ConnectionError: the store cannot be reached.
         """
         for last in (False,) * (RESENDS - 1) + (True,):
             try:
-                answer = await self._rpc.push(header=as_message(header), flat=to_serialize(flat.numpy()))
-            except OSError:
+                with _link():
+                    answer = await self._rpc.push(header=as_message(header), flat=to_serialize(flat.numpy()))
+            except ConnectionError:
                 if last:
                     raise
                 await asyncio.sleep(RESEND_PAUSE_SECONDS)
@@ -63,9 +73,24 @@ class StoreClient:
         return Reply(answer["reply"])
 
     async def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """Say that the lease's subnet is alive and how far it is."""
-        return Reply((await self._rpc.beat(lease=as_message(lease), steps=steps))["reply"])
+        """Say that the lease's subnet is alive and how far it is.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        with _link():
+            answer = await self._rpc.beat(lease=as_message(lease), steps=steps)
+        return Reply(answer["reply"])
 
     async def close(self) -> None:
         """Close the connections."""
         await self._rpc.close_rpc()
+
+
+@contextlib.contextmanager
+def _link() -> Iterator[None]:
+    """Dask's comm errors are plain OSErrors, as are those of a user's data set: tell the two apart by type."""
+    try:
+        yield
+    except OSError as error:
+        raise ConnectionError(f"the parameter store: {error}") from error

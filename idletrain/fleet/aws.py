@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import requests
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet import market, requests, routes
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.requests import TAG, Outcome, Pool, Site
 
+logger = logging.getLogger(__name__)
 AMI_PARAMETERS = {
     False: "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
     True: "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
@@ -65,8 +68,11 @@ class Remnant:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(unless: Collection[str] = ()) -> Iterator[None]:
     """Turn what AWS refuses into one sentence; what is not known here keeps AWS' own words.
+
+    Args:
+        unless: Codes that the caller knows what to do about.
 
     Raises:
         JobError: there are no credentials or no region.
@@ -79,10 +85,14 @@ def explained() -> Iterator[None]:
     except NoRegionError:
         raise JobError("cloud.region: no region is set; name one, such as region: eu-west-1") from None
     except ClientError as error:
+        if _code(error) in unless:
+            raise
         code, words = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
         raise RunError(f"AWS refuses {error.operation_name}: {code}: {words}; `idletrain doctor` may say why") from None
     except BotoCoreError as error:
         raise RunError(f"AWS cannot be asked: {error}; check the network and `idletrain doctor`") from None
+    except ResponseParserError as error:
+        raise RunError(f"AWS is not what answers: {_first_words(error)}; check the network and proxies") from None
 
 
 class Account:
@@ -155,7 +165,7 @@ class Account:
         """The network, ours from infra/aws before the region's default one, and the machine image.
 
         Raises:
-            JobError: there is none.
+            JobError: there is none, or machines in it would be cut off.
         """
         with explained():
             own = self.ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": [f"{TAG}network"]}])["Vpcs"]
@@ -163,13 +173,41 @@ class Account:
             if not own + given:
                 raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
             vpc = (own + given)[0]["VpcId"]
-            found = self.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+            within = [{"Name": "vpc-id", "Values": [vpc]}]
+            subnets = routes.subnets_with_a_way_out(
+                self.ec2.describe_subnets(Filters=within)["Subnets"],
+                self.ec2.describe_route_tables(Filters=within)["RouteTables"],
+            )
+            if not subnets:
+                raise JobError(
+                    f"cloud.region: no subnet of {vpc} in {self.region} has a way out (an internet gateway and public "
+                    "addresses, or a NAT gateway), so machines could not fetch their image; add one, or deploy "
+                    "infra/aws with Network=true"
+                )
             image = ami or self.ssm.get_parameter(Name=AMI_PARAMETERS[gpu])["Parameter"]["Value"]
             if not self.ec2.describe_images(Filters=[{"Name": "image-id", "Values": [image]}])["Images"]:
                 raise JobError(
                     f"cloud.ami: there is no machine image {image} in {self.region}; name one or leave it out"
                 )
-        return Site(self.region, vpc, {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found}, image)
+        return Site(self.region, vpc, subnets, image)
+
+    def regions(self) -> list[str]:
+        """The regions that are open to the account, in order."""
+        with explained():
+            return sorted(region["RegionName"] for region in self.ec2.describe_regions()["Regions"])
+
+    def zones_of(self, type_: str) -> set[str]:
+        """The zones that offer an instance type."""
+        with explained():
+            found = self.ec2.describe_instance_type_offerings(
+                LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [type_]}]
+            )
+        return {item["Location"] for item in found["InstanceTypeOfferings"]}
+
+    def spot_prices(self, types: Collection[str]) -> dict[tuple[str, str], float]:
+        """What spot machines of these types cost now, USD an hour by type and zone."""
+        with explained():
+            return market.spot_prices_of(self.ec2, types)
 
     def instances(self, run: str | None = None, states: Collection[str] = ALIVE) -> list[Instance]:
         """Machines of a run, or of all runs, by tag."""
@@ -241,11 +279,23 @@ class Account:
             template: str = self.ec2.create_launch_template(**body)["LaunchTemplate"]["LaunchTemplateId"]
         return template
 
-    def start_head(self, body: Mapping[str, Any]) -> str:
-        """The run's head; the same body, with its token, never starts a second."""
-        with explained():
-            instance: str = self._launcher.run_instances(**body)["Instances"][0]["InstanceId"]
-        return instance
+    def start_head(self, bodies: Sequence[Mapping[str, Any]]) -> str:
+        """The run's head, by the first request that there is capacity for; the same ones never start a second.
+
+        Raises:
+            RunError: there is none for any, or the cloud refuses.
+        """
+        for body in bodies:
+            try:
+                with explained(unless=requests.DRY):
+                    instance: str = self._launcher.run_instances(**body)["Instances"][0]["InstanceId"]
+                    return instance
+            except ClientError as error:
+                logger.info("no %s in %s: %s", body["InstanceType"], body["SubnetId"], _code(error))
+        raise RunError(
+            f"cloud.head: no zone of {self.region} has a {bodies[0]['InstanceType']} to spare now; "
+            "name another type, or try again in a while"
+        )
 
     def start_nodes(self, site: Site, body: Mapping[str, Any], pools: Collection[Pool]) -> Outcome:
         """Nodes, as many as there are; what is missing is in the outcome."""
@@ -254,6 +304,8 @@ class Account:
             answer = self._launcher.create_fleet(**body)
         except ClientError as error:
             return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
+        except ResponseParserError as error:
+            return Outcome(fatal=_first_words(error))
         except BotoCoreError:  # no answer: the request may have been carried out; its token says so if repeated
             return Outcome(again=True)
         return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
@@ -317,6 +369,11 @@ def _unless(codes: Collection[str]) -> Iterator[None]:
     except ClientError as error:
         if _code(error) not in codes:
             raise
+
+
+def _first_words(error: ResponseParserError) -> str:
+    """What botocore says of an answer, without the answer, which may be a page."""
+    return str(error).partition("\n")[0].partition(", invalid XML")[0][:200]
 
 
 def _code(error: ClientError) -> str:

@@ -11,11 +11,10 @@ import re
 from collections.abc import Collection
 from datetime import datetime
 
-from idletrain.errors import RunError
-from idletrain.fleet import eventbridge, policy, record, requests
+from idletrain.errors import JobError, RunError
+from idletrain.fleet import boot, doctor, eventbridge, policy, record, requests, workdir
 from idletrain.fleet.aws import Account, Instance, Remnant, explained
-from idletrain.fleet.node import WORKDIR
-from idletrain.fleet.requests import TAG
+from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.fleet.schedule import Execution, Schedule, run_name
 from idletrain.job import Job
 from idletrain.storage import S3Prefix
@@ -37,28 +36,46 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
         version: Of idletrain.
 
     Raises:
+        JobError: its bucket or its image is not there.
         RunError: AWS refuses.
     """
+    with explained():
+        missing = (
+            doctor.missing_bucket(account, runs_of(account, job).bucket),
+            doctor.missing_image(account, job.cloud.image or ""),
+        )
+    if faults := [fault for fault in missing if fault]:
+        raise JobError(faults)
     remove(account, schedule.name, job)
     prefix = prefix_of(account, schedule.name, job)
     with explained():
         prefix.put(JOB, job.model_dump_json(indent=1).encode())
         if packed is not None:
-            prefix.put(WORKDIR, packed)
+            prefix.put(workdir.KEY, packed)
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
     site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
-    boot = requests.user_data_for(STARTER_SECONDS, job.cloud.image or "")
-    body = requests.launch_template(_resource(schedule.name), site, policy.STARTER, boot, tags)
+    text = boot.user_data_for(STARTER_SECONDS, job.cloud.image or "")
+    body = requests.launch_template(_resource(schedule.name), site, policy.STARTER, text, tags)
     starter = eventbridge.Starter(
         site=dataclasses.replace(site, template=account.make_template(body)),
-        type=job.cloud.head,
+        pool=_starter_pool(account, job, site),
         profile=policy.STARTER,
         role_arn=f"arn:{account.owner.split(':')[1]}:iam::{account.number}:role/{policy.SCHEDULE}",
         tags={**tags, f"{TAG}role": STARTER, f"{TAG}prefix": prefix.url},
     )
     with explained():
         eventbridge.install(account.client("scheduler"), schedule, starter)
+
+
+def _starter_pool(account: Account, job: Job, site: Site) -> Pool:
+    """Where starters come from; EventBridge sends one and the same request each time, so it names one zone."""
+    zones = sorted(account.zones_of(job.cloud.head) & site.subnets.keys())
+    if not zones:
+        raise JobError(
+            f"cloud.head: {job.cloud.head} is not offered in {', '.join(sorted(site.subnets))}; name another"
+        )
+    return Pool("on-demand", job.cloud.head, zones[0])
 
 
 def remove(account: Account, name: str, job: Job) -> None:

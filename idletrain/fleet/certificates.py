@@ -7,47 +7,17 @@ dropped as soon as the roles have theirs.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-if TYPE_CHECKING:  # half a second that a booting node does not have
-    from distributed.security import Security
+from idletrain.fleet.identity import Identity
 
 GRACE = datetime.timedelta(days=1)  # a clock that runs late, a last look at a run that has ended
 CLOCK_SKEW = datetime.timedelta(minutes=10)
-
-
-@dataclass(frozen=True, repr=False)
-class Identity:
-    """What a role proves itself with: PEM texts; no `repr`, so that no log ever shows the key."""
-
-    ca: str
-    cert: str
-    key: str
-
-    def as_json(self) -> str:
-        """One text, of under 4 KB: the size of a standard parameter in AWS' parameter store."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Identity:
-        """The reverse of `as_json`."""
-        return cls(**json.loads(text))
-
-    def security(self) -> Security:
-        """Dask's settings for a process that is this role towards everyone."""
-        from distributed.security import Security
-
-        roles = ("scheduler", "worker", "client")
-        files = {f"tls_{role}_{what}": getattr(self, what) for role in roles for what in ("cert", "key")}
-        return Security(tls_ca_file=self.ca, require_encryption=True, **files)
 
 
 def issue(run: str, roles: Sequence[str], until: datetime.datetime) -> dict[str, Identity]:

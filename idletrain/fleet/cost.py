@@ -4,6 +4,7 @@ Pure: `now` is handed in, in Unix seconds. The events are those of `observe.reco
 
     instance_launched   instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended      instance, reason
+    spot_price          type, zone, usd_per_hour
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from idletrain.fleet.catalog import Pools
 Event = Mapping[str, Any]
 HOUR_SECONDS = 3600.0
 TEARDOWN_SECONDS = 60.0  # from a run's end to its machines'
+MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
 BILLED_SECONDS = 60.0  # the least that EC2 bills for an instance (AWS, "Amazon EC2 On-Demand Pricing")
 # What every machine has besides: the root disk of Amazon's ECS-optimized image at gp3's price (AWS price list,
 # us-east-1, May 2025), and a public IPv4 address (AWS News Blog, July 2023; billed since February 2024).
@@ -83,6 +85,22 @@ class Bill:
 
 def accrued(events: Iterable[Event], now: float) -> Bill:
     """The bill at a time; a machine whose end nobody saw counts until then."""
+    told = list(events)
+    launched, ended = bounds(told)
+    prices: dict[tuple[str, str], list[Event]] = {}
+    for event in told:
+        if event["kind"] == "spot_price":
+            prices.setdefault((event["type"], event["zone"]), []).append(event)
+    return Bill(
+        tuple(
+            _item(event, ended.get(instance), prices.get((event["type"], event["zone"]), ()), now)
+            for instance, event in launched.items()
+        )
+    )
+
+
+def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]:
+    """Each machine's launch, and the ends of those that have ended, by instance."""
     launched: dict[str, Event] = {}
     ended: dict[str, float] = {}
     for event in events:
@@ -93,15 +111,21 @@ def accrued(events: Iterable[Event], now: float) -> Bill:
         elif event["kind"] == "run_ended":  # the head takes down what is there, itself last, and nobody is left to tell
             for instance in launched:
                 ended.setdefault(instance, event["t"] + TEARDOWN_SECONDS)
-    return Bill(tuple(_item(event, ended.get(instance), now) for instance, event in launched.items()))
+    return launched, ended
 
 
-def _item(launched: Event, ended: float | None, now: float) -> Item:
+def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: float) -> Item:
     until = now if ended is None else min(ended, now)
     seconds = max(BILLED_SECONDS, until - launched["t"])
     on_demand = launched["on_demand_usd_per_hour"]
     price = on_demand if launched["usd_per_hour"] is None else launched["usd_per_hour"]
     price, on_demand = price or 0.0, (price or 0.0) if on_demand is None else on_demand
+    usd, since, end = 0.0, launched["t"], launched["t"] + seconds
+    for change in changes if launched["market"] == "spot" else ():
+        if since <= change["t"] < end:
+            usd += (change["t"] - since) / HOUR_SECONDS * price
+            since, price = change["t"], change["usd_per_hour"]
+    usd += (end - since) / HOUR_SECONDS * price
     return Item(
         instance=launched["instance"],
         role=launched["role"],
@@ -109,7 +133,7 @@ def _item(launched: Event, ended: float | None, now: float) -> Item:
         zone=launched["zone"],
         market=launched["market"],
         seconds=seconds,
-        usd=seconds / HOUR_SECONDS * (price + EXTRAS_USD_PER_HOUR),
+        usd=usd + seconds / HOUR_SECONDS * EXTRAS_USD_PER_HOUR,
         on_demand_usd=seconds / HOUR_SECONDS * (on_demand + EXTRAS_USD_PER_HOUR),
         usd_per_hour=0.0 if ended is not None and ended <= now else price + EXTRAS_USD_PER_HOUR,
     )
@@ -159,6 +183,7 @@ class Quote:
         nodes: How many machines.
         max_price: USD an hour that one node may cost, or None.
         budget_usd: For all of the run, or None.
+        spent_usd: Of it, by earlier sittings of the run.
     """
 
     pools: Pools
@@ -168,6 +193,7 @@ class Quote:
     max_duration_seconds: float
     max_price: float | None = None
     budget_usd: float | None = None
+    spent_usd: float = 0.0
 
     @property
     def preferred(self) -> Pools:
@@ -183,27 +209,35 @@ class Quote:
     @property
     def usd_per_hour(self) -> float:
         """Expected of nodes and head together."""
-        return self._fleet(self.node_usd_per_hour)
+        return self._fleet(self.nodes, self.node_usd_per_hour)
 
     @property
     def on_demand_usd_per_hour(self) -> float | None:
         """The same with nodes on demand; None if no such price is known."""
         known = [o.on_demand_usd_per_hour for o in self.preferred.offers if o.on_demand_usd_per_hour is not None]
-        return self._fleet(statistics.median(known)) if known else None
+        return self._fleet(self.nodes, statistics.median(known)) if known else None
 
     @property
     def worst_usd_per_hour(self) -> float:
-        """The most that an hour can cost: all nodes of the dearest pool, at the highest that its price may rise to."""
-        return self._fleet(max(offer.worst_usd_per_hour(self.max_price) for offer in self.pools.offers))
+        """The most that an hour can cost: all nodes of the dearest pool, at the highest that its price may rise to, and
+        the spares that stand by where spot nodes are at risk.
+        """
+        spares = MOST_SPARES if any(offer.market == "spot" for offer in self.pools.offers) else 0
+        worst = max(offer.worst_usd_per_hour(self.max_price) for offer in self.pools.offers)
+        return self._fleet(self.nodes + spares, worst)
+
+    @property
+    def left_usd(self) -> float | None:
+        """What is left of the budget, or None without one."""
+        return None if self.budget_usd is None else self.budget_usd - self.spent_usd
 
     @property
     def deadline_seconds(self) -> float:
         """How long machines may live."""
-        return deadline_seconds(self.budget_usd, self.worst_usd_per_hour, self.max_duration_seconds)
+        return deadline_seconds(self.left_usd, self.worst_usd_per_hour, self.max_duration_seconds)
 
-    def _fleet(self, node_usd_per_hour: float) -> float:
-        machines = self.nodes + 1
-        return self.nodes * node_usd_per_hour + self.head_usd_per_hour + machines * EXTRAS_USD_PER_HOUR
+    def _fleet(self, nodes: int, node_usd_per_hour: float) -> float:
+        return nodes * node_usd_per_hour + self.head_usd_per_hour + (nodes + 1) * EXTRAS_USD_PER_HOUR
 
 
 def deadline_seconds(budget_usd: float | None, worst_usd_per_hour: float, max_duration_seconds: float) -> float:
@@ -229,11 +263,16 @@ def must_stop(spent_usd: float, budget_usd: float | None) -> bool:
     return budget_usd is not None and spent_usd >= budget_usd
 
 
-def first_hour_fault(budget_usd: float | None, worst_usd_per_hour: float) -> str | None:
-    """Why a budget is refused: it does not pay the first hour, whatever prices do; None if it does."""
-    if budget_usd is None or budget_usd >= worst_usd_per_hour:
+def first_hour_fault(budget_usd: float | None, worst_usd_per_hour: float, spent_usd: float = 0.0) -> str | None:
+    """Why a budget is refused: what is left of it does not pay an hour, whatever prices do; None if it does."""
+    if budget_usd is None or budget_usd - spent_usd >= worst_usd_per_hour:
         return None
-    needed_usd = math.ceil(worst_usd_per_hour * 100) / 100  # to the cent above: what is named here has to do
+    needed_usd = math.ceil((spent_usd + worst_usd_per_hour) * 100) / 100  # to the cent above: it has to do
+    if spent_usd:
+        return (
+            f"nodes.budget_usd: ${spent_usd:.2f} of ${budget_usd:.2f} are spent, and the rest does not pay another "
+            f"hour; raise it to ${needed_usd:.2f}, ask for fewer nodes, or lower nodes.max_price"
+        )
     return (
         f"nodes.budget_usd: ${budget_usd:.2f} does not pay the first hour, which can cost ${needed_usd:.2f}; "
         "raise it to that, ask for fewer nodes, or lower nodes.max_price"

@@ -5,16 +5,28 @@ Looks and changes nothing. What cannot be looked at is said to be unknown, not t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from idletrain.errors import IdletrainError
 from idletrain.fleet.aws import Account
-from idletrain.job import CloudSettings
+from idletrain.fleet.catalog import Offer
+from idletrain.job import NO_IMAGE, CloudSettings
 
-SPOT_QUOTA, ON_DEMAND_QUOTA = "L-34B43A08", "L-1216C47A"  # Service Quotas: vCPUs of standard instances
+# Families that share a quota of vCPUs, and its codes (AWS, "Amazon EC2 service quotas" and "Spot Instance quotas").
+# A new account's are 0 for GPUs. What is not here, such as P6, is not checked.
+QUOTAS = {
+    "standard": (r"(a|c|d|h|i|im|is|m|r|t|z)\d", {"spot": "L-34B43A08", "on-demand": "L-1216C47A"}),
+    "G and VT": (r"(g|gr|vt)\d", {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}),
+    "P2 to P4": (r"p[234]", {"spot": "L-7212CCBC", "on-demand": "L-417A185B"}),
+    "P5": (r"p5", {"spot": "L-C4BD4855", "on-demand": "L-417A185B"}),
+    "X": (r"x\d", {"spot": "L-E3A00192", "on-demand": "L-7295265B"}),
+}
+GPU_QUOTAS = ("G and VT", "P2 to P4", "P5")
 SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 
 
@@ -27,8 +39,8 @@ class Finding:
     text: str
 
 
-def examine(account: Account, cloud: CloudSettings, bucket: str) -> list[Finding]:
-    """All checks, in the order in which a launch would fail."""
+def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = False) -> list[Finding]:
+    """All checks, in the order in which a launch would fail; quotas of machines with GPUs where nodes have some."""
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
         "credentials": lambda: (True, account.owner),
         "network": lambda: _network(account, cloud),
@@ -36,9 +48,11 @@ def examine(account: Account, cloud: CloudSettings, bucket: str) -> list[Finding
         "spot role": lambda: _role(account),
         "instance profiles": lambda: _profiles(account, cloud),
         "image": lambda: _image(account, cloud.image),
-        "spot quota": lambda: _quota(account, SPOT_QUOTA),
-        "on-demand quota": lambda: _quota(account, ON_DEMAND_QUOTA),
+        "spot quota": lambda: _quota(account, "standard", "spot"),
+        "on-demand quota": lambda: _quota(account, "standard", "on-demand"),
     }
+    for families in GPU_QUOTAS if gpu else ():
+        checks[f"spot {families}"] = functools.partial(_quota, account, families, "spot")
     return [_look(what, check) for what, check in checks.items()]
 
 
@@ -54,24 +68,33 @@ def missing_image(account: Account, image: str) -> str | None:
     return None if well else text
 
 
-def quota_fault(account: Account, nodes: int, vcpus: int, market: str) -> str | None:
-    """Why an account's quota does not allow a fleet, or None; also where quotas cannot be read."""
-    code = SPOT_QUOTA if market == "spot" else ON_DEMAND_QUOTA
-    try:
-        allowed = _vcpus_allowed(account, code)
-    except (ClientError, BotoCoreError):
-        return None
-    return quota_sentence(nodes, vcpus, allowed, market, code)
+def quota_fault(account: Account, nodes: int, offers: Collection[Offer]) -> str | None:
+    """Why an account's quotas do not allow a fleet of any of these; None also where a quota cannot be read."""
+    smallest: dict[tuple[str, str], int] = {}
+    for offer in offers:
+        families = next((name for name, (family, _) in QUOTAS.items() if re.match(family, offer.type.name)), None)
+        if families is None:
+            return None
+        key = families, offer.market
+        smallest[key] = min(offer.type.vcpus, smallest.get(key, offer.type.vcpus))
+    faults = []
+    for (families, market), vcpus in sorted(smallest.items(), key=lambda item: item[1]):
+        try:
+            allowed = _vcpus_allowed(account, families, market)
+        except (ClientError, BotoCoreError):
+            return None
+        faults.append(quota_sentence(nodes, vcpus, allowed, families, market))
+    return faults[0] if all(faults) else None
 
 
-def quota_sentence(nodes: int, vcpus: int, allowed: int, market: str, code: str) -> str | None:
+def quota_sentence(nodes: int, vcpus: int, allowed: int, families: str, market: str) -> str | None:
     """What is wrong with a fleet of machines of `vcpus` each under a quota of `allowed`, or None."""
     needed = nodes * vcpus
     if needed <= allowed:
         return None
     return (
-        f"nodes.count: {nodes} nodes need {needed} vCPUs of {market} quota and the account has {allowed}; "
-        f"ask for {needed} under Service Quotas ({code}), or for fewer nodes"
+        f"nodes.count: {nodes} nodes need {needed} vCPUs of {market} quota ({families}) and the account has {allowed}; "
+        f"ask for {needed} under Service Quotas ({QUOTAS[families][1][market]}), or for fewer nodes"
     )
 
 
@@ -87,7 +110,7 @@ def _look(what: str, check: Callable[[], tuple[bool, str]]) -> Finding:
 
 def _network(account: Account, cloud: CloudSettings) -> tuple[bool, str]:
     site = account.site(cloud.ami, gpu=False)
-    return True, f"{site.vpc} with zones {', '.join(sorted(site.subnets))}; machine image {site.ami}"
+    return True, f"{site.vpc} with a way out of {', '.join(sorted(site.subnets))}; machine image {site.ami}"
 
 
 def _bucket(account: Account, bucket: str) -> tuple[bool, str]:
@@ -126,7 +149,7 @@ def _profiles(account: Account, cloud: CloudSettings) -> tuple[bool, str]:
 
 def _image(account: Account, image: str | None) -> tuple[bool, str]:
     if image is None:
-        return False, "cloud.image: is missing; build the Dockerfile, push it, and name it there"
+        return False, NO_IMAGE
     host, _, rest = image.partition("/")
     if ".dkr.ecr." not in host:
         return True, f"{image} (in a registry that cannot be asked from here)"
@@ -142,11 +165,13 @@ def _image(account: Account, image: str | None) -> tuple[bool, str]:
     return True, image
 
 
-def _quota(account: Account, code: str) -> tuple[bool, str]:
-    vcpus = _vcpus_allowed(account, code)
+def _quota(account: Account, families: str, market: str) -> tuple[bool, str]:
+    vcpus = _vcpus_allowed(account, families, market)
+    code = QUOTAS[families][1][market]
     return vcpus > 0, f"{vcpus} vCPUs" + ("" if vcpus else f"; ask for more under Service Quotas, {code}")
 
 
-def _vcpus_allowed(account: Account, code: str) -> int:
+def _vcpus_allowed(account: Account, families: str, market: str) -> int:
+    code = QUOTAS[families][1][market]
     found = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
     return int(found["Quota"]["Value"])

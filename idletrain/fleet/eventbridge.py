@@ -16,8 +16,9 @@ from typing import Any
 from cronsim import CronSim
 
 from idletrain.fleet import requests
-from idletrain.fleet.requests import TAG, Site
+from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.fleet.schedule import EPOCH, Schedule, cron_fault
+from idletrain.job import NO_IMAGE
 
 RUN_INSTANCES = "arn:aws:scheduler:::aws-sdk:ec2:runInstances"
 SCHEDULED_TIME = "<aws.scheduler.scheduled-time>"  # AWS puts 2026-03-01T02:00:00Z in its place
@@ -39,14 +40,14 @@ class Starter:
 
     Attributes:
         site: Where it stands; its template holds image and user data.
-        type: Its instance type.
+        pool: Its instance type and zone.
         profile: Its instance profile.
         role_arn: The role that EventBridge Scheduler takes on; it may start such a machine and pass its profile on.
         tags: Its tags but for those that are known only when it starts.
     """
 
     site: Site
-    type: str
+    pool: Pool
     profile: str
     role_arn: str
     tags: Mapping[str, str]
@@ -73,7 +74,7 @@ def faults(schedule: Schedule, image: str | None) -> list[str]:
     """
     found = []
     if image is None:
-        found.append("cloud.image: is missing; build the Dockerfile, push it, and name it there")
+        found.append(NO_IMAGE)
     if schedule.cloud != "aws":
         found.append(f"--cloud: {schedule.cloud} is not where --on aws starts runs; leave it out")
     if schedule.if_running == "queue":
@@ -112,7 +113,7 @@ def create_schedule(schedule: Schedule, starter: Starter) -> dict[str, Any]:
 
 def run_instances(schedule: Schedule, starter: Starter) -> dict[str, Any]:
     """What EventBridge Scheduler sends to EC2 each time: one machine, and the same one however often it sends it."""
-    body = requests.head(starter.site, starter.type, starter.profile, starter.tags, 0)
+    body = requests.head(starter.site, starter.pool, starter.profile, starter.tags, 0)
     tags = {**starter.tags, f"{TAG}created": SCHEDULED_TIME}
     return body | {
         # The time and not the attempt: a retry after a lost answer must not start a second machine.

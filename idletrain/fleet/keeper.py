@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from idletrain.errors import RunError
-from idletrain.fleet import cost, reconcile, requests
-from idletrain.fleet.aws import Account, Instance
+from idletrain.fleet import books, cost, reconcile, requests
+from idletrain.fleet.aws import RUNNING, Account, Instance
 from idletrain.fleet.reconcile import Launch, Machine, Terminate
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import TAG, Outcome, Pool
 
 logger = logging.getLogger(__name__)
+PRICE_SECONDS = 600.0  # spot prices move by the hour; one call
 LOOK_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
 AGAIN_SECONDS = 1.0
 UNSEEN_SECONDS = 60.0  # for a launched machine to be listed; EC2 promises no time
@@ -39,6 +40,7 @@ class Keeper:
         self._account, self._record = account, record
         self._tags = {**record.tags, TAG + "scheduler": scheduler, TAG + "slots": f"{record.most_slots}"}
         self._tags[TAG + "slot-bytes"] = f"{record.need_bytes}"
+        self._prices = dict(record.prices)
         self._workers: dict[str, str] = {}
         self._joined: set[str] = set()
         self._workerless: dict[str, float] = {}
@@ -47,10 +49,12 @@ class Keeper:
         self._dry: dict[Pool, float] = {}
         self._unanswered: tuple[Launch, dict[str, Any]] | None = None
         self._attempts = 0
+        self._prices_due = time.monotonic() + PRICE_SECONDS
         self._expected: dict[str, Machine] = {}
         self._news: list[Mapping[str, Any]] = []
         self._told = 0
         self._tell: Callable[..., None] | None = None
+        self._over = False
         self._changed = asyncio.Event()
         self.idle_since: float | None = time.monotonic()
 
@@ -58,6 +62,10 @@ class Keeper:
         """Record what happens from here on, and what has happened."""
         self._tell = tell
         self._flush()
+
+    def detach(self) -> None:
+        """Leave the fleet as it is and tell nobody: the run is over, and who takes it down closes its books."""
+        self._tell, self._over = None, True
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Take one of the run's events."""
@@ -84,8 +92,8 @@ class Keeper:
 
     @property
     def spent_usd(self) -> float:
-        """What the machines have cost so far."""
-        return cost.accrued(self._news, time.time()).spent_usd
+        """What the machines have cost so far, those of earlier sittings included."""
+        return self._record.spent_usd + cost.accrued(self._news, time.time()).spent_usd
 
     async def keep(self) -> None:
         """Keep the fleet until cancelled.
@@ -109,10 +117,14 @@ class Keeper:
             logger.warning("%s", error)
             return LOOK_SECONDS
         self._account_for(found)
+        if self._over:
+            return LOOK_SECONDS
+        if time.monotonic() >= self._prices_due:
+            await self._follow_prices(found)
         budget = self._record.job["nodes"]["budget_usd"]
         allowed = cost.launches_allowed(self.spent_usd, budget)
         now, acted = time.time(), False
-        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in ("pending", "running")]
+        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in RUNNING]
         machines += self._unseen(found, now)
         if self._unanswered:
             await self._launch(*self._unanswered)
@@ -172,28 +184,29 @@ class Keeper:
 
     def _account_for(self, found: list[Instance]) -> None:
         """Note machines that are new and machines that have ended; a pool that takes back is dry for a while."""
-        launched = {event["instance"] for event in self._news if event["kind"] == "instance_launched"}
-        ended = {event["instance"] for event in self._news if event["kind"] == "instance_ended"}
-        for instance in found:
-            pool = instance.pool
-            if instance.launched_at < int(self._record.created):  # of a sitting before; EC2 tells whole seconds
-                continue
-            if instance.id not in launched:
-                self._note(
-                    "instance_launched",
-                    t=instance.launched_at,
-                    instance=instance.id,
-                    role=instance.role,
-                    type=pool.type,
-                    zone=pool.zone,
-                    market=pool.market,
-                    usd_per_hour=self._record.prices.get(pool),
-                    on_demand_usd_per_hour=self._record.on_demand.get(pool.type),
-                )
-            if instance.state in ("shutting-down", "terminated") and instance.id not in ended:
-                self._note("instance_ended", instance=instance.id, reason=instance.reason)
-                if instance.reason == INTERRUPTED:
-                    self._dry[pool] = time.time() + reconcile.DRY_SECONDS
+        news = books.news(self._news, found, self._record, self._prices, time.time())
+        taken = {event["instance"] for event in news if event.get("reason") == INTERRUPTED}
+        self._dry |= {i.pool: time.time() + reconcile.DRY_SECONDS for i in found if i.id in taken}
+        self._news += news
+        self._flush()
+
+    async def _follow_prices(self, found: list[Instance]) -> None:
+        """Note which spot machines cost more or less than they did."""
+        self._prices_due = time.monotonic() + PRICE_SECONDS
+        pools = {i.pool for i in found if i.pool.market == "spot" and i.state in RUNNING}
+        if not pools:
+            return
+        try:
+            now = await asyncio.to_thread(self._account.spot_prices, {pool.type for pool in pools})
+        except RunError as error:
+            logger.warning("spot prices are those of before: %s", error)
+            return
+        changed = {
+            p: now[p.type, p.zone] for p in pools if now.get((p.type, p.zone)) not in (None, self._prices.get(p))
+        }
+        for pool, price in changed.items():
+            self._note("spot_price", type=pool.type, zone=pool.zone, usd_per_hour=price)
+        self._prices |= changed
 
     def _note(self, kind: str, **fields: Any) -> None:
         self._news.append({"kind": kind, "t": time.time(), **fields})

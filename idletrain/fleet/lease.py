@@ -1,6 +1,6 @@
 """Who leads a run: a lease below its prefix, kept by conditional writes, so that no two heads write one run.
 
-A dead head's lease runs out; nobody has to take it away.
+A dead head's lease runs out; nobody has to take it away, but who knows that it is dead can.
 """
 
 from __future__ import annotations
@@ -16,6 +16,17 @@ KEY = "lease.json"
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 8.0  # three tries before it runs out
 POLL_SECONDS = 1.0
+
+
+def end(prefix: S3Prefix) -> None:
+    """Take away the lease of a head whose machine is known to be gone; a living holder is refused from then on."""
+    prefix.delete([KEY])
+
+
+def renewed(prefix: S3Prefix) -> float:
+    """When a run's head last renewed its lease, in Unix seconds of its clock; 0 if there is none."""
+    found = prefix.get(KEY)
+    return float(json.loads(found.content)["renewed"]) if found else 0.0
 
 
 class Lease:

@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 REPLACE_SECONDS = 3.0  # the pause before a lost node's successor: a spot request is filled no sooner
 POLL_SECONDS = 0.2
+QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # lives so short, so many times in a row, are no preemptions
 GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is taken down: all that counts is at home by then
 WORKER_ENVIRONMENT = {
     # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
@@ -38,10 +40,11 @@ class LocalFleet:
     def __init__(
         self, scheduler: str, memory_bytes: int, logs: Path, name: str = "local", options: Sequence[str] = ()
     ) -> None:
-        self._scheduler, self._logs, self._name = scheduler, logs, f"{name}-{os.getpid()}"
+        self._scheduler, self.logs, self._name = scheduler, logs, f"{name}-{os.getpid()}"
         self._options = ("--memory", str(memory_bytes), *options)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._numbers = itertools.count()
+        self._started_at = 0.0
         logs.mkdir(exist_ok=True)
 
     def start(self, count: int) -> Sequence[str]:
@@ -64,6 +67,10 @@ class LocalFleet:
         """Ids of the workers whose processes run."""
         return frozenset(name for name, process in self._processes.items() if process.poll() is None)
 
+    def youngest_seconds(self) -> float:
+        """How long ago the last worker was started."""
+        return time.monotonic() - self._started_at
+
     def pid(self, worker: str) -> int:
         """The process id of a worker."""
         return self._processes[worker].pid
@@ -82,8 +89,11 @@ class LocalFleet:
     def _start_one(self) -> str:
         name = f"{self._name}-{next(self._numbers)}"
         command = [sys.executable, "-m", "idletrain", "worker", self._scheduler, "--name", name, *self._options]
-        environment = {**os.environ, **WORKER_ENVIRONMENT}
-        with (self._logs / f"{name}.log").open("wb") as log:
+        # What the head can import, such as a script's own folder, its workers can.
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, **WORKER_ENVIRONMENT, **paths}
+        self._started_at = time.monotonic()
+        with (self.logs / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
@@ -94,14 +104,27 @@ class LocalFleet:
             self._processes[name].send_signal(number)
 
 
-async def keep(fleet: LocalFleet, count: int) -> None:
-    """Start `count` workers and replace every one that is lost, a few seconds later, until cancelled."""
+async def keep(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
+    """Start `count` workers and replace every one that is lost, a few seconds later, until cancelled.
+
+    Args:
+        fleet: Where they run.
+        count: How many are to be there.
+        record: Takes what is in the way: a `waiting` event with its `reason`.
+    """
     fleet.start(count)
+    quick = 0
     while True:
         await asyncio.sleep(POLL_SECONDS)
         if missing := count - len(fleet.alive()):
+            quick = quick + 1 if fleet.youngest_seconds() < QUICK_SECONDS else 0
+            if quick == QUICK_DEATHS:
+                record("waiting", reason=f"for workers: they end as soon as they start; {fleet.logs} says why")
             await asyncio.sleep(REPLACE_SECONDS)
-            fleet.start(missing)
+            try:
+                fleet.start(missing)
+            except OSError as error:
+                record("waiting", reason=f"for workers: none can be started ({error}); it is tried again")
 
 
 async def churn(fleet: LocalFleet, every_seconds: float) -> None:

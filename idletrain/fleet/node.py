@@ -7,11 +7,9 @@ machine down, so a node that lost its use costs nothing.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import signal
-import tarfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +18,11 @@ import psutil
 
 from idletrain.errors import RunError
 from idletrain.fleet.aws import Account
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.local import LocalFleet
 from idletrain.fleet.metadata import Announcement, Metadata, NoMetadataError
 from idletrain.fleet.requests import TAG
+from idletrain.fleet.workdir import unpack
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,6 @@ SCHEDULER_SECONDS = 300.0  # a head that boots beside us
 CONNECT_SECONDS = 5.0
 DRAIN_SECONDS = 90.0  # of the 120 of a notice
 SYSTEM_BYTES = 700 << 20  # the operating system, Docker and this process
-WORKDIR = "workdir.tar.gz"
 
 
 async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None) -> None:
@@ -65,13 +63,6 @@ async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None)
         await _until_taken(fleet, metadata, count)
     finally:
         await fleet.close()
-
-
-def unpack(prefix: S3Prefix, place: Path) -> None:
-    """The user's own code, if the job brings any, into the directory that Python looks in first."""
-    if packed := prefix.get(WORKDIR):
-        with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
-            archive.extractall(place, filter="data")
 
 
 def write_identity(identity: Identity, place: Path) -> tuple[str, ...]:

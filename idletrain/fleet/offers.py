@@ -128,6 +128,8 @@ def _plan(quote: Quote, estimate: bool) -> Iterator[tuple[str, str]]:
     yield "deadline", f"every machine ends by itself after {lifetime}"
     if quote.budget_usd is not None:
         yield "", f"so that ${quote.budget_usd:.2f} hold at up to ${quote.worst_usd_per_hour:.2f} an hour"
+        if quote.spent_usd:
+            yield "", f"and ${quote.spent_usd:.2f} of them are spent already"
     if pools.few:
         yield "warning", "so few types run dry together; less nodes.memory lets more serve"
     if quote.max_price is not None and market == "spot":

@@ -19,6 +19,7 @@ Policy = dict[str, Any]
 HEAD, NODE, STARTER, SCHEDULE = (f"idletrain-{role}" for role in ("head", "node", "starter", "schedule"))
 RUN_TAG, SCHEDULE_TAG = f"{TAG}run", f"{TAG}schedule"
 TUNNEL = "AWS-StartPortForwardingSession"  # a port, and no shell
+DATA = "data"  # the key below which jobs' data is
 LAUNCH, LAUNCH_FLEET = ("ec2:RunInstances",), ("ec2:RunInstances", "ec2:CreateFleet")
 MAKE = ("ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup")
 MADE = ("instance", "volume", "network-interface")  # what a launch makes, and tags
@@ -93,6 +94,7 @@ def node_policy(scope: Scope) -> Policy:
     """A node reads its program and its certificates; it writes nothing and starts nothing."""
     return _policy(
         _allow("ReadRuns", ["s3:GetObject"], [scope.objects()]),
+        _read_data(scope),
         _list_runs(scope),
         *_pull_image(scope),
         _allow("ReadOwnSecrets", ["ssm:GetParameter"], [scope.arn("ssm", "parameter/idletrain/*/worker/*")]),
@@ -126,6 +128,7 @@ def _keep_run(scope: Scope) -> list[Policy]:
                 "ec2:DescribeInstanceTypes",
                 "ec2:DescribeLaunchTemplates",
                 "ec2:DescribeRegions",
+                "ec2:DescribeRouteTables",
                 "ec2:DescribeSecurityGroups",
                 "ec2:DescribeSpotPriceHistory",
                 "ec2:DescribeSubnets",
@@ -173,6 +176,7 @@ def _keep_run(scope: Scope) -> list[Policy]:
         ),
         _pass(scope, "PassNode", NODE, "ec2"),
         _allow("KeepRuns", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [scope.objects()]),
+        _read_data(scope),
         _list_runs(scope),
     ]
 
@@ -191,6 +195,11 @@ def _tag(scope: Scope, actions: Sequence[str]) -> Policy:
     """Tags in a call that makes something, which says of what kind, and at no other time."""
     created = {"StringEquals": {"ec2:CreateAction": [action.partition(":")[2] for action in actions]}}
     return _allow("TagMade", ["ec2:CreateTags"], [scope.arn("ec2", "*")], _making(RUN_TAG, SCHEDULE_TAG) | created)
+
+
+def _read_data(scope: Scope) -> Policy:
+    """What jobs train on, where it is in the account's bucket."""
+    return _allow("ReadData", ["s3:GetObject"], [f"arn:{scope.partition}:s3:::{scope.bucket}/{DATA}/*"])
 
 
 def _list_runs(scope: Scope) -> Policy:

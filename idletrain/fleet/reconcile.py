@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from idletrain.fleet.cost import must_stop
+from idletrain.fleet.cost import MOST_SPARES, must_stop
 from idletrain.fleet.requests import Pool
 
 DRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
 LAST_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
-MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
 LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
 
 

@@ -26,13 +26,17 @@ class Record:
         job: The job, as plain values.
         tags: What everything of the run is tagged with.
         deadline: When its machines end, whatever happens; Unix seconds.
-        prices: USD an hour of every pool, and of the head under its own.
+        heads: Where the head may come from, the best first.
+        prices: USD an hour of every pool.
         on_demand: On-demand USD an hour by instance type.
+        spent_usd: What the sittings before this one cost.
         generation: How many heads were started before this one.
         need_bytes: RAM of one slot of a node.
         most_slots: Slots of a node that are made use of.
         state: `running`, `ending` or `ended`.
         failure: Why the head gave up, in a sentence, or empty.
+        command: What was called, for the run's records.
+        allow_control: Whether the dashboard's page may drain and kill workers.
     """
 
     run: str
@@ -42,14 +46,17 @@ class Record:
     deadline: float
     site: Site
     wanted: Wanted
-    head: Pool
+    heads: tuple[Pool, ...]
     prices: dict[Pool, float]
     on_demand: dict[str, float]
     need_bytes: int
     most_slots: int
+    spent_usd: float = 0.0
     generation: int = 0
     state: str = "running"
     failure: str = ""
+    command: str = ""
+    allow_control: bool = False
 
     def as_json(self) -> bytes:
         """The record as it is stored."""
@@ -64,7 +71,7 @@ class Record:
         wanted = fields["wanted"]
         fields["wanted"] = Wanted(wanted["count"], wanted["policy"], tuple(Pool(**pool) for pool in wanted["pools"]))
         fields["site"] = Site(**fields["site"])
-        fields["head"] = Pool(**fields["head"])
+        fields["heads"] = tuple(Pool(**pool) for pool in fields["heads"])
         fields["prices"] = {Pool(**pool): price for pool, price in fields["prices"]}
         return cls(**fields)
 
@@ -91,7 +98,9 @@ def read(prefix: S3Prefix) -> Record:
     """
     found = prefix.get(KEY)
     if found is None:
-        raise RunError(f"{prefix.url} holds no run; `idletrain status` lists those that are there")
+        above, _, _ = prefix.prefix.rstrip("/").rpartition("/")
+        beside = S3Prefix.at(f"s3://{prefix.bucket}/{above}", prefix.client).folders() if above else []
+        raise RunError(f"{prefix.url} holds no run; there are: {', '.join(beside) or 'none'}")
     return Record.from_json(found.content)
 
 

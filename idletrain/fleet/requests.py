@@ -10,17 +10,13 @@ import base64
 import datetime
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from idletrain.errors import RunError
 
-USER_DATA_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
 TAG = "idletrain:"
-REGISTRY = ".dkr.ecr."
-CLI_IMAGE = "public.ecr.aws/aws-cli/aws-cli"
 FIRST_PORT, LAST_PORT = 1024, 65535
 # What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
 # (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
@@ -132,48 +128,6 @@ def token(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def user_data(deadline: float, image: str, *, gpu: bool = False) -> str:
-    """What a machine runs when it boots; its own deadline is armed before anything that can fail.
-
-    Args:
-        deadline: Unix seconds, the same for machines that boot later.
-        image: The container image.
-        gpu: Whether the container is given the machine's GPUs.
-
-    Raises:
-        ValueError: it would be longer than 4 KB.
-    """
-    return _boot(f"$(( left = ({int(deadline)} - $(date +%s)) / 60 - 1, left > 1 ? left : 1 ))", image, gpu=gpu)
-
-
-def user_data_for(seconds: float, image: str) -> str:
-    """The same for a machine that is started again and again, and lives so long each time."""
-    return _boot(str(int(seconds / 60) - 1), image, gpu=False)
-
-
-def _boot(minutes: str, image: str, *, gpu: bool) -> str:
-    gpus = " --gpus all" if gpu else ""
-    text = (
-        "#!/bin/bash\n"
-        "# The deadline first: whatever happens below, this machine ends by itself.\n"
-        f"shutdown -h +{minutes}\n"
-        f"{_login(image)}docker run --rm --network host{gpus} {shlex.quote(image)} node\n"
-        "shutdown -h now\n"
-    )
-    if len(text) > USER_DATA_BYTES:
-        raise ValueError(f"user data of {len(text)} bytes; {USER_DATA_BYTES} are meant to do")
-    return text
-
-
-def _login(image: str) -> str:
-    """Into the account's own registry, with the machine's role and no tool but Docker; other registries are public."""
-    host = image.partition("/")[0]
-    if REGISTRY not in host:
-        return ""
-    ask = f"docker run --rm --network host {CLI_IMAGE} ecr get-login-password --region {host.split('.')[3]}"
-    return f"{ask} | docker login --username AWS --password-stdin {shlex.quote(host)}\n"
-
-
 def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any]:
     """Body of CreateSecurityGroup."""
     return {
@@ -219,14 +173,14 @@ def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping
 
 
 def head(
-    site: Site, type_: str, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
+    site: Site, pool: Pool, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
 ) -> dict[str, Any]:
     """Body of RunInstances for a run's one on-demand machine; `boot` is its user data where the template's is not."""
     body: dict[str, Any] = {
         "LaunchTemplate": {"LaunchTemplateId": site.template, "Version": "$Default"},
-        "InstanceType": type_,
+        "InstanceType": pool.type,
         "IamInstanceProfile": {"Name": profile},
-        "SubnetId": site.subnets[min(site.subnets)],
+        "SubnetId": site.subnets[pool.zone],
         "MinCount": 1,
         "MaxCount": 1,
     }

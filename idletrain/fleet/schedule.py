@@ -29,6 +29,7 @@ FIELDS = {
 EPOCH = datetime(2026, 1, 1)  # any will do where only the line's syntax is asked about
 # Where a due time may be found, the likely places first, so that a line for every minute costs no more than a rare one.
 LOOK_BACK = (timedelta(hours=1), timedelta(days=1), timedelta(days=31), timedelta(days=366))
+STOPPED_EXITS = (130, 143)  # after a SIGINT, which launches answer every order to end with, and a SIGTERM
 ZONE_OFFSETS_MINUTES = (0, 15, 30, 45)  # every zone of today is a multiple of 15 minutes away from every other
 
 
@@ -180,7 +181,9 @@ def result(execution: Execution, *, running: bool) -> str:
         return execution.note
     if execution.exit_code is None:
         return "running" if running else "cut off"
-    return "done" if execution.exit_code == 0 else f"failed with {execution.exit_code}"
+    return {0: "done", **dict.fromkeys(STOPPED_EXITS, "stopped")}.get(
+        execution.exit_code, f"failed with {execution.exit_code}"
+    )
 
 
 def wake_minutes(cron: str) -> tuple[int, ...]:

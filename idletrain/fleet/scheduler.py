@@ -1,7 +1,7 @@
-"""The stock Dask scheduler in a process of its own, with its dashboard on loopback.
+"""The stock Dask scheduler in a process of its own, with its dashboard and idletrain's page there on loopback.
 
 Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
-The identity (a `certificates.Identity`) comes this way because arguments and environment can be read by others.
+The identity (an `identity.Identity`) comes this way because arguments and environment can be read by others.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tornado.web import Application, RequestHandler
 
 from idletrain.errors import RunError
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 from idletrain.fleet.parent import when_parent_ends
 
-WORKER_POLL_SECONDS = 0.5
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
+PORTS = 100
 
 
 @contextlib.asynccontextmanager
@@ -75,22 +82,59 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
     from idletrain.fleet import settings
 
     settings.apply()
+    settings.lift_file_limit()
     secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
-    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address="127.0.0.1:0", **secure) as scheduler:
+    dashboard = f"127.0.0.1:{free_port(DASHBOARD_PORT)}"
+    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
-        await _add_dashboard(scheduler)
+        Asleep(scheduler)
+        importlib.import_module("idletrain.observe.page").add_metrics(scheduler)
         await scheduler.finished()
 
 
-async def _add_dashboard(scheduler: Any) -> None:
-    """Dask's own pages, as `Scheduler(dashboard=True)` adds them, but once there is something to see: they take two
-    seconds of CPU to import, which a small machine's first workers can use better.
+def free_port(first: int) -> int:
+    """The first port from there on that nothing on loopback listens on; 0, which is any, if all are taken."""
+    for port in range(first, first + PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    return 0
+
+
+class Asleep:
+    """Stands for Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's until one is asked for.
+
+    Their three seconds of CPU are better spent on training as long as nobody looks.
     """
-    while not scheduler.workers:
-        await asyncio.sleep(WORKER_POLL_SECONDS)
-    pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
-    pages.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._waking = scheduler, asyncio.Lock()
+        self._asleep = Application([(r".*", _Waking, {"dashboard": self})])
+        scheduler.http_application.add_application(self._asleep)
+
+    async def wake(self) -> None:
+        """Add the pages, once."""
+        async with self._waking:
+            applications = self._scheduler.http_application.applications
+            if self._asleep not in applications:
+                return
+            pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+            page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
+            applications.remove(self._asleep)
+            pages.connect(self._scheduler.http_application, self._scheduler.http_server, self._scheduler, prefix="")
+            page.dask_setup(self._scheduler)
+
+
+class _Waking(RequestHandler):
+    def initialize(self, dashboard: Asleep) -> None:
+        self._dashboard = dashboard
+
+    async def get(self) -> None:
+        await self._dashboard.wake()
+        self.redirect(self.request.uri or "/")
 
 
 if __name__ == "__main__":

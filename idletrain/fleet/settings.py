@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import dask
 
 SETTINGS = {
@@ -29,3 +31,11 @@ SETTINGS = {
 def apply() -> None:
     """Make these the process' settings."""
     dask.config.set(SETTINGS)
+
+
+def lift_file_limit() -> None:
+    """Let this process open as many files as the machine allows: a worker is three connections to the scheduler and one
+    to the store, and most machines begin with a limit of 1,024.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

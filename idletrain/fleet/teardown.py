@@ -5,16 +5,19 @@ Safe to repeat, from anywhere: it needs neither the machine that started the run
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from idletrain.errors import RunError
-from idletrain.fleet import record
-from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet import books, lease, record
+from idletrain.fleet.aws import ALIVE, RUNNING, Account, Instance, Remnant, explained
 from idletrain.fleet.requests import TAG
+from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
@@ -22,6 +25,8 @@ GONE_SECONDS = 300.0  # machines end in a minute or two
 POLL_SECONDS = 1.0
 OWN = {TAG + key for key in ("run", "prefix", "created", "deadline")}
 LISTED_SECONDS = 30.0
+SILENT_SECONDS = 1800.0  # a head renews its lease every few seconds, from its boot on
+START_SECONDS = 120.0  # from a run's record to its head's being listed
 CLEAN_READS = 2  # EC2's lists are consistent after a while only
 
 
@@ -38,11 +43,13 @@ def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -
         RunError: something survives; it is named.
     """
     _note(prefix, "ending")
+    alive = [machine.id for machine in account.instances(run)]
     _end_machines(account, run, spare)
     if spare:
         account.leave_group(spare)
     for remnant in sorted(account.remnants(run), key=lambda remnant: remnant.kind == "group"):  # it may have to wait
         account.delete(remnant)
+    _close_books(account, run, prefix, alive)
     if survivors := _survivors(account, run, spare):
         raise RunError(f"of run {run} there are still {', '.join(survivors)}; repeat `idletrain down {run}`")
     _note(prefix, "ended")
@@ -58,7 +65,11 @@ class Orphan:
 
 
 def orphans(
-    machines: Collection[Instance], remnants: Collection[Remnant], now: float, grace_seconds: float
+    machines: Collection[Instance],
+    remnants: Collection[Remnant],
+    now: float,
+    grace_seconds: float,
+    over: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Orphan]:
     """Runs to be taken down: past their deadline, or without a head for longer than starting one takes.
 
@@ -67,8 +78,9 @@ def orphans(
         remnants: Everything else that is.
         now: Unix seconds.
         grace_seconds: How long a run may be without a head after it was created.
+        over: Why a run's head leads it no more, by run, although its machine is there.
     """
-    led = {machine.run for machine in machines if machine.role == "head"}
+    led = {machine.run for machine in machines if machine.role == "head"} - over.keys()
     found: dict[str, Orphan] = {}
     for tags in (*(machine.tags for machine in machines), *(remnant.tags for remnant in remnants)):
         if not tags.keys() >= OWN:  # somebody else's below our names
@@ -78,8 +90,48 @@ def orphans(
         if now > float(tags[TAG + "deadline"]):
             found[run] = Orphan(run, prefix, "its deadline has passed")
         elif run not in led and age > grace_seconds:
-            found.setdefault(run, Orphan(run, prefix, "it has no head"))
+            found.setdefault(run, Orphan(run, prefix, over.get(run, "it has no head")))
     return [found[run] for run in sorted(found)]
+
+
+def over(account: Account, machines: Collection[Instance], now: float) -> dict[str, str]:
+    """Runs whose head's machine is there and leads nothing any more, and why, as what lies below their prefix tells.
+
+    What cannot be read tells nothing.
+    """
+    found = {}
+    for head in (machine for machine in machines if machine.role == "head" and machine.tags.keys() >= OWN):
+        prefix = S3Prefix.at(head.tags[TAG + "prefix"], account.s3)
+        try:
+            with explained():
+                kept, held = prefix.get(record.KEY), lease.renewed(prefix)
+            state = record.Record.from_json(kept.content).state if kept else ""
+        except (RunError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
+            logger.warning("%s cannot be read: %r", prefix.url, error)
+            continue
+        if not kept:
+            found[head.run] = "its record is gone"
+        elif state == "ended":
+            found[head.run] = "it has ended"
+        elif now - max(held, head.launched_at) > SILENT_SECONDS:
+            found[head.run] = f"its head has said nothing for {SILENT_SECONDS / 60:.0f} min"
+    return found
+
+
+def lost_head(machines: Collection[Instance], created: float, now: float) -> str:
+    """Why a run that has not ended has no head any more, as a sentence; nothing while it has one, or one may come.
+
+    Args:
+        machines: All of the run that EC2 tells of, those that have ended in the last hour among them.
+        created: When this sitting of it began; Unix seconds.
+        now: Unix seconds.
+    """
+    heads = [m for m in machines if m.role == "head" and m.launched_at >= int(created)]
+    if any(head.state in RUNNING for head in heads) or (not heads and now - created < START_SECONDS):
+        return ""
+    newest = max(heads, key=lambda head: head.launched_at, default=None)
+    what = f"its head {newest.id} is gone ({newest.reason})" if newest else "it has no head"
+    return f"{what}; go on with --resume"
 
 
 def _survivors(account: Account, run: str, spare: str) -> list[str]:
@@ -107,10 +159,29 @@ def _end_machines(account: Account, run: str, spare: str) -> None:
             time.sleep(POLL_SECONDS)
 
 
+def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
+    """Add to the run's events what its head could not tell any more of machines, so that its bill is whole."""
+    with _left_as_it_is(prefix):
+        if prefix is None:
+            return
+        told, now = mirror.events(prefix), time.time()
+        found = account.instances(run, (*ALIVE, *books.ENDED))
+        kept = record.read(prefix)
+        news = books.news(told, found, kept, kept.prices, now)
+        news += books.closings(told, alive, now, news)
+        if news:
+            mirror.append_events(prefix, books.as_recorded(told, news))
+
+
 def _note(prefix: S3Prefix | None, state: str) -> None:
-    if prefix is None:
-        return
+    with _left_as_it_is(prefix):
+        if prefix is not None:
+            record.update(prefix, state=state)
+
+
+@contextlib.contextmanager
+def _left_as_it_is(prefix: S3Prefix | None) -> Iterator[None]:
     try:
-        record.update(prefix, state=state)
+        yield
     except Exception as error:  # noqa: BLE001 (nothing about a record may keep machines alive)
-        logger.warning("the record in %s is left as it is: %s", prefix.url, error)
+        logger.warning("the record in %s is left as it is: %s", prefix and prefix.url, error)

@@ -16,9 +16,10 @@ from distributed import Worker
 from distributed.core import rpc
 from distributed.security import Security
 
-from idletrain.errors import RefusedError, RunError
+from idletrain.errors import JobError, RefusedError, RunError
 from idletrain.fleet import settings
-from idletrain.rounds.task import Node, version
+from idletrain.rounds.attempt import LEASES, Node
+from idletrain.rounds.spec import version
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
@@ -38,12 +39,13 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
     Raises:
         RunError: the scheduler cannot be reached.
         RefusedError: it runs another version of idletrain.
+        JobError: it asks for certificates that were not named.
     """
     settings.apply()
     await _check_version(scheduler, security)
     worker = Worker(
         scheduler,
-        nthreads=1,
+        nthreads=LEASES,
         name=name,
         memory_limit=0,
         security=security,
@@ -92,6 +94,10 @@ async def _check_version(scheduler: str, security: Security) -> None:
             scheduler, connection_args=security.get_connection_args("worker"), timeout=CONNECT_SECONDS
         ) as remote:
             head = await remote.get_metadata(keys=["idletrain"], default=None)
+    except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
+        raise JobError(
+            f"scheduler {scheduler} asks for TLS ({error}); name --tls-ca-file, --tls-cert and --tls-key"
+        ) from None
     except (OSError, ValueError) as error:
         raise RunError(
             f"scheduler {scheduler} cannot be reached ({error}); check the address and that it runs"

@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, user_code
+from idletrain.nn.remote import Remote
 
 Array = NDArray[Any]
 CACHE = Path("~/.cache/idletrain").expanduser()
@@ -94,19 +95,23 @@ class MapStyle:
 
 @dataclass(frozen=True)
 class Files:
-    """A pair of arrays in files: `.npy`, IDX (also `.gz`), or both in one `.npz` (`x` and `y`)."""
+    """A pair of arrays in files, here or in S3: `.npy`, IDX (also `.gz`), or both in one `.npz` (`x` and `y`)."""
 
-    x: str
-    y: str
+    x: str | Remote
+    y: str | Remote
     field: str = "data"
 
     def open(self) -> Arrays:
-        arrays = Arrays(_map(Path(self.x), "x", self.field), _map(Path(self.y), "y", self.field))
+        x, y = (self._here(file) for file in (self.x, self.y))
+        arrays = Arrays(_map(x, "x", self.field), _map(y, "y", self.field))
         if len(arrays.x) != len(arrays.y):
             raise JobError(f"{self.field}: {self.x} holds {len(arrays.x)} samples but {self.y} {len(arrays.y)} labels")
         if not len(arrays.x):
             raise JobError(f"{self.field}: {self.x} holds no samples")
         return arrays
+
+    def _here(self, file: str | Remote) -> Path:
+        return file.here(CACHE / "s3", self.field) if isinstance(file, Remote) else Path(file)
 
 
 @dataclass(frozen=True)
@@ -118,12 +123,11 @@ class Made:
     args: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> Samples:
-        try:
+        name = getattr(self.factory, "__name__", repr(self.factory))
+        with user_code(f"data.args: {name} does not take {self.args}: "):
             made = self.factory(**self.args)
-        except (TypeError, ValueError, RuntimeError, OSError) as error:
-            raise JobError(f"data.args: {self.factory.__name__} does not take {self.args}: {error}") from None
         if not isinstance(made, Sequence) or len(made) != 2:
-            raise JobError(f"data.factory: {self.factory.__name__} should return (train, test)")
+            raise JobError(f"data.factory: {name} should return (train, test)")
         return as_samples(made[self.part])
 
 

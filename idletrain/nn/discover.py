@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from idletrain.errors import JobError
-from idletrain.nn.groups import Group, Labels, Layout, layout_of, without_statistics
+from idletrain.errors import JobError, user_code
+from idletrain.nn.groups import Group, Labels, Layout, layout_of, run_on_meta, weightless, without_statistics
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch_pruning's import warns about optional extras
@@ -34,9 +34,10 @@ def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layo
         exclude: Names of groups to keep whole.
 
     Raises:
-        JobError: nothing can be cut, with the reason for every candidate; or an excluded group does not exist.
+        JobError: nothing can be cut, with the reason for every candidate; an excluded group does not exist; or the
+            module cannot be run without values.
     """
-    module = without_statistics(module)
+    module = weightless(without_statistics(module))
     found, refused = [], {}
     candidates = list(_candidates(module, sample))
     labelled = _labelled(labels for _, labels in candidates)
@@ -71,9 +72,14 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
     graph: Any = torch_pruning.DependencyGraph()
     names = {id(m): name for name, m in module.named_modules()}
     parameters = {id(p): name for name, p in module.named_parameters()}
-    with warnings.catch_warnings(), torch.enable_grad():
+    with (
+        user_code("model: its neuron groups cannot be found (", "); write model.groups by hand or use local-sgd"),
+        warnings.catch_warnings(),
+        torch.enable_grad(),
+    ):
         warnings.simplefilter("ignore")  # it warns of every parameter that no layer owns
-        graph.build_dependency(module, example_inputs=sample)
+        # Left to itself, it tries module(*sample) first.
+        graph.build_dependency(module, example_inputs=sample, forward_fn=run_on_meta)
     for layer in module.modules():
         if layer not in graph.module2node or not isinstance(layer, _LAYERS):
             continue
@@ -146,9 +152,9 @@ def _runs_without_first(module: nn.Module, sample: Tensor, labels: Labels) -> st
         keep = torch.from_numpy(np.flatnonzero(label != 0))
         smaller[name] = smaller[name].index_select(dimension, keep.to("meta"))
     try:
-        with torch.no_grad():
+        with user_code(""), torch.no_grad(), torch.device("meta"):
             shape = functional_call(module, smaller, (sample,)).shape
             expected = module(sample).shape
-    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        return str(error).split("\n")[0][:120]
+    except JobError as error:
+        return str(error)[:120]
     return "" if shape == expected else "its neurons are the network's outputs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from idletrain.nn.data import Samples
-from idletrain.nn.program import Loss
+from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 from idletrain.nn.randomness import generator
 
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
@@ -39,20 +40,24 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
 
 @torch.no_grad()
 def score(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float | None, float]:
-    """Accuracy (None where the labels are not classes) and mean loss over all samples."""
+    """Accuracy (None where the labels are not classes) and mean loss over all labels, without the ignored ones."""
     module.eval()
-    correct, values, total = 0.0, 0.0, 0.0
+    correct, total, values, weights = 0.0, 0, 0.0, 0
     for inputs, labels in _batches(samples, np.arange(len(samples))):
         outputs = module(inputs)
-        values += float(loss(outputs, labels)) * len(inputs)
+        counted = labels != IGNORED_LABEL if loss is cross_entropy else torch.ones_like(labels, dtype=torch.bool)
+        weight = int(counted.sum())
+        if not weight:  # the mean over no label is NaN
+            continue
+        values, weights = values + float(loss(outputs, labels)) * weight, weights + weight
         if labels.dtype == torch.int64 and outputs.ndim == labels.ndim + 1:
-            hits = outputs.argmax(-1) == labels
+            hits = (outputs.argmax(-1) == labels)[counted]
         elif loss is nn.functional.binary_cross_entropy_with_logits:
             hits = (outputs > 0) == (labels > 0.5)
         else:
             continue
         correct, total = correct + float(hits.sum()), total + hits.numel()
-    return (correct / total if total else None), values / len(samples)
+    return (correct / total if total else None), values / weights if weights else math.nan
 
 
 def _batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, user_code
 
 Neurons = NDArray[np.int64]
 
@@ -68,6 +68,26 @@ def to_meta(module: nn.Module) -> nn.Module:
         for p in module.parameters()
     }
     return copy.deepcopy(module, memo)
+
+
+def weightless(module: nn.Module) -> nn.Module:
+    """A copy of which buffers and other tensors, too, are on the meta device: for runs that only tell shapes."""
+    tensors = [t for m in module.modules() for t in (*m.buffers(recurse=False), *vars(m).values())]
+    memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors if isinstance(t, Tensor)}
+    return to_meta(copy.deepcopy(module, memo))
+
+
+def run_on_meta(module: nn.Module, inputs: Tensor) -> Any:
+    """What a weightless module gives for inputs on the meta device; tensors that forward makes are made there, too.
+
+    Raises:
+        JobError: forward needs values and not only shapes.
+    """
+    with (
+        user_code("model: cannot be traced (", "); its forward should not look at values, as .item() and if do"),
+        torch.device("meta"),
+    ):
+        return module(inputs)
 
 
 def whole(module: nn.Module) -> Layout:

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from idletrain.nn.groups import run_on_meta, weightless
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.partition import draw
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet, cut
 
+# Left to the head and the scheduler when this machine's RAM is shared out to local workers.
+HEAD_BYTES = 1 << 30
 # What a step needs beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers):
 # 20 MB seen for the MLP of workflows/fashion-mnist.yaml, half as much again for safety.
 SCRATCH_BYTES = 32 << 20
@@ -37,6 +40,9 @@ def need_of(program: Program) -> Callable[[float], int]:
 
     Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
     (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size.
+
+    Raises:
+        JobError: (the function returned) the module cannot be run without values.
     """
     samples = program.source.open()
     index = np.arange(min(program.training.batch_size, len(samples)))
@@ -60,10 +66,10 @@ def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:
         nonlocal total
         total += output.nbytes if isinstance(output, Tensor) else 0
 
-    module = assemble(program.module, subnet, torch.empty(subnet.parameters, device="meta"))
+    module = weightless(assemble(program.module, subnet, torch.empty(subnet.parameters, device="meta")))
     for layer in module.modules():
         if not list(layer.children()):
             layer.register_forward_hook(count)
     with torch.no_grad():
-        module(batch)
+        run_on_meta(module, batch)
     return total

@@ -5,27 +5,20 @@ Everything a user can get wrong about a model, data or a loss is found here, bef
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
-from idletrain.nn import discover, groups
-from idletrain.nn.data import Arrays, Files, Made, Samples, Source, digits, fashion_mnist
-from idletrain.nn.groups import Layout
-from idletrain.nn.partition import widths
+from idletrain.nn import checks, remote
+from idletrain.nn.data import Files, Made, Source, digits, fashion_mnist
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy
-
-IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index
-SCAN_ROWS = 4096  # rows of data checked for NaN at a time: 12 MB of Fashion-MNIST as floats
+from idletrain.nn.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -38,6 +31,34 @@ class Prepared:
     test: Source | None
 
 
+class Faults:
+    """Steps that depend on each other: what can be looked at is, and all that is wrong is told together."""
+
+    FAULTY = object()  # in place of the result of a step that failed or could not be taken
+
+    def __init__(self) -> None:
+        self._told: dict[str, None] = {}
+
+    def look(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
+        """What the step makes of the inputs, or FAULTY if it fails or an input, or what it comes after, is FAULTY."""
+        if any(value is Faults.FAULTY for value in (*inputs, after)):
+            return Faults.FAULTY
+        try:
+            return step(*inputs)
+        except JobError as error:
+            self._told |= dict.fromkeys(error.faults)
+            return Faults.FAULTY
+
+    def tell(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            JobError: with every fault, once.
+        """
+        if self._told:
+            raise JobError(tuple(self._told))
+
+
 def resolve(path: str, field: str) -> Any:
     """Import `package.module:attribute`.
 
@@ -45,10 +66,8 @@ def resolve(path: str, field: str) -> Any:
         JobError: there is no such module or attribute, or importing it fails.
     """
     module, _, attribute = path.replace(":", ".").rpartition(".")
-    try:
+    with user_code(f"{field}: {path!r} cannot be imported (", "); write it as package.module:name"):
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise JobError(f"{field}: {path!r} cannot be imported ({error}); write it as package.module:name") from None
 
 
 def from_settings(
@@ -63,17 +82,17 @@ def from_settings(
         JobError: with every fault that can be found.
     """
     torch.manual_seed(training.seed)
-    module, (train, test), loss = _gather_faults(
-        lambda: _module(model), lambda: _sources(data), lambda: named_loss(training.loss)
-    )
-    return prepare(module, train, test, loss, training, exclude=model.exclude, table=model.groups, memory=memory)
+    faults = Faults()
+    module = faults.look(_module, model)
+    train, test = _sources(faults, data)
+    return _prepare(faults, module, train, test, training.loss, training, model.exclude, model.groups, memory)
 
 
 def prepare(
     module: nn.Module,
     train: Source,
     test: Source | None,
-    loss: Loss,
+    loss: Loss | str,
     training: TrainingSettings,
     *,
     exclude: Sequence[str] = (),
@@ -85,148 +104,122 @@ def prepare(
     Raises:
         JobError: with every fault that can be found.
     """
-    odd = [f"{name} is {p.dtype}" for name, p in module.named_parameters() if p.dtype != torch.float32]
-    if odd:
-        raise JobError(f"model: parameters should be float32, but {', '.join(odd)}")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise JobError("model: has no parameter that requires a gradient; there is nothing to train")
-    samples, tests = _gather_faults(lambda: _checked(train, "data.train"), lambda: test and _checked(test, "data.test"))
-    classes = _check_fit(module, samples, loss, training)
-    if loss is cross_entropy:
-        _gather_faults(
-            *(
-                lambda s=s, field=field: _check_labels(s, field, classes)
-                for s, field in ((samples, "data.train"), (tests, "data.test"))
-            )
-        )
-    meta = groups.without_statistics(groups.to_meta(module))
-    layout = _layout(meta, samples, training, exclude, table)
-    program = Program(meta, layout, train, loss, training, memory)
-    return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
+    return _prepare(Faults(), module, train, test, loss, training, exclude, table, memory)
 
 
-def named_loss(name: str) -> Loss:
-    """A loss by its short name or as `package.module:function`.
+def named_loss(loss: str | Loss) -> Loss:
+    """A loss by its short name or as `package.module:function`; one that is at hand as it is.
 
     Raises:
         JobError: there is no such loss.
     """
-    if name in LOSSES:
-        return LOSSES[name]
-    if ":" not in name and "." not in name:
-        raise JobError(f"training.loss: {name!r} should be one of {', '.join(LOSSES)} or package.module:function")
-    loss: Loss = resolve(name, "training.loss")
-    return loss
+    if not isinstance(loss, str):
+        if not callable(loss):
+            raise JobError(f"training.loss: {loss!r} should be a name or a function (outputs, labels) -> scalar")
+        return loss
+    if loss in LOSSES:
+        return LOSSES[loss]
+    if ":" not in loss and "." not in loss:
+        raise JobError(f"training.loss: {loss!r} should be one of {', '.join(LOSSES)} or package.module:function")
+    found: Loss = resolve(loss, "training.loss")
+    return found
 
 
-def _gather_faults(*steps: Callable[[], Any]) -> list[Any]:
-    """Run independent checks and raise all their faults as one."""
-    results: list[Any] = []
-    faults: list[str] = []
-    for step in steps:
-        try:
-            results.append(step())
-        except JobError as error:
-            faults.extend(error.faults)
-    if faults:
-        raise JobError(faults)
-    return results
+def _prepare(
+    faults: Faults,
+    module: Any,
+    train: Any,
+    test: Any,
+    asked: str | Loss,
+    training: TrainingSettings,
+    exclude: Sequence[str],
+    table: Mapping[str, Sequence[str | None]] | None,
+    memory: MemorySettings,
+) -> Prepared:
+    """What `prepare` does, of a module and sources that may be FAULTY already."""
+    name = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
+    module = faults.look(checks.check_parameters, module)
+    loss = faults.look(named_loss, asked)
+    pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
+    if test is not None:  # tried with what fits the training data: a reason is told once
+        fitting = (Faults.FAULTY, Faults.FAULTY) if fits is Faults.FAULTY else (module, loss)
+        _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
+    cuts = faults.look(checks.cuts_of, module, pair, training, exclude, table, after=outputs)
+    faults.tell()
+    meta, layout = cuts
+    program = Program(meta, layout, train, loss, training, memory)
+    return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
 
 
 def _module(model: ModelSettings) -> nn.Module:
     factory = resolve(model.factory, "model.factory")
-    try:
+    with user_code(f"model.args: {model.factory} does not take {model.args}: "):
         module = factory(**model.args)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise JobError(f"model.args: {model.factory} does not take {model.args}: {error}") from None
     if not isinstance(module, nn.Module):
         raise JobError(f"model.factory: {model.factory!r} returned a {type(module).__name__}, not a torch.nn.Module")
     return module
 
 
-def _sources(data: DataSettings) -> tuple[Source, Source | None]:
-    chosen = [f for f in ("name", "train", "factory") if getattr(data, f) is not None]
-    if len(chosen) != 1:
-        raise JobError(f"data: has {' and '.join(chosen) or 'neither'}; give one of name, train (with test) or factory")
+def _sources(faults: Faults, data: DataSettings) -> tuple[Any, Any]:
+    """The sources of training and test data (None without), each FAULTY where it is not to be had."""
+    nothing = (Faults.FAULTY, Faults.FAULTY)
+    if faults.look(_check_choice, data) is Faults.FAULTY:
+        return nothing
     if data.name == "digits":
         return Made(digits, 0), Made(digits, 1)
     if data.name == "fashion-mnist":
-        return fashion_mnist(data.path)
+        found = faults.look(fashion_mnist, data.path)
+        return nothing if found is Faults.FAULTY else found
     if data.factory is not None:
-        factory = resolve(data.factory, "data.factory")
-        return Made(factory, 0, data.args), Made(factory, 1, data.args)
-    assert data.train is not None
-    return _files(data.train, "data.train"), _files(data.test, "data.test") if data.test else None
+        factory = faults.look(resolve, data.factory, "data.factory")
+        return tuple(faults.look(Made, factory, part, data.args) for part in (0, 1))
+    test = None if data.test is None else faults.look(_files, data.test, "data.test")
+    return faults.look(_files, data.train, "data.train"), test
+
+
+def _check_choice(data: DataSettings) -> None:
+    """One way to name the data, and nothing beside it that belongs to another."""
+    chosen = [f for f in ("name", "train", "factory") if getattr(data, f) is not None]
+    if len(chosen) != 1:
+        raise JobError(f"data: has {' and '.join(chosen) or 'neither'}; give one of name, train (with test) or factory")
+    owners = {"path": data.name == "fashion-mnist", "test": data.train is not None, "args": data.factory is not None}
+    needs = {"path": "name: fashion-mnist", "test": "train", "args": "factory"}
+    strays = [
+        f"data.{field}: {getattr(data, field)!r} goes with {needs[field]} alone; leave it out"
+        for field, belongs in owners.items()
+        if getattr(data, field) and not belongs
+    ]
+    if strays:
+        raise JobError(strays)
 
 
 def _files(where: str | tuple[str, str], field: str) -> Files:
     if isinstance(where, tuple):
-        return Files(*where, field=field)
+        return Files(_pinned(where[0], field), _pinned(where[1], field), field=field)
     if not where.endswith(".npz"):
         raise JobError(f"{field}: {where!r} should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
-    return Files(where, where, field=field)
+    both = _pinned(where, field)
+    return Files(both, both, field=field)
 
 
-def _checked(source: Source, field: str) -> Samples:
-    samples = source.open()
-    if isinstance(samples, Arrays):
-        for name, array in (("inputs", samples.x), ("labels", samples.y)):
-            if array.dtype.kind not in "fiub":
-                raise JobError(f"{field}: its {name} are {array.dtype}; they should be numbers")
-            for start in range(0, len(array) if array.dtype.kind == "f" else 0, SCAN_ROWS):
-                if not np.isfinite(array[start : start + SCAN_ROWS]).all():
-                    raise JobError(f"{field}: its {name} hold NaN or infinity after row {start}; clean the data")
-    return samples
+def _pinned(where: str, field: str) -> str | Remote:
+    return remote.find(where, field) if where.startswith(remote.SCHEME) else where
 
 
-def _check_fit(module: nn.Module, samples: Samples, loss: Loss, training: TrainingSettings) -> int:
-    """Try two samples: the widths must chain and the loss must fit the labels; returns the last layer's width."""
-    inputs, labels = samples.batch(np.arange(min(2, training.batch_size, len(samples))))
-    loss_name = training.loss
-    probe = copy.deepcopy(module).train()
-    try:
-        outputs = probe(inputs)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).split("\n")[0]
-        raise JobError(f"model: does not take inputs of shape {list(inputs.shape[1:])}: {reason}") from None
-    expected = f"outputs {list(outputs.shape)} and labels {list(labels.shape)} of {labels.dtype}"
-    if loss is functional.mse_loss and outputs.shape != labels.shape:  # torch would warn, and broadcast
-        raise JobError(f"training.loss: {loss_name} does not fit {expected}: they should have one shape")
-    try:
-        value = loss(outputs, labels)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).split("\n")[0]
-        raise JobError(f"training.loss: {loss_name} does not fit {expected}: {reason}") from None
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise JobError(f"training.loss: {loss_name} should return one number for {expected}")
-    return int(outputs.shape[-1]) if outputs.ndim else 1
+def _check_data(
+    faults: Faults, source: Any, field: str, module: Any, loss: Any, name: str, batch_size: int
+) -> tuple[Any, Any, Any]:
+    """Look at one part of the data, and try the model and the loss on its first samples.
 
-
-def _check_labels(samples: Samples | None, field: str, classes: int) -> None:
-    """Labels must be numbers of outputs, or what torch's cross entropy leaves out."""
-    if isinstance(samples, Arrays):
-        odd = samples.y[((samples.y < 0) & (samples.y != IGNORED_LABEL)) | (samples.y >= classes)]
-        if len(odd):
-            raise JobError(f"{field}: label {int(odd[0])} is beyond the model's {classes} outputs, 0 to {classes - 1}")
-
-
-def _layout(
-    meta: nn.Module,
-    samples: Samples,
-    training: TrainingSettings,
-    exclude: Sequence[str],
-    table: Mapping[str, Sequence[str | None]] | None,
-) -> Layout:
-    if training.method == "local-sgd":
-        return groups.whole(meta)
-    sample = samples.batch(np.arange(min(2, len(samples))))[0].to("meta")
-    layout = groups.by_hand(meta, table) if table else discover.find(meta, sample, exclude)
-    for group in layout.groups:
-        try:
-            widths(group.size, [1 / training.subnets] * training.subnets)
-        except ValueError:
-            raise JobError(
-                f"training.subnets: {training.subnets} is more than the {group.size} neurons of group {group.name}; "
-                f"ask for at most {group.size} or exclude the group"
-            ) from None
-    return layout
+    Returns:
+        The first samples, the model's outputs for them and whether the loss fits, each FAULTY where it is not.
+    """
+    look = faults.look
+    samples = look(checks.open_samples, source, field)
+    look(checks.check_finite, samples, field)
+    pair = look(checks.first_samples, samples, batch_size, field)
+    outputs = look(checks.outputs_of, module, pair, field)
+    fits = look(checks.check_loss, loss, name, outputs, pair)
+    if loss is cross_entropy:
+        look(checks.check_labels, samples, outputs, field, after=fits)
+    return pair, outputs, fits

@@ -11,10 +11,11 @@ from torch.nn import functional
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data import Source
 from idletrain.nn.groups import Layout
-from idletrain.nn.partition import draw
+from idletrain.nn.partition import Block, draw, members, orders
 from idletrain.nn.subnets import Subnet, cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -53,6 +54,11 @@ class Program:
         """Every subnet of a round."""
         masks = draw(self.training.seed, round_, self.layout.sizes, shares)
         return [cut(self.layout, mask) for mask in masks]
+
+    def subnet(self, round_: int, mine: Sequence[Block]) -> Subnet:
+        """One subnet of a round, by its blocks: what a worker needs."""
+        sizes = self.layout.sizes
+        return cut(self.layout, members(orders(self.training.seed, round_, sizes, mine), mine))
 
     @property
     def slots(self) -> tuple[str, ...]:

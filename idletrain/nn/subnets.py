@@ -36,7 +36,8 @@ class Subnet:
 
 def cut(layout: Layout, members: Mask) -> Subnet:
     """The subnet of the neurons in `members` `[neurons]`; the order of positions is kept, so reshapes still hold."""
-    positions = tuple(tuple(_positions(neurons, members) for neurons in t.neurons) for t in layout.tensors)
+    has = np.append(members, True)  # index -1 (in every subnet) finds the last
+    positions = tuple(tuple(_positions(neurons, has) for neurons in t.neurons) for t in layout.tensors)
     shapes = tuple(
         tuple(length if at is None else len(at) for length, at in zip(t.shape, where, strict=True))
         for t, where in zip(layout.tensors, positions, strict=True)
@@ -96,10 +97,9 @@ def merge(network: Sequence[Tensor], updates: Sequence[tuple[Subnet, Tensor, int
             tensor[common] = mean
 
 
-def _positions(neurons: np.ndarray | None, members: Mask) -> Tensor | None:
+def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:
     if neurons is None:
         return None
-    has = np.append(members, True)  # index -1 (in every subnet) finds the last
     return torch.from_numpy(np.flatnonzero(has[neurons]))
 
 

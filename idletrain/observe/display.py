@@ -1,4 +1,7 @@
-"""The run as a person sees it while it goes on: a live screen on a terminal, plain lines elsewhere, JSON on demand."""
+"""The run as a person sees it while it goes on: a live screen on a terminal, plain lines elsewhere, JSON on demand.
+
+A display draws from a summary, which must take an event before the display does (`folding` sees to that).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ from typing import Any, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from idletrain.observe.records import Event, Summary
+from idletrain.observe.records import Event, Sink
+from idletrain.observe.summary import Summary
 
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
+TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # what a person must hear of, whatever is shown
 LINE_SECONDS = 10.0  # between plain lines when nothing else happens
 STATES = {True: "[yellow]draining", False: "[green]training"}
 
@@ -26,12 +32,11 @@ STATES = {True: "[yellow]draining", False: "[green]training"}
 class Lines:
     """Plain log lines: evaluations, workers coming and going, and a sign of life."""
 
-    def __init__(self, out: TextIO) -> None:
-        self.summary = Summary()
+    def __init__(self, out: TextIO, summary: Summary) -> None:
+        self.summary = summary
         self._out, self._last = out, time.monotonic()
 
     def __call__(self, event: Event) -> None:
-        self.summary.add(event)
         line = describe(event)
         if line is None and time.monotonic() - self._last > LINE_SECONDS and event["kind"] == "round_committed":
             line = _progress(self.summary)
@@ -50,18 +55,17 @@ class Lines:
 class Json:
     """One JSON object a round, and the summary as the last."""
 
-    def __init__(self, out: TextIO) -> None:
-        self.summary = Summary()
+    def __init__(self, out: TextIO, summary: Summary) -> None:
+        self.summary = summary
         self._out = out
 
     def __call__(self, event: Event) -> None:
-        self.summary.add(event)
         if event["kind"] == "round_committed":
-            record = self.summary.as_record()
-            keys = ("rounds", "local_steps", "accuracy", "loss", "seconds", "goodput", "preemptions")
-            self._print({"round": event["round"], "round_seconds": event["seconds"], **{k: record[k] for k in keys}})
+            self._print(self.summary.round_record(event))
         elif event["kind"] == "run_ended":
             self._print(self.summary.as_record())
+        elif event["kind"] in TROUBLES:
+            sys.stderr.write(f"idletrain: {describe(event)}\n")
 
     def _print(self, record: dict[str, Any]) -> None:
         self._out.write(json.dumps(record) + "\n")
@@ -77,13 +81,13 @@ class Json:
 class Screen:
     """A live screen, redrawn a few times a second while the head has time for it."""
 
-    def __init__(self, console: Console) -> None:
-        self.summary = Summary()
+    def __init__(self, console: Console, summary: Summary) -> None:
+        self.summary = summary
         self._recent: list[str] = []
+        self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
     def __call__(self, event: Event) -> None:
-        self.summary.add(event)
         if line := describe(event):
             self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
 
@@ -97,10 +101,13 @@ class Screen:
     def _draw(self) -> RenderableType:
         summary = self.summary
         title = f"idletrain [bold]{summary.run}[/bold]  [dim]{summary.dashboard}"
+        if summary.status == "starting":
+            self._waiting.update(text=summary.note or "starting")
+            return Panel(self._waiting, title=title, border_style="cyan")
         body: list[RenderableType] = [
             Text(_progress(summary, separator="\n")),
             Text(_bar(summary.rounds / max(1, summary.total_rounds)), style="cyan"),
-            Text(_spark([accuracy for _, _, accuracy, _ in summary.curve if accuracy is not None])),
+            Text(_spark([point.accuracy for point in summary.curve if point.accuracy is not None])),
             _workers(summary),
             Text("\n".join(self._recent), style="dim"),
         ]
@@ -117,7 +124,9 @@ def describe(event: Event) -> str | None:
 
 def _tell_start(event: Event) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
-    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}"
+    seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
+    seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
+    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
 
 
 def _tell_left(event: Event) -> str | None:
@@ -158,13 +167,13 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
     goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
     return [
         status_text,
-        f"  {score_text(summary.accuracy, summary.loss)} after {summary.rounds} rounds",
+        f"  {_last_score(summary)}",
         f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
         f"  {summary.reissues} subnets went on elsewhere",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
-        f"  params_sha256 {summary.params_sha256}",
+        *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         f"  {summary.run_dir}",
     ]
 
@@ -176,11 +185,28 @@ def score_text(accuracy: float | None, loss: float | None) -> str:
     return ", ".join(parts) or "not evaluated"
 
 
-def choose(as_json: bool, console: Console) -> Lines | Json | Screen:
+def _last_score(summary: Summary) -> str:
+    """The last evaluation and the rounds done, which may be more."""
+    text = score_text(summary.accuracy, summary.loss)
+    at = summary.curve[-1][0] if summary.curve else summary.rounds
+    return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
+
+
+def choose(as_json: bool, console: Console, summary: Summary) -> Lines | Json | Screen:
     """The display that fits where output goes."""
     if as_json:
-        return Json(sys.stdout)
-    return Screen(console) if console.is_terminal else Lines(sys.stdout)
+        return Json(sys.stdout, summary)
+    return Screen(console, summary) if console.is_terminal else Lines(sys.stdout, summary)
+
+
+def folding(summary: Summary, *sinks: Sink) -> Sink:
+    """A sink that sums up before it hands on."""
+
+    def take(event: Event) -> None:
+        for sink in (summary.add, *sinks):
+            sink(event)
+
+    return take
 
 
 def _progress(summary: Summary, separator: str = "  ") -> str:

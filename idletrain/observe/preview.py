@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -12,10 +13,13 @@ from rich.text import Text
 
 from idletrain.job import Job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.network import Network
 from idletrain.nn.outofcore.foresee import Foresight
 from idletrain.nn.outofcore.picture import picture, size
+from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.subnets import Subnet
 from idletrain.rounds import plan
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
@@ -35,8 +39,8 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
-    memory = memory_bytes or job.nodes.memory or psutil.virtual_memory().available // job.nodes.count
-    memory = max(0, memory - WORKER_BYTES)
+    shared = (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
+    memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     foresight = Foresight(program)
     need, how = foresight.need_bytes, job.memory.out_of_core
@@ -44,27 +48,18 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest, beyond)
     subnets = program.subnets(0, shares)
-    widths = [share if program.layout.groups else 1.0 for share in shares]
-    planned = {w: foresight.plan(w, memory) for w in widths if how == "always" or need(w) > memory}
-    seconds = [planned[w].seconds if w in planned else _step_seconds(prepared, shares, k) for k, w in enumerate(widths)]
-    table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "parameters", "bytes each way", "memory", "compute per round"):
-        table.add_column(column, justify="right")
-    for k, subnet in enumerate(subnets):
-        share = widths[k]
-        takes = planned[share].peak_bytes if share in planned else need(share)
-        table.add_row(
-            str(k),
-            str(k % job.nodes.count),
-            f"{share:.1%}",
-            f"{subnet.parameters:,}",
-            size(4 * program.travelling * subnet.parameters),
-            f"{size(takes)} of {size(memory)}" + (" out of core" if share in planned else ""),
-            f"{seconds[k] * training.local_steps:.2f} s",
-        )
+    wide = [share if program.layout.groups else 1.0 for share in shares]
+    planned = {w: foresight.plan(w, memory) for w in wide if how == "always" or need(w) > memory}
+    each = [planned[w].seconds if w in planned else _step_seconds(prepared, subnets[k], k) for k, w in enumerate(wide)]
+    seconds = [training.local_steps * step for step in each]
+    takes = [planned[w].peak_bytes if w in planned else need(w) for w in wide]
+    memories = [
+        f"{size(took)} of {size(memory)}" + (" out of core" if w in planned else "")
+        for w, took in zip(wide, takes, strict=True)
+    ]
     moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
     turns = -(-len(subnets) // job.nodes.count)
-    compute = turns * max(seconds) * training.local_steps
+    compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
     covered = min(1.0, sum(shares)) if program.layout.groups else 1.0
     exchange = moved / GIGABIT_BYTES
@@ -75,7 +70,30 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
     pictures = [picture(foresight.profile(w), made) for w, made in planned.items()]
-    return Group(Text("\n".join(lines)), _groups(prepared), table, *pictures)
+    rows = _subnets(job, prepared, shares, seconds, memories)
+    return Group(Text("\n".join(lines)), _groups(prepared), rows, *pictures)
+
+
+def _subnets(
+    job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
+) -> Table:
+    table = Table(title="subnets", title_justify="left")
+    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes each way", "memory", "compute"):
+        table.add_column(column, justify="right")
+    program = prepared.program
+    neurons = [widths(size, shares) for size in program.layout.sizes]
+    for k, subnet in enumerate(program.subnets(0, shares)):
+        table.add_row(
+            str(k),
+            str(k % job.nodes.count),
+            f"{shares[k] if neurons else 1:.1%}",
+            " ".join(str(of_group[k]) for of_group in neurons) or "all",
+            f"{subnet.parameters:,}",
+            size(4 * program.travelling * subnet.parameters),
+            memories[k],
+            f"{seconds[k]:.2f} s",
+        )
+    return table
 
 
 def _groups(prepared: Prepared) -> RenderableType:
@@ -98,10 +116,9 @@ def _groups(prepared: Prepared) -> RenderableType:
     return table
 
 
-def _step_seconds(prepared: Prepared, shares: tuple[float, ...], number: int) -> float:
+def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
     """Time of one local step of a subnet on one thread of this machine."""
     program = prepared.program
-    subnet = program.subnets(0, shares)[number]
     flat = torch.zeros(len(program.slots) * subnet.parameters)
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
     work = LocalSteps(program, subnet, flat, number, 0)

@@ -14,6 +14,7 @@ from idletrain.errors import RefusedError
 from idletrain.observe.records import Recorder
 from idletrain.rounds import task
 from idletrain.rounds.plan import Capacity
+from idletrain.rounds.spec import version
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -56,7 +57,7 @@ class Crew:
 
     async def watch(self) -> None:
         """Begin to listen, and to count who is there, as events tell only of those who come later."""
-        await self._client.set_metadata(["idletrain"], {"version": task.version()})
+        await self._client.set_metadata(["idletrain"], {"version": version()})
         self._client.subscribe_topic("all", self._on_event)
         self._client.subscribe_topic("idletrain", self._on_event)
         self._spawn(self._count())
@@ -87,6 +88,8 @@ class Crew:
             case "add-worker":
                 self._spawn(self._welcome(address))
             case "remove-worker":
+                if address in self._known and address not in self.capacities:
+                    self._record("joining_failed", worker=address)
                 self._known.discard(address)
                 if self.capacities.pop(address, None):
                     self._left(address, self._names.pop(address))
@@ -101,8 +104,7 @@ class Crew:
         while True:
             if self._client.status == "running":
                 with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
-                    scheduler = await self._client.scheduler.identity(n_workers=-1)
-                    for address in scheduler["workers"]:
+                    for address in (await self._client.scheduler.ncores()).keys() - self._known:
                         self._spawn(self._welcome(address))
             await asyncio.sleep(COUNT_SECONDS)
 
@@ -111,6 +113,7 @@ class Crew:
         if address in self._known:
             return
         self._known.add(address)
+        self._record("worker_joining", worker=address)
         try:
             await self._check_version(address)
             described = self._client.submit(task.describe, workers=[address], key=f"describe-{address}", pure=False)
@@ -120,22 +123,22 @@ class Crew:
             return
         except Exception as error:  # noqa: BLE001 (whatever a worker dies of while it joins, it has not joined)
             logger.info("worker %s did not join: %r", address, error)
+            if address in self._known:
+                self._record("joining_failed", worker=address)
             self._known.discard(address)  # the next count tries again, if it is still there
             return
         if address not in self._known:  # it left while it told
             return
-        self.capacities[address] = Capacity(about["memory_bytes"], about["steps_per_second"])
+        self.capacities[address] = Capacity(about["memory_bytes"], about["steps_per_second"], about["leases"])
         self._names[address] = about["name"]
         fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
         self._record("worker_joined", worker=address, **{field: about[field] for field in fields})
         self._joined(address)
 
     async def _check_version(self, address: str) -> None:
-        found = await self._client.run(task.version, workers=[address], on_error="return")
+        found = await self._client.run(version, workers=[address], on_error="return")
         theirs = found.get(address)
         if isinstance(theirs, OSError):
             raise theirs
-        if isinstance(theirs, Exception) or theirs != task.version():
-            raise RefusedError(
-                f"worker {address} runs idletrain {theirs} and the head {task.version()}; install the same"
-            )
+        if isinstance(theirs, Exception) or theirs != version():
+            raise RefusedError(f"worker {address} runs idletrain {theirs} and the head {version()}; install the same")

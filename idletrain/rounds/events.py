@@ -22,6 +22,7 @@ class WorkerJoined(Event):
 
     worker: str
     memory_bytes: int
+    leases: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,10 @@ class Stored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """An attempt's task is over; `failed` if by an error of its own (not by the loss of its worker)."""
+    """An attempt's task on `worker` is over; `failed` if by an error of its own (not by the loss of its worker)."""
 
     lease: LeaseId
+    worker: str
     failed: bool = False
 
 

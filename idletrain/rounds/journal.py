@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from idletrain.errors import DamageError
+from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
+from idletrain.nn.partition import Block, blocks
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.subnets import Subnet
 from idletrain.observe.records import Recorder
 from idletrain.rounds import ledger, recovery, snapshots, updates
 from idletrain.storage import NO_ROOM, Reached
@@ -53,6 +55,8 @@ class Journal:
         network: The network after `round` committed rounds.
         epoch: This head's number; what older heads leased is void.
         shares: The open round's shares, or empty if nobody has planned it.
+        blocks: The open round's subnets as workers are told of them, once it has begun.
+        subnets: The same, cut.
         staged: The open round's durable updates, by subnet.
 
     Raises:
@@ -74,16 +78,24 @@ class Journal:
             snapshots.write(run_dir, 0, self.network, reached)
         self.round, self.epoch = past.rounds, past.epochs + 1
         self.shares = past.shares.get(past.rounds, ())
+        self.blocks: Sequence[tuple[Block, ...]] = ()
+        self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._stopping = False
         self._next_offset = max((u.offset + u.size_bytes for u in self.staged.values()), default=0)
 
     def close(self) -> None:
         """Close the ledger."""
         self._ledger.close()
 
+    def stop_waiting(self) -> None:
+        """Wait no longer where there is no room: the run is to end."""
+        self._stopping = True
+
     async def begin(self, shares: tuple[float, ...]) -> None:
         """Raise the epoch: from here on nothing that an older head leased is taken."""
         self.shares = shares
+        self._draw()
         await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares)
         self._reached("epoch-recorded")
 
@@ -109,16 +121,10 @@ class Journal:
         await self._durably(seal)
         self._reached("commit-recorded")
         await asyncio.to_thread(
-            recovery.apply,
-            self.run_dir,
-            self._program,
-            self.network,
-            self.round,
-            self.shares,
-            self.staged,
-            dict(staged),
+            recovery.apply, self.run_dir, self.subnets, self.network, self.round, self.staged, dict(staged)
         )
         self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+        self._draw()
 
     async def snapshot(self) -> None:
         """Write the network, then forget what only older snapshots needed."""
@@ -134,6 +140,10 @@ class Journal:
         digest = await asyncio.to_thread(self.network.sha256)
         await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
         return digest
+
+    def _draw(self) -> None:
+        self.blocks = blocks(self._program.layout.sizes, self.shares)
+        self.subnets = self._program.subnets(self.round, self.shares)
 
     def _sound(self, staged: dict[int, updates.Staged]) -> dict[int, updates.Staged]:
         """What a head before us staged of the open round, without what a power cut spoilt."""
@@ -151,7 +161,11 @@ class Journal:
         await self._durably(lambda: self._ledger.append(kind, durable=durable, **fields), inline=not durable)
 
     async def _durably(self, write: Callable[[], None], *, inline: bool = False) -> None:
-        """Write, in a thread or `inline`; while there is no room, say so and try again until there is."""
+        """Write, in a thread or `inline`; while there is no room, say so and try again until there is.
+
+        Raises:
+            RunError: there is none, and the run was asked to end.
+        """
         paused = False
         while True:
             try:
@@ -159,10 +173,11 @@ class Journal:
             except OSError as error:
                 if error.errno not in NO_ROOM:
                     raise
+                why = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
+                if self._stopping:
+                    raise RunError(f"stopped with {why}; free some and add --resume") from None
                 if not paused:
-                    why = errno.errorcode[error.errno or 0]
-                    reason = f"no room left in {self.run_dir} ({why}); free some and the run goes on"
-                    self._record("paused", reason=reason)
+                    self._record("paused", reason=f"{why}; free some and the run goes on")
                 paused = True
                 await asyncio.sleep(ROOM_RETRY_SECONDS)
             else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.errors import DamageError
+from idletrain.storage import sync_directory
 
 Record = dict[str, Any]
 
@@ -65,6 +66,7 @@ class Ledger:
         self._end = reading.sound_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, self._end)
+        sync_directory(path.parent)
 
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
         """Add a record; `durable` waits until it would survive a power cut (a killed process never loses one).

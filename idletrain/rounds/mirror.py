@@ -7,16 +7,20 @@ the run directory was in: the ledger's next part follows the files that it speak
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from idletrain.observe.records import parse
 from idletrain.storage import S3Prefix, write_whole
 
 logger = logging.getLogger(__name__)
 EVERY_SECONDS = 1.0  # what a head that loses its machine has to do again, and how late a laptop learns of things
-GROWING = ("ledger", "events.jsonl")
+EVENTS = "events.jsonl"
+GROWING = ("ledger", EVENTS)
 
 
 class Mirror:
@@ -65,7 +69,8 @@ class Mirror:
         """Files that are copied whole, a snapshot's manifest behind its data; snapshots without one are not whole."""
         manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
         snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
-        paths = [*self._run_dir.glob("job.json"), *sorted(self._run_dir.glob("updates/*")), *snapshots]
+        curves = sorted(self._run_dir.glob("tensorboard/*"))
+        paths = [*self._run_dir.glob("job.json"), *curves, *sorted(self._run_dir.glob("updates/*")), *snapshots]
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
     def _copy_whole(self, name: str) -> None:
@@ -109,6 +114,19 @@ def tail(prefix: S3Prefix, name: str, take: Callable[[bytes], None], after: str 
         take(_content(prefix, key))
         after = key
     return after
+
+
+def events(prefix: S3Prefix) -> list[dict[str, Any]]:
+    """All events of a run so far."""
+    found: list[dict[str, Any]] = []
+    tail(prefix, EVENTS, lambda content: found.extend(parse(content.splitlines())))
+    return found
+
+
+def append_events(prefix: S3Prefix, more: Iterable[Mapping[str, Any]]) -> None:
+    """Add to the copy of a run's events while no head adds to it."""
+    end = _end_of(EVENTS, prefix.names(f"{EVENTS}/"), prefix)
+    prefix.put(f"{EVENTS}/{end:015d}", "".join(f"{json.dumps(event)}\n" for event in more).encode())
 
 
 def _content(prefix: S3Prefix, key: str) -> bytes:

@@ -14,10 +14,13 @@ STEPS = 64  # bisection steps of a share: to the last bit of a float; only a net
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker brings: memory for subnets, and speed in steps per second of a reference step."""
+    """What a worker brings: memory for subnets, speed in steps per second of a reference step, and how many leases it
+    can hold at once.
+    """
 
     memory_bytes: int
     steps_per_second: float
+    leases: int = 1
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,11 @@ def shares(
 ) -> tuple[float, ...]:
     """Each subnet's share of every neuron group.
 
-    Subnets are dealt to the workers in turn, the most capable first. A worker half as fast gets subnets half as
-    wide (in powers of two: finer would follow the measurement's noise); none gets more than its
-    memory holds, and what it cannot hold goes to those who can. If nobody can, the shares add up to less than 1 and
-    the rounds take turns over the network; or subnets are as wide as they should be and trained out of core, where
-    that is quicker: what counts is the seconds until every neuron had its turn.
+    Subnets are dealt to the workers in turn, the most capable first; a worker that cannot hold the narrowest gets
+    none. A worker half as fast gets subnets half as wide (in powers of two: finer would follow the measurement's
+    noise); none gets more than its memory holds, and what it cannot hold goes to those who can. If nobody can, the
+    shares add up to less than 1 and the rounds take turns over the network; or subnets are as wide as they should be
+    and trained out of core, where that is quicker: what counts is the seconds until every neuron had its turn.
 
     Args:
         workers: At least one.
@@ -58,42 +61,69 @@ def shares(
         beyond: What out-of-core training makes possible, or None if it is not allowed.
 
     Raises:
-        RunError: the narrowest subnet does not fit a worker that would have to train one.
+        RunError: the narrowest subnet fits no worker.
     """
     if neurons == 1:
         return _whole(workers, subnets, need_bytes, beyond)
-    ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
-    fastest = max(worker.steps_per_second for worker in workers)
-    mine = [ranked[k % len(ranked)] for k in range(subnets)]
-    turns = [-(-(subnets - k % len(ranked)) // len(ranked)) for k in range(subnets)]
-    speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in mine]
-    weights = [speed / turn for speed, turn in zip(speeds, turns, strict=True)]
-    wide = [weight / sum(weights) for weight in weights]
-    reach = beyond is not None and all(
+    everyone = _Deal.of(workers, subnets)
+    wide = _wide(everyone, need_bytes, beyond)
+    if beyond and wide and beyond.always:
+        return wide
+    roomy = [worker for worker in workers if worker.memory_bytes >= need_bytes(1 / neurons)]
+    if not roomy and wide:
+        return wide
+    if not roomy:
+        largest = max(worker.memory_bytes for worker in workers)
+        raise RunError(
+            f"even the narrowest subnet needs {need_bytes(1 / neurons) >> 20} MiB and the largest worker has "
+            f"{largest >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
+        )
+    deal = _Deal.of(roomy, subnets)
+    caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in deal.workers]
+    narrow = tuple(_fill(deal.weights, caps))
+    if beyond is None or wide is None or sum(narrow) > ALL:
+        return narrow
+    return wide if _cover_seconds(wide, everyone, beyond) < _cover_seconds(narrow, deal, beyond) else narrow
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """Subnets dealt to workers in turn: each subnet's worker, how many that worker gets, and how wide it should be beside
+    the others.
+    """
+
+    workers: Sequence[Capacity]
+    turns: Sequence[int]
+    weights: Sequence[float]
+
+    @classmethod
+    def of(cls, workers: Sequence[Capacity], subnets: int) -> _Deal:
+        ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
+        fastest = max(worker.steps_per_second for worker in workers)
+        mine = [ranked[k % len(ranked)] for k in range(subnets)]
+        turns = [-(-(subnets - k % len(ranked)) // len(ranked)) for k in range(subnets)]
+        speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in mine]
+        return cls(mine, turns, [speed / turn for speed, turn in zip(speeds, turns, strict=True)])
+
+
+def _wide(deal: _Deal, need_bytes: Callable[[float], int], beyond: Beyond | None) -> tuple[float, ...] | None:
+    """Shares that cover the network, trained out of core where they do not fit; None where not even that is possible."""
+    if beyond is None:
+        return None
+    wide = tuple(weight / sum(deal.weights) for weight in deal.weights)
+    possible = all(
         min(need_bytes(share), beyond.least_bytes(share)) <= worker.memory_bytes
-        for share, worker in zip(wide, mine, strict=True)
+        for share, worker in zip(wide, deal.workers, strict=True)
         if need_bytes(share) > worker.memory_bytes
     )
-    if reach and beyond and beyond.always:
-        return tuple(wide)
-    try:
-        caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in mine]
-    except RunError:
-        if reach:
-            return tuple(wide)
-        raise
-    narrow = _fill(weights, caps)
-    if not reach or beyond is None or sum(narrow) > ALL:
-        return tuple(narrow)
-    ways = [(_cover_seconds(way, mine, turns, beyond), way) for way in (narrow, wide)]
-    return tuple(min(ways, key=lambda way: way[0])[1])
+    return wide if possible else None
 
 
-def _cover_seconds(shares: Sequence[float], workers: Sequence[Capacity], turns: Sequence[int], beyond: Beyond) -> float:
+def _cover_seconds(shares: Sequence[float], deal: _Deal, beyond: Beyond) -> float:
     """Seconds of compute per local step until every neuron had its turn."""
     slowest = max(
         turn * beyond.seconds(share, worker.memory_bytes)
-        for share, worker, turn in zip(shares, workers, turns, strict=True)
+        for share, worker, turn in zip(shares, deal.workers, deal.turns, strict=True)
     )
     return slowest / min(1.0, sum(shares))
 
@@ -114,14 +144,9 @@ def _whole(
 
 
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
-    """The largest share that fits, by bisection."""
+    """The largest share that fits where the narrowest does, by bisection."""
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
-    if need_bytes(narrowest) > memory_bytes:
-        raise RunError(
-            f"even the narrowest subnet needs {need_bytes(narrowest) >> 20} MiB and a worker has "
-            f"{memory_bytes >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
-        )
     low, high = narrowest, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
+from idletrain.nn.subnets import Subnet
 from idletrain.rounds import ledger, snapshots, updates
 from idletrain.rounds.updates import Staged
 
@@ -123,15 +124,15 @@ def replay(run_dir: Path, program: Program, network: Network, past: History, rou
     Raises:
         DamageError: an update does not hold what was written.
     """
-    apply(run_dir, program, network, round_, past.shares[round_], past.staged[round_], past.steps[round_])
+    subnets = program.subnets(round_, past.shares[round_])
+    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
 
 
 def apply(
     run_dir: Path,
-    program: Program,
+    subnets: Sequence[Subnet],
     network: Network,
     round_: int,
-    shares: Sequence[float],
     staged: dict[int, Staged],
     steps: dict[int, int],
 ) -> None:
@@ -140,6 +141,5 @@ def apply(
     Raises:
         DamageError: an update does not hold what was written; the network is as before.
     """
-    subnets = program.subnets(round_, shares)
     path = updates.path_of(run_dir, round_)
     network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])

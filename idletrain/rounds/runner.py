@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,6 +32,8 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
+from idletrain.rounds.spec import Spec, version
+from idletrain.rounds.table import Phase
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
@@ -58,17 +61,28 @@ class Runner:
         journal: Its durable side.
         client: An asynchronous client of the cluster whose workers train.
         record: Takes what happens.
+        about: What else a run's first record tells: where it is shown, and what to reproduce it takes.
     """
 
-    def __init__(self, job: Job, prepared: Prepared, journal: Journal, client: Client, record: Recorder) -> None:
+    def __init__(
+        self,
+        job: Job,
+        prepared: Prepared,
+        journal: Journal,
+        client: Client,
+        record: Recorder,
+        about: Mapping[str, Any],
+    ) -> None:
         self._job, self._prepared, self._program = job, prepared, prepared.program
         self._journal, self._client, self._record = journal, client, record
+        self._about = about
         self._store = Store(self, client.security)
         self._crew = Crew(
             client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
         )
         self._foresight = Foresight(self._program)
         self._need_bytes = self._foresight.need_bytes
+        self._narrowest_bytes = self._need_bytes(1 / min(self._program.layout.sizes, default=1))
         self._pickled: bytes = cloudpickle.dumps(self._program)
         self._module = assembled(prepared.module, journal.network.values)
         self._score: tuple[float | None, float | None] = (None, None)
@@ -79,6 +93,7 @@ class Runner:
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
+        self._noticed: set[str] = set()
         self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
@@ -108,6 +123,7 @@ class Runner:
 
     def stop(self) -> None:
         """Ask the run to end where it is; it can be resumed."""
+        self._journal.stop_waiting()
         if self._state is None:
             self._finish("stopped")
         else:
@@ -120,7 +136,7 @@ class Runner:
         self._record(
             "run_started",
             run=self._job.name,
-            version=task.version(),
+            version=version(),
             subnets=training.subnets,
             rounds=training.rounds,
             policy=self._job.preemption.policy,
@@ -131,7 +147,7 @@ class Runner:
             groups={group.name: group.size for group in self._program.layout.groups},
             resumed_at=self._journal.round,
             run_dir=str(self._journal.run_dir),
-            dashboard=self._client.dashboard_link,
+            **self._about,
         )
 
     async def _open(self) -> None:
@@ -150,12 +166,13 @@ class Runner:
         )
         staged = {k: update.steps for k, update in journal.staged.items()}
         now = self._opened_at = time.monotonic()
-        self._subnets = self._program.subnets(journal.round, journal.shares)
         needs = await asyncio.to_thread(self._needs)
-        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, needs, staged, now)
+        workers = {
+            address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases)
+            for address, brings in self._capacities().items()
+        }
+        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, needs, staged, now, workers)
         self._state = opened
-        for address in list(self._crew.capacities):
-            self._on_joined(address)
         if opened.looking:
             self._spawn(self._look(events.Look(evaluate=True, snapshot=opened.stage is state.Stage.LAST_LOOK)))
         self._handle(events.Tick(now=now))
@@ -262,12 +279,19 @@ class Runner:
     # --- workers ------------------------------------------------------------------------------------------------
 
     def _on_joined(self, address: str) -> None:
-        memory = self._within_budget(self._crew.capacities[address]).memory_bytes
-        self._handle(events.WorkerJoined(now=time.monotonic(), worker=address, memory_bytes=memory))
+        brings = self._capacities()[address]
+        joined = events.WorkerJoined(
+            now=time.monotonic(), worker=address, memory_bytes=brings.memory_bytes, leases=brings.leases
+        )
+        self._handle(joined)
 
-    def _within_budget(self, capacity: plan.Capacity) -> plan.Capacity:
-        budget = self._job.memory.budget or capacity.memory_bytes
-        return replace(capacity, memory_bytes=min(capacity.memory_bytes, budget))
+    def _capacities(self) -> dict[str, plan.Capacity]:
+        """What the workers that are there bring, within the job's budget for each."""
+        budget = self._job.memory.budget or sys.maxsize
+        return {
+            address: replace(brings, memory_bytes=min(brings.memory_bytes, budget))
+            for address, brings in self._crew.capacities.items()
+        }
 
     def _on_unfit(self, address: str, need_bytes: int) -> None:
         """A worker could not train what should fit it: it gets nothing as large again."""
@@ -278,11 +302,12 @@ class Runner:
         self._on_joined(address)
 
     def _on_notice(self, address: str) -> None:
+        self._noticed.add(address)  # also before there is a state that knows workers
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
-        worker = self._state.workers.get(address) if self._state else None
-        warned = "notice" if worker is not None and worker.draining else "kill"
+        warned = "notice" if address in self._noticed else "kill"
+        self._noticed.discard(address)
         self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
@@ -290,32 +315,46 @@ class Runner:
         self._handle(events.WorkerLeft(now=time.monotonic(), worker=address))
 
     def _warn_of_misfits(self) -> None:
-        """Tell, once, when a subnet waits for a worker that nobody is large enough to be."""
-        capacities = [self._within_budget(capacity) for capacity in self._crew.capacities.values()]
+        """Tell, once, when a subnet waits for a worker that nobody is large enough to be, or a worker is too small."""
+        capacities = self._capacities()
         if self._state is None or not capacities:
             return
-        largest = max(capacity.memory_bytes for capacity in capacities)
+        for address, capacity in capacities.items():
+            if capacity.memory_bytes < self._narrowest_bytes:
+                has, needs = capacity.memory_bytes >> 20, self._narrowest_bytes >> 20
+                self._tell_misfit(
+                    f"{address} has {has} MiB free and the narrowest subnet needs {needs}: it gets no work"
+                )
+        largest = max(capacity.memory_bytes for capacity in capacities.values())
         for k, subnet in enumerate(self._state.subnets):
             reason = f"subnet {k} needs {subnet.need_bytes >> 20} MiB; the largest worker has {largest >> 20} MiB"
-            waits = subnet.phase is state.Phase.WAITING and subnet.need_bytes > largest
-            if waits and reason not in self._misfits:
-                self._misfits.add(reason)
-                self._record("waiting", reason=reason)
+            if subnet.phase is Phase.WAITING and subnet.need_bytes > largest:
+                self._tell_misfit(reason)
+
+    def _tell_misfit(self, reason: str) -> None:
+        if reason not in self._misfits:
+            self._misfits.add(reason)
+            self._record("waiting", reason=reason)
 
     # --- leases -------------------------------------------------------------------------------------------------
 
     def _lease(self, commands: Sequence[events.Lease]) -> None:
         """Send leases to their workers, in one graph: the scheduler's work is by the message, not by the task."""
+        journal, preemption = self._journal, self._job.preemption
         keys, specs, workers = [], [], {}
         for lease, worker, step in ((command.lease, command.worker, command.step) for command in commands):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
             self._record("leased", **names, step=step)
             if not step:
                 # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
-                cutting = asyncio.to_thread(self._journal.network.pull, self._subnets[lease.subnet])
+                cutting = asyncio.to_thread(journal.network.pull, journal.subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            specs.append(task.Spec(lease, self._address, self._journal.shares, self._job.preemption.mark_every))
+            blocks, share = (
+                journal.blocks[lease.subnet],
+                journal.shares[lease.subnet] if self._program.layout.groups else 1.0,
+            )
+            specs.append(Spec(lease, self._address, blocks, share, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -336,8 +375,7 @@ class Runner:
             record = {"ended": "cancelled"}
         except Exception as error:  # noqa: BLE001 (a task may die of anything; the subnet is leased again)
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
-            broken_link = isinstance(error, OSError) and error.errno is None  # as Dask's comm errors are
-            failed = not (broken_link or isinstance(error, KilledWorker | NoValidWorkerError))
+            failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
@@ -346,7 +384,7 @@ class Runner:
         self._record("attempt_ended", **names, **record)
         if record["ended"] == "unfit" and self._state:
             self._on_unfit(worker, self._state.subnets[lease.subnet].need_bytes)
-        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, failed=failed))
+        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed))
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -388,12 +426,12 @@ class Runner:
         return self._handle(events.Beat(now=time.monotonic(), lease=lease, steps=steps))
 
     def _expected_bytes(self, header: PushHeader) -> int:
-        k, all_steps = header.lease.subnet, self._program.training.local_steps
+        k, all_steps, subnets = header.lease.subnet, self._program.training.local_steps, self._journal.subnets
         if not 0 < header.steps <= all_steps:
             return -1
         whole = header.steps == all_steps
         slots = self._program.travelling if whole else len(self._program.slots)
-        return 4 * slots * self._subnets[k].parameters if 0 <= k < len(self._subnets) else -1
+        return 4 * slots * subnets[k].parameters if 0 <= k < len(subnets) else -1
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -414,7 +452,6 @@ class Runner:
         if self._job.preemption.policy == "salvage" and self._crew.capacities:
             next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
-        self._subnets = self._program.subnets(journal.round, journal.shares)
         ended = time.monotonic()
         traffic = self._store.bytes_down, self._store.bytes_up
         self._record(
@@ -454,8 +491,7 @@ class Runner:
         just now, which are noise to a result that is a function of the job (one of seven undisturbed runs of
         workflows/digits.yaml differed).
         """
-        there = [self._within_budget(capacity) for capacity in self._crew.capacities.values()]
-        workers = sorted(there, key=lambda worker: -worker.memory_bytes)
+        workers = sorted(self._capacities().values(), key=lambda worker: -worker.memory_bytes)
         if self._job.preemption.policy == "reissue":
             asked = self._job.nodes.count
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * asked][:asked]
@@ -468,7 +504,7 @@ class Runner:
     def _needs(self) -> tuple[int, ...]:
         """What each subnet needs: in core, unless nobody has that much and it can be trained out of core."""
         widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
-        there = [self._within_budget(capacity).memory_bytes for capacity in self._crew.capacities.values()]
+        there = [capacity.memory_bytes for capacity in self._capacities().values()]
         how, largest = self._job.memory.out_of_core, max(there, default=0)
         beyond = [how != "never" and there and self._need_bytes(width) > largest for width in widths]
         return tuple(

@@ -12,9 +12,10 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
 
 from __future__ import annotations
 
+import bisect
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +43,7 @@ from idletrain.rounds.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from idletrain.rounds.table import Phase, Subnet, Table
 
 # A round is worth waiting for half as long again as its subnets took last time: a straggler of ordinary noise makes
 # it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
@@ -49,16 +51,6 @@ PATIENCE = 1.5
 DIVERGED_AFTER = 3  # attempts at one subnet that end in NaN: the same steps would end so for ever
 FAILED_AFTER = 3  # attempts at one subnet that end in an error of the code: another worker would not help
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
-
-
-class Phase(enum.Enum):
-    """A subnet's state within a round."""
-
-    WAITING = "waiting"
-    LEASED = "leased"
-    STORING = "storing"
-    STAGED = "staged"
-    ABSENT = "absent"
 
 
 class Stage(enum.Enum):
@@ -89,39 +81,18 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subnet:
-    """One subnet of the open round.
+class Worker:
+    """A worker that may be leased subnets.
 
     Attributes:
-        need_bytes: Memory that training it takes.
-        steps: Steps that are safe at home, in a mark or in the final update.
-        base_steps: Those that the current lease started from.
-        seen_steps: Steps that the last beat told of, at `seen_at`.
-        lost: Whether a lease on it was lost in this round.
+        leases: How many it can hold at once: while it trains one subnet, it pulls the next and pushes the last.
+        attempts: Those that it holds, in the order in which it trains them, and their subnets.
     """
 
-    need_bytes: int
-    phase: Phase = Phase.WAITING
-    attempt: int = 0
-    worker: str = ""
-    leased_at: float = 0.0
-    expires: float = 0.0
-    steps: int = 0
-    base_steps: int = 0
-    seen_steps: int = 0
-    seen_at: float = 0.0
-    lost: bool = False
-    diverged: int = 0
-    failures: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """A worker that may be leased subnets; `attempt` is the one it is busy with."""
-
     memory_bytes: int
+    leases: int = 1
     draining: bool = False
-    attempt: int | None = None
+    attempts: Mapping[int, int] = field(default_factory=dict)
     faults: int = 0
 
 
@@ -139,7 +110,7 @@ class State:
     run: str
     epoch: int
     round: int
-    subnets: tuple[Subnet, ...]
+    subnets: Table
     workers: Mapping[str, Worker] = field(default_factory=dict)
     stage: Stage = Stage.TRAINING
     attempts: int = 0
@@ -157,14 +128,21 @@ class IllegalEventError(Exception):
 
 
 def open_run(
-    rules: Rules, run: str, epoch: int, round_: int, needs: tuple[int, ...], staged: Mapping[int, int], now: float
+    rules: Rules,
+    run: str,
+    epoch: int,
+    round_: int,
+    needs: tuple[int, ...],
+    staged: Mapping[int, int],
+    now: float,
+    workers: Mapping[str, Worker],
 ) -> State:
     """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps.
 
     Where a look was due after the last commit, it may not have been taken: the caller takes it if the state is
     `looking`, and says Looked. After the last round nothing else is left to do.
     """
-    subnets = tuple(
+    subnets = Table.of(
         Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
         for k, need in enumerate(needs)
     )
@@ -176,6 +154,7 @@ def open_run(
         epoch=epoch,
         round=round_,
         subnets=subnets,
+        workers=workers,
         stage=Stage.LAST_LOOK if last else Stage.TRAINING,
         opened_at=now,
         looking=due,
@@ -197,7 +176,7 @@ def advance(state: State, event: Event) -> Step:
 
 
 def _joined(state: State, event: WorkerJoined) -> Step:
-    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes)), ()
+    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes, leases=event.leases)), ()
 
 
 def _left(state: State, event: WorkerLeft) -> Step:
@@ -206,7 +185,9 @@ def _left(state: State, event: WorkerLeft) -> Step:
         return state, ()
     others = {name: w for name, w in state.workers.items() if name != event.worker}
     cause = "notice" if worker.draining else "kill"
-    return _lose_of(replace(state, workers=others), event.now, cause, worker=event.worker)
+    state = replace(state, workers=others)
+    held = (k for k, s in enumerate(state.subnets) if s.phase is Phase.LEASED and s.worker == event.worker)
+    return _lose(state, tuple(held), event.now, cause)
 
 
 def _noticed(state: State, event: NoticeGiven) -> Step:
@@ -242,8 +223,8 @@ def _pushed(state: State, event: Pushed) -> Step:
     if event.steps < state.rules.local_steps:
         subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
-    state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING))
-    if not subnet.lost:
+    state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING, ahead=False))
+    if not (subnet.lost or subnet.ahead):
         state = replace(state, typical_seconds=event.now - subnet.leased_at)
     return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
 
@@ -259,7 +240,7 @@ def _refused(state: State, event: Pushed, fault: Reply) -> Step:
     elif subnet.worker in state.workers:
         worker = state.workers[subnet.worker]
         state = _with_worker(state, subnet.worker, replace(worker, faults=worker.faults + 1))
-    state, commands = _lose_of(_with_subnet(state, k, subnet), event.now, "refused", attempt=subnet.attempt)
+    state, commands = _lose(_with_subnet(state, k, subnet), (k,), event.now, "refused")
     return state, (Answer(fault), *commands)
 
 
@@ -267,10 +248,9 @@ def _stored(state: State, event: Stored) -> Step:
     subnet = state.subnets[event.subnet]
     if subnet.phase is not Phase.STORING:
         raise IllegalEventError(f"subnet {event.subnet} was stored while {subnet.phase.value}")
-    worker = state.workers.get(subnet.worker)
-    if worker and worker.attempt == subnet.attempt and subnet.steps == state.rules.local_steps:
+    if subnet.steps == state.rules.local_steps:
         # Its task has only to return: the next lease may travel meanwhile.
-        state = _with_worker(state, subnet.worker, replace(worker, attempt=None))
+        state = _free(state, subnet.worker, subnet.attempt, event.now)
     return _with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
 
 
@@ -281,19 +261,20 @@ def _ended(state: State, event: AttemptEnded) -> Step:
         state = _with_subnet(state, k, replace(state.subnets[k], failures=failures))
         if failures >= FAILED_AFTER:
             return replace(state, stage=Stage.DONE), (Finish("failed"),)
-    for name, worker in state.workers.items():
-        if worker.attempt == event.lease.attempt:
-            state = _with_worker(state, name, replace(worker, attempt=None))
-            cause = "notice" if worker.draining else cause
-            break
-    return _lose_of(state, event.now, cause, attempt=event.lease.attempt)
+    worker = state.workers.get(event.worker)
+    if worker and event.lease.attempt in worker.attempts:
+        state = _free(state, event.worker, event.lease.attempt, event.now)
+        cause = "notice" if worker.draining else cause
+    subnet = state.subnets[k]
+    holds = subnet.phase is Phase.LEASED and subnet.attempt == event.lease.attempt
+    return _lose(state, (k,) if holds else (), event.now, cause)
 
 
 def _ticked(state: State, event: Tick) -> Step:
     commands: tuple[Command, ...] = ()
-    for subnet in state.subnets:
+    for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED and event.now > subnet.expires:
-            state, more = _lose_of(state, event.now, "lease", attempt=subnet.attempt)
+            state, more = _lose(state, (k,), event.now, "lease")
             commands += more
     return state, commands
 
@@ -313,7 +294,7 @@ def _committed(state: State, event: Committed) -> Step:
         state,
         round=done,
         stage=Stage.TRAINING,
-        subnets=tuple(Subnet(need_bytes=need) for need in event.needs),
+        subnets=Table.of(Subnet(need_bytes=need) for need in event.needs),
         opened_at=event.now,
         looking=bool(looks),
     )
@@ -358,24 +339,58 @@ def _settle(state: State, now: float) -> Step:
         return state, ()
     state, leases = _give_out(state, now)
     state, closing = _close(state, now) if _should_close(state, now) else (state, ())
-    staged = tuple((k, s.steps) for k, s in enumerate(state.subnets) if s.phase is Phase.STAGED)
-    whole = all(s.phase in (Phase.STAGED, Phase.ABSENT) for s in state.subnets)
-    if whole and staged and not state.looking:
+    subnets = state.subnets
+    whole = subnets.are(Phase.STAGED, Phase.ABSENT) == len(subnets) and subnets.are(Phase.STAGED)
+    if whole and not state.looking:
+        staged = tuple((k, s.steps) for k, s in enumerate(subnets) if s.phase is Phase.STAGED)
         return replace(state, stage=Stage.COMMITTING), (*leases, *closing, Commit(state.round, staged))
     return state, (*leases, *closing)
 
 
 def _give_out(state: State, now: float) -> Step:
-    """Lease waiting subnets, the largest first, each to the smallest idle worker that can hold it."""
+    """Lease waiting subnets to idle workers; then one more to each, to be pulled while the first trains, if there is
+    one for everybody: who takes the last ones of a round is decided by who is done first.
+    """
+    state, first = _lease(state, now, state.subnets.waiting, _is_idle)
+    state, moved = _lease(state, now, _ahead(state), _is_idle)  # rather now than behind another
+    if not state.subnets.waiting or len(state.subnets.waiting) < sum(map(_has_room, state.workers.values())):
+        return state, first + moved
+    state, second = _lease(state, now, state.subnets.waiting, _has_room)
+    return state, first + moved + second
+
+
+def _is_idle(worker: Worker) -> bool:
+    return not worker.attempts
+
+
+def _has_room(worker: Worker) -> bool:
+    return not worker.draining and 0 < len(worker.attempts) < worker.leases
+
+
+def _ahead(state: State) -> Sequence[int]:
+    held = (subnet for worker in state.workers.values() for subnet in list(worker.attempts.values())[1:])
+    return [k for k in held if state.subnets[k].ahead]
+
+
+def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[Worker], bool]) -> Step:
+    """Lease subnets, in their order, each to the smallest willing worker that can hold it beside what it has."""
+    staying = {name: worker for name, worker in state.workers.items() if subnets and not worker.draining}
+    room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
+    sound = {name for name, worker in staying.items() if worker.faults < QUARANTINE_AFTER}
+    largest_sound = max((staying[name].memory_bytes for name in sound), default=0)
     commands: list[Command] = []
-    waiting = [k for k, s in enumerate(state.subnets) if s.phase is Phase.WAITING and _worth_leasing(state, s)]
-    for k in sorted(waiting, key=lambda k: (-state.subnets[k].need_bytes, k)):
-        subnet = state.subnets[k]
-        able = _able(state, subnet.need_bytes)
-        idle = [(worker.memory_bytes, name) for name, worker in able.items() if worker.attempt is None]
-        if not idle:
+    before = state
+    for k in subnets if room else ():
+        subnet = before.subnets[k]
+        if not _worth_leasing(before, subnet):
             continue
-        name = min(idle)[1]
+        able = range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room))
+        # Those in quarantine get what nobody else can hold.
+        chosen = next((i for i in able if room[i][1] in sound or subnet.need_bytes > largest_sound), None)
+        if chosen is None:
+            continue
+        _, name = room.pop(chosen)
+        worker = state.workers[name]
         attempt = state.attempts + 1
         leased = replace(
             subnet,
@@ -387,17 +402,12 @@ def _give_out(state: State, now: float) -> Step:
             base_steps=subnet.steps,
             seen_steps=subnet.steps,
             seen_at=now,
+            ahead=bool(worker.attempts),
         )
         state = _with_subnet(replace(state, attempts=attempt), k, leased)
-        state = _with_worker(state, name, replace(state.workers[name], attempt=attempt))
+        state = _with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: k}))
         commands.append(Lease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps))
     return state, tuple(commands)
-
-
-def _able(state: State, need_bytes: int) -> Mapping[str, Worker]:
-    """Workers that stay and can hold a subnet, without those in quarantine as long as there are others."""
-    able = {n: w for n, w in state.workers.items() if not w.draining and w.memory_bytes >= need_bytes}
-    return {name: worker for name, worker in able.items() if worker.faults < QUARANTINE_AFTER} or able
 
 
 def _worth_leasing(state: State, subnet: Subnet) -> bool:
@@ -406,19 +416,18 @@ def _worth_leasing(state: State, subnet: Subnet) -> bool:
     """
     if not (state.rules.salvage and subnet.lost):
         return True
-    return any(s.phase is Phase.LEASED for s in state.subnets) or not any(s.steps for s in state.subnets)
+    return bool(state.subnets.are(Phase.LEASED)) or not state.subnets.begun
 
 
 def _should_close(state: State, now: float) -> bool:
     """Whether a round under `salvage` ends with what it has: something, and no more worth waiting for."""
-    if not state.rules.salvage or not any(s.steps for s in state.subnets):
+    subnets = state.subnets
+    if not state.rules.salvage or not subnets.begun or subnets.are(Phase.STORING):
         return False
-    if any(s.phase is Phase.STORING for s in state.subnets):
+    leased = subnets.are(Phase.LEASED)
+    if not (leased or subnets.waiting):
         return False
-    open_ = [s for s in state.subnets if s.phase in (Phase.WAITING, Phase.LEASED)]
-    if not open_:
-        return False
-    if all(s.phase is Phase.WAITING and s.lost for s in open_):
+    if not leased and all(subnets[k].lost for k in subnets.waiting):
         return True
     if state.typical_seconds is None:
         return False
@@ -434,7 +443,7 @@ def _close(state: State, now: float) -> Step:
             commands.append(_lost(state, k, now, "closed"))
         if subnet.phase in (Phase.WAITING, Phase.LEASED):
             kept = subnet.steps > 0
-            state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING if kept else Phase.ABSENT))
+            state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING if kept else Phase.ABSENT, ahead=False))
             if kept:
                 commands.append(Store(k, subnet.attempt, subnet.steps))
     return state, tuple(commands)
@@ -456,20 +465,37 @@ def standing(state: State, lease: LeaseId) -> Reply:
     return Reply.ACCEPTED
 
 
-def _lose_of(state: State, now: float, cause: str, *, worker: str = "", attempt: int = 0) -> Step:
-    """Take back the lease that a worker holds, or that has this attempt, if there is one."""
-    for k, subnet in enumerate(state.subnets):
-        if subnet.phase is Phase.LEASED and (subnet.worker == worker or subnet.attempt == attempt):
-            waiting = replace(subnet, phase=Phase.WAITING, lost=True)
-            return _with_subnet(state, k, waiting), (_lost(state, k, now, cause),)
-    return state, ()
+def _lose(state: State, subnets: Iterable[int], now: float, cause: str) -> Step:
+    """Take back the leases on these subnets."""
+    commands: tuple[Command, ...] = ()
+    for k in subnets:
+        commands += (_lost(state, k, now, cause),)
+        state = _with_subnet(state, k, replace(state.subnets[k], phase=Phase.WAITING, lost=True, ahead=False))
+    return state, commands
+
+
+def _free(state: State, name: str, attempt: int, now: float) -> State:
+    """A worker is done with an attempt: the next one that it holds, if any, begins to train."""
+    worker = state.workers.get(name)
+    if worker is None or attempt not in worker.attempts:
+        return state
+    left = {other: k for other, k in worker.attempts.items() if other != attempt}
+    for following, k in list(left.items())[:1]:
+        subnet = state.subnets[k]
+        if subnet.ahead and subnet.attempt == following:
+            state = _with_subnet(state, k, replace(subnet, ahead=False, leased_at=now, seen_at=now))
+    return _with_worker(state, name, replace(worker, attempts=left))
+
+
+def _free_bytes(state: State, worker: Worker) -> int:
+    return worker.memory_bytes - sum(state.subnets[k].need_bytes for k in worker.attempts.values())
 
 
 def _lost(state: State, k: int, now: float, cause: str) -> Lost:
     """The account of a lost lease; steps since the last beat are guessed at its pace, or at that of other subnets."""
     subnet = state.subnets[k]
     told = subnet.seen_steps - subnet.steps
-    if cause in ("kill", "error", "refused", "closed"):
+    if cause in ("kill", "error", "refused", "closed") and not subnet.ahead:
         done, since = subnet.seen_steps - subnet.base_steps, subnet.seen_at - subnet.leased_at
         pace = done / since if done and since > 0 else state.rules.local_steps / (state.typical_seconds or math.inf)
         told += min(round(pace * (now - subnet.seen_at)), state.rules.local_steps - subnet.seen_steps)
@@ -488,4 +514,4 @@ def _with_worker(state: State, name: str, worker: Worker) -> State:
 
 
 def _with_subnet(state: State, k: int, subnet: Subnet) -> State:
-    return replace(state, subnets=(*state.subnets[:k], subnet, *state.subnets[k + 1 :]))
+    return replace(state, subnets=state.subnets.put(k, subnet))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idletrain.errors import DamageError
 from idletrain.exchange.wire import checksum
+from idletrain.storage import sync_directory
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ def write(path: Path, offset: int, frames: Sequence[memoryview | bytes]) -> None
 
 
 def sync(path: Path) -> None:
-    """Make a round's payloads survive a power cut."""
+    """Make a round's payloads, and their file's name, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
+    sync_directory(path.parent)
 
 
 def read(path: Path, staged: Staged) -> Tensor:

@@ -57,6 +57,9 @@ def _check_memory(written):
     figures = {figure["what"]: figure for figure in written["figures"]}
     assert 0 < figures["a subnet's parameters"]["value"] < figures["network's parameters"]["value"]
     assert all(growth > 0 for growth in figures["a worker's growth with marks"]["samples"])
+    # A process takes some 30 MB for its first step whatever the subnet: less than half of a network of 126 MB.
+    assert figures["growth with marks / the network's parameters"]["met"]
+    assert figures["growth without marks / the network's parameters"]["met"]
 
 
 def _check_outofcore(written):
@@ -93,7 +96,32 @@ def _check_rehearsal(written):
     assert 0 < notice < heir < launch
 
 
+def _check_where_time_goes(written):
+    shares = [figure["value"] for figure in written["figures"] if figure["unit"] == "of the workers' time"]
+    assert len(shares) == 8
+    assert min(shares) >= 0
+    assert sum(shares) == pytest.approx(1)
+    rates = [figure["value"] for figure in written["figures"] if figure["unit"] == "MB/s"]
+    assert len(rates) == 4
+    assert min(rates) > 0
+    assert [round_["number"] for round_ in written["rounds"]] == [0, 1, 2, 3]
+
+
+def _check_scale(written):
+    assert [size["workers"] for size in written["sizes"]] == [2, 4]
+    for size in written["sizes"]:
+        assert len(size["rounds"]) == 2
+        assert all(round_["overhead_seconds"] > 0 for round_ in size["rounds"])
+        assert all(round_["store_bytes"] > 0 for round_ in size["rounds"])
+
+
+def _check_page(written):
+    assert written["workers_shown"] == 5
+    assert all(0 < gap < 5 for gap in written["figures"][4]["samples"])
+
+
 CHECKS = {
+    "page": _check_page,
     "round_overhead": _check_round_overhead,
     "exchange": _check_exchange,
     "local_steps": _check_local_steps,
@@ -103,6 +131,8 @@ CHECKS = {
     "accuracy": _check_accuracy,
     "offers": _check_offers,
     "rehearsal": _check_rehearsal,
+    "where_time_goes": _check_where_time_goes,
+    "scale": _check_scale,
 }
 
 
@@ -138,5 +168,6 @@ def test_the_parts_of_a_nodes_time_add_up():
             "lost work": 0.0,
             "before the first lease": 0.1,
             "idle between leases": 0.2,
+            "in progress": 0.0,
         }
     )

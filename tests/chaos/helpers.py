@@ -251,16 +251,16 @@ class Run:
         return found
 
     def busy(self) -> dict[str, Event]:
-        """The open leases of the newest head, by worker."""
-        leases: dict[str, Event] = {}
+        """The oldest open lease of each worker of the newest head: what it trains."""
+        leases: dict[int, Event] = {}
         for event in self.events("leased", "attempt_ended", "run_started"):
             if event["kind"] == "run_started":
                 leases = {}
             elif event["kind"] == "leased":
-                leases[event["worker"]] = event
-            elif leases.get(event["worker"], {}).get("attempt") == event["attempt"]:
-                del leases[event["worker"]]
-        return leases
+                leases[event["attempt"]] = event
+            else:
+                leases.pop(event["attempt"], None)
+        return {event["worker"]: event for event in reversed(leases.values())}
 
     def lease_id(self, leased: Event) -> LeaseId:
         epoch = self.records("epoch")[-1]["epoch"]

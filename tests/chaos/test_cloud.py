@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
         texts = {f"{p.pid}": " ".join(p.cmdline()) for p in processes(running)}
         made = record.read(run.prefix)
         texts["user data"] = user_data(own, made.site.template)
-        second = own.start_head(requests.head(made.site, "t3.medium", "idletrain-head", made.tags, 99))
+        second = own.start_head([requests.head(made.site, made.heads[0], "idletrain-head", made.tags, 99)])
         scheduler = f"tls://{head_of(own).address}:8786"
         intruders = {name: asyncio.run(knock(scheduler, security)) for name, security in strangers().items()}
         disturb(run)
@@ -277,9 +278,9 @@ def test_a_second_head_refuses(night: Night) -> None:
 
 
 def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -> None:
-    (line,) = [line for line in night.texts["user data"].splitlines() if line.startswith("shutdown -h +")]
-    deadline = int(line.split("((")[1].strip(" (").split(" - ")[0].split("(")[-1])
-    assert deadline <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
+    first, second = night.texts["user data"].splitlines()[2:4]
+    assert second.startswith("shutdown -h +$(( left = (deadline - ")
+    assert int(first.removeprefix("deadline=")) <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
 
 
 def launch_until(step: str, cache: Path) -> Job:
@@ -326,9 +327,13 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
 
 
 def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
-    cloud: Sandbox, account: Account, tmp_path: Path
+    cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = job_tree("headless", rounds=5)
+    tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
+    (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
+    (tmp_path / ".gitignore").write_text("out-*\n.cache/\n")
+    monkeypatch.syspath_prepend(tmp_path)
     first = Launcher(cloud, account, tree, tmp_path)
     try:
         first.until("two rounds", lambda: len(first.events("round_committed")) >= 2)
@@ -343,6 +348,42 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
         assert second.last()["params_sha256"] == train_alone(parse_job(tree))[-1]
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
+        taken_away = {name: second.prefix.get(name) for name in ("model.safetensors", "summary.json", "report.html")}
+        assert all(found and found.content for found in taken_away.values()), taken_away
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
+
+
+# At ten times its speed: two nodes, of which one goes every 40 s, the first at 45 s, its heir there before.
+TRACE = """\
+0,add,n1
+0,add,n2
+440000,add,n3
+450000,remove,n1
+840000,add,n4
+850000,remove,n2
+1240000,add,n5
+1250000,remove,n3
+"""
+
+
+def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path) -> None:
+    tree = job_tree("traced", rounds=10000)
+    tree |= {"training": {**tree["training"], "subnets": 2}, "nodes": {"count": 2, "memory": "1GiB"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "trace.csv").write_text(TRACE)
+    words = ["launch", "job.yaml", "--spot", "--cloud", "sandbox", "--trace", "trace.csv", "--speed", "10", "--json"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment["HOME"] = str(tmp_path)
+    with subprocess.Popen([*IDLETRAIN, *words], stdout=subprocess.PIPE, env=environment, cwd=tmp_path) as run:
+        assert run.stdout is not None
+        deadline = threading.Timer(2 * PATIENCE_SECONDS, run.kill)
+        deadline.start()
+        lines = map(json.loads, run.stdout)
+        taken = next(line for line in lines if sum(line["preemptions"].values()))
+        assert any(line["rounds"] >= taken["rounds"] + 2 for line in lines)
+        run.send_signal(signal.SIGINT)
+        run.wait()
+        deadline.cancel()
+    assert run.returncode == 130

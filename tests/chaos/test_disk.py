@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +65,33 @@ def test_a_full_disk(
     paused, resumed = run.events("paused"), run.events("resumed")
     assert len(paused) == len(resumed) >= 1
     assert str(small_disk) in paused[0]["reason"]
+
+
+def test_ctrl_c_on_a_full_disk(
+    small_disk: Path,
+    make_run: Callable[..., Run],
+    control: Control,
+    cluster: Cluster,
+    undisturbed: Callable[..., list[str]],
+) -> None:
+    """Who waits for room can be stopped, and goes on from there."""
+    run = make_run(rounds=3, to=small_disk)
+    for _ in range(2):
+        cluster.idletrain_worker()
+    control.pace(0.05)
+    head = run.launch("--scheduler", cluster.address)
+    run.wait("the second round", "leased", lambda e: e["round"] == 1)
+    ballast = fill(small_disk)
+    control.pace(0)
+    until("the pause", lambda: "no room left in" in head.text)
+    head.send(signal.SIGINT)
+    assert head.exit_code(20) in (1, 130), head.text  # whether the last words of the ledger found room or not
+    assert "stopped" in head.text
+    assert "--resume" in head.text
+    ballast.unlink()
+    assert run.launch("--scheduler", cluster.address, "--resume").exit_code() == 0
+    run.check(undisturbed())
+    assert [event["status"] for event in run.events("run_ended")][-1] == "completed"
 
 
 def test_a_head_killed_on_a_full_disk(

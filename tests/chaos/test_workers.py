@@ -117,6 +117,33 @@ def test_a_warned_worker_ends_well(
     assert later.running
 
 
+def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., Run], cluster: Cluster) -> None:
+    run = make_run(rounds=2, nodes=2)
+    worker = cluster.idletrain_worker()
+    run.launch("--scheduler", cluster.address)
+    run.wait("one of two workers", "worker_joined")
+    worker.send(signal.SIGTERM)
+    assert run.wait("its leaving", "worker_left")["cause"] == "notice"
+    assert not run.events("leased")
+
+
+def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=1, local_steps=100, preemption={"mark_every": "1h"})
+    control.pace(0.1)
+    head = run.launch()
+    busy = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
+    warned = min(busy)
+    run.workers()[warned].send_signal(signal.SIGUSR1)
+    assert run.wait("the warning", "worker_at_risk")["worker"] == warned
+    marked = run.wait("its mark", "marked")
+    assert run.busy()[warned]["subnet"] == marked["subnet"]
+    assert 0 < marked["steps"] < 100
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    assert not run.events("lost")
+    assert len(run.events("marked")) == 1
+
+
 def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
     run = make_run(rounds=3)
     control.pace(0.1)
@@ -133,27 +160,50 @@ def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed
     assert [event for event in run.events("leased") if event["step"] > 4]
 
 
+WITHOUT_BEATS = """
+import sys
+from unittest import mock
+
+mock.patch("idletrain.rounds.attempt.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
+from idletrain.cli import main
+
+main()
+"""
+
+
 def test_a_stopped_worker_comes_back_too_late(
-    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+    make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
 ) -> None:
-    run = make_run(rounds=3, preemption={"lease": "2s"})
+    run = make_run(rounds=3, subnets=3, nodes=3, preemption={"lease": "3s"})
+    script = run.scratch / "sleeper.py"
+    script.write_text(WITHOUT_BEATS)
+    sleeper = psutil.Process(cluster.script(script).pid)
+    for _ in range(2):
+        cluster.idletrain_worker()
     control.pace(0.02)
-    head = run.launch()
-    leased = run.wait("a lease in the second round", "leased", lambda e: e["round"] == 1)
-    sleeper = run.workers()[leased["worker"]]
-    control.hold(sleeper.pid)
+    head = run.launch("--scheduler", cluster.address)
+    run.wait("all three", "worker_joined", count=3)
+    (at,) = [e["worker"] for e in run.events("worker_joined") if e["name"] == "sleeper"]
+    leased = run.wait("a lease of the sleeper", "leased", lambda e: e["worker"] == at)
+    run.wait("a mark of it", "marked", lambda e: e["attempt"] == leased["attempt"])
+    for each in run.workers().values():  # the others wait, so that the subnet is still open when the push comes
+        control.hold(each.pid)
     sleeper.suspend()
-    lost = run.wait("the lease's end", "lost")
-    assert (lost["cause"], lost["worker"]) == ("lease", leased["worker"])
-    run.wait("the round without the sleeper", "round_committed", lambda e: e["round"] == 1)
-    control.hold()  # the others wait in the last round, so that the head is there for the late push
+    lost = run.wait("the lease's end", "lost", lambda e: e["worker"] == at)
+    assert lost["cause"] == "lease"
     control.path.joinpath(f"hold-{sleeper.pid}").unlink()
+    control.pace(0)
     sleeper.resume()
+    refused = run.wait("the late push", "refused", lambda e: e["attempt"] == leased["attempt"])
+    assert refused["reply"] == "not-leased"
+    run.wait("the sleeper's end", "attempt_ended", lambda e: e["attempt"] == leased["attempt"])
     control.release()
     assert head.exit_code() == 0, head.text
     ended = [e for e in run.events("attempt_ended") if e["attempt"] == leased["attempt"]]
-    assert [e["ended"] for e in ended] == ["revoked"]
-    run.check(undisturbed())
+    assert [(e["ended"], e["reply"]) for e in ended] == [("revoked", "not-leased")]
+    assert not [e for e in run.events("staged") if e["attempt"] == leased["attempt"]]
+    run.check(undisturbed(subnets=3))
 
 
 def test_a_joiner_is_used_at_once(
@@ -246,6 +296,8 @@ def test_a_stock_cluster(
     head = other.launch("--scheduler", cluster.address)
     assert head.exit_code() == 0, head.text
     other.check(undisturbed(local_steps=10))
+    maps = psutil.Process(cluster.scheduler.pid).memory_maps()
+    assert not [m.path for m in maps if "torch" in m.path], "the scheduler had to import torch"
 
 
 def test_two_runs_share_a_cluster(

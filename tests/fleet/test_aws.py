@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from botocore.exceptions import ClientError, NoCredentialsError, NoRegionError
 from rehearsal import Sandbox
 
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import certificates, requests
+from idletrain.fleet import certificates, doctor, requests
 from idletrain.fleet.aws import Account, explained
 from idletrain.fleet.requests import Outcome, Pool
+from idletrain.job import CloudSettings
 
 POOL = Pool("spot", "m5.large", "eu-west-1a")
 
@@ -31,6 +33,54 @@ def test_a_site_is_the_default_network_and_an_image_that_is_there(site: Any) -> 
     assert site.region == "eu-west-1"
     assert len(site.subnets) == 3
     assert site.ami.startswith("ami-")
+
+
+def test_a_site_has_no_subnets_whose_machines_would_be_cut_off(account: Account, site: Any) -> None:
+    within = [{"Name": "vpc-id", "Values": [site.vpc]}]
+    (table,) = account.ec2.describe_route_tables(Filters=within)["RouteTables"]
+    (out,) = [route for route in table["Routes"] if route["GatewayId"].startswith("igw-")]
+    there = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": out["DestinationCidrBlock"]}
+    closed = account.ec2.create_route_table(VpcId=site.vpc)["RouteTable"]["RouteTableId"]
+    held = account.ec2.associate_route_table(RouteTableId=closed, SubnetId=site.subnets["eu-west-1b"])["AssociationId"]
+    try:
+        assert set(account.site(None, gpu=False).subnets) == {"eu-west-1a", "eu-west-1c"}
+        account.ec2.delete_route(**there)
+        with pytest.raises(JobError, match=r"cloud\.region: no subnet of vpc-.* has a way out"):
+            account.site(None, gpu=False)
+        (finding,) = [f for f in doctor.examine(account, CloudSettings(), account.bucket) if f.what == "network"]
+        assert finding.well is False
+        assert "has a way out" in finding.text
+    finally:
+        account.ec2.disassociate_route_table(AssociationId=held)
+        account.ec2.delete_route_table(RouteTableId=closed)
+        if len(account.ec2.describe_route_tables(Filters=within)["RouteTables"][0]["Routes"]) == 1:
+            account.ec2.create_route(**there, GatewayId=out["GatewayId"])
+
+
+def test_a_head_comes_from_the_next_zone_where_one_has_no_capacity(cloud: Sandbox, account: Account, site: Any) -> None:
+    made = replace(site, template=cloud.template("#!/bin/bash\nsleep 60\n"))
+    pools = [Pool("on-demand", "t3.medium", zone) for zone in ("eu-west-1b", "eu-west-1a", "eu-west-1c")]
+    bodies = [requests.head(made, pool, "idletrain-head", tags_of("night"), 0) for pool in pools]
+    cloud.ask("POST", "capacity", market="on-demand", zone="eu-west-1b", count=0)
+    head = account.start_head(bodies)
+    assert cloud.state(head)["Placement"]["AvailabilityZone"] == "eu-west-1a"
+    assert cloud.ask("GET", "calls")["ec2"]["RunInstances"] == 2
+    cloud.ask("POST", "capacity", market="on-demand", count=1)
+    with pytest.raises(RunError, match=r"cloud\.head: no zone of eu-west-1 has a t3\.medium to spare"):
+        account.start_head([requests.head(made, pool, "idletrain-head", tags_of("night"), 1) for pool in pools])
+    assert len(account.instances("night")) == 1
+
+
+def test_a_head_that_is_refused_for_another_reason_is_not_asked_for_elsewhere(
+    cloud: Sandbox, account: Account, site: Any
+) -> None:
+    made = replace(site, template=cloud.template("#!/bin/bash\nsleep 60\n"))
+    pools = [Pool("on-demand", "t3.medium", zone) for zone in ("eu-west-1b", "eu-west-1a")]
+    bodies = [requests.head(made, pool, "idletrain-head", tags_of("night"), 0) for pool in pools]
+    cloud.ask("POST", "fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1)
+    with pytest.raises(RunError, match="AWS refuses RunInstances: UnauthorizedOperation"):
+        account.start_head(bodies)
+    assert cloud.ask("GET", "calls")["ec2"]["RunInstances"] == 1
 
 
 def test_an_image_that_is_not_there_is_refused(account: Account) -> None:
@@ -92,6 +142,12 @@ def test_what_nobody_understands_is_not_taken_for_a_passing_trouble(
     outcome = account.start_nodes(made, body, [POOL])
     assert outcome.fatal
     assert not outcome.again
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=10)
+    with pytest.raises(RunError, match=r"AWS is not what answers: Unable to parse response .*; check the network"):
+        account.instances("night")
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(RunError):
+            account.instances("night")
 
 
 def test_machines_that_are_not_there_do_not_keep_others_alive(cloud: Sandbox, account: Account) -> None:

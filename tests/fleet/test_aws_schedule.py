@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from idletrain.errors import RunError
+from idletrain.errors import JobError
 from idletrain.fleet import aws_schedule, record
 from idletrain.fleet.aws import Account, Instance
 from idletrain.fleet.reconcile import Wanted
@@ -59,7 +59,7 @@ RECORD = Record(
     deadline=0.0,
     site=Site(REGION, "vpc-1", {}, "ami-1"),
     wanted=Wanted(1, "spot", ()),
-    head=Pool("on-demand", "t3.medium", "eu-west-1a"),
+    heads=(Pool("on-demand", "t3.medium", "eu-west-1a"),),
     prices={},
     on_demand={},
     need_bytes=1,
@@ -75,6 +75,11 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
     with mock_aws():
         account = Account(REGION)
         account.s3.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
+        (table,) = account.ec2.describe_route_tables()["RouteTables"]
+        gateway = account.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+        account.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=table["VpcId"])
+        out = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
+        account.ec2.create_route(RouteTableId=table["RouteTableId"], **out)
         yield account
 
 
@@ -119,15 +124,20 @@ def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
     versions = account.ec2.describe_launch_template_versions(LaunchTemplateName="idletrain-schedule-nightly")
     data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
     commands = [c for c in base64.b64decode(data["UserData"]).decode().splitlines() if not c.startswith("#")]
-    assert commands[0] == "shutdown -h +29"  # whatever happens below, it ends by itself
-    assert commands[1].endswith("example.org/idletrain:1 node")
-    assert commands[2] == "shutdown -h now"
+    assert commands[1].startswith("shutdown -h +")  # whatever happens below, it ends by itself
+    assert commands[-2].endswith("example.org/idletrain:1 node")
+    assert commands[-1] == "shutdown -h now"
 
 
-def test_a_bucket_that_is_not_there_is_a_sentence_and_leaves_nothing(account: Account) -> None:
-    nothing = things(account)
-    with pytest.raises(RunError, match="NoSuchBucket"):
-        aws_schedule.install(account, NIGHTLY, a_job(checkpoint={"to": "s3://another/"}), None, "1.0")
+def test_a_bucket_or_an_image_that_is_not_there_is_a_sentence_and_makes_nothing(account: Account) -> None:
+    nothing, image = things(account), f"123456789012.dkr.ecr.{REGION}.amazonaws.com/idletrain:9"
+    lacking = a_job(checkpoint={"to": "s3://another/"}, cloud={"image": image})
+    with pytest.raises(JobError) as refused:
+        aws_schedule.install(account, NIGHTLY, lacking, None, "1.0")
+    assert [fault.split(";")[0] for fault in refused.value.faults] == [
+        "checkpoint.to: there is no bucket another",
+        f"cloud.image: there is no {image}",
+    ]
     assert things(account) == nothing
 
 

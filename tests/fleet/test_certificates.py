@@ -12,7 +12,7 @@ from distributed.core import Server, rpc
 from distributed.security import Security
 
 from idletrain.fleet import certificates
-from idletrain.fleet.certificates import Identity
+from idletrain.fleet.identity import Identity
 
 SOON = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=4)
 ROLES = ("head", "worker")
@@ -46,18 +46,6 @@ def test_they_end_a_day_after_the_run() -> None:
     for text in (issued["head"].cert, issued["head"].ca, issued["worker"].cert):
         loaded = x509.load_pem_x509_certificate(text.encode())
         assert abs(loaded.not_valid_after_utc - SOON - certificates.GRACE) < datetime.timedelta(seconds=1)
-
-
-def test_an_identity_fits_a_standard_parameter_and_survives_it() -> None:
-    identity = certificates.issue("a" * 63, ROLES, SOON)["worker"]
-    assert len(identity.as_json()) < 4096
-    assert Identity.from_json(identity.as_json()) == identity
-
-
-def test_no_representation_shows_the_key() -> None:
-    identity = certificates.issue("night", ROLES, SOON)["worker"]
-    assert "PRIVATE" in identity.key
-    assert "PRIVATE" not in f"{identity!r} {identity}"
 
 
 def test_each_role_has_a_key_of_its_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from idletrain.fleet.catalog import GIB, InstanceType, Offer, Pools
 from idletrain.fleet.cost import (
     EXTRAS_USD_PER_HOUR,
+    MOST_SPARES,
     Quote,
     accrued,
     deadline_seconds,
@@ -68,6 +70,37 @@ def staged(steps: int, train_seconds: float) -> dict[str, Any]:
 )
 def test_billed_seconds(events: list[dict[str, Any]], now: float, seconds: list[float]) -> None:
     assert [item.seconds for item in accrued(events, now).items] == seconds
+
+
+def repriced(t: float, price: float, zone: str = "eu-west-1a") -> dict[str, Any]:
+    return {"kind": "spot_price", "t": t, "type": "m7i.large", "zone": zone, "usd_per_hour": price}
+
+
+def test_a_spot_machine_costs_what_the_market_asks_at_each_time() -> None:
+    events = [
+        launched("a"),
+        repriced(START + HOUR / 2, 0.20),
+        repriced(START + HOUR, 0.40),
+        ended("a", START + 2 * HOUR),
+    ]
+    bill = accrued(events, START + 3 * HOUR)
+    assert bill.spent_usd == pytest.approx(0.05 + 0.10 + 0.40 + 2 * EXTRAS_USD_PER_HOUR)
+    assert accrued(events, START + 0.75 * HOUR).usd_per_hour == pytest.approx(0.20 + EXTRAS_USD_PER_HOUR)
+    assert bill.on_demand_usd == pytest.approx(0.60 + 2 * EXTRAS_USD_PER_HOUR)
+
+
+@pytest.mark.parametrize(
+    ("machine", "change"),
+    [
+        (launched("a"), repriced(START - 1, 0.20)),  # it was launched at its price of then
+        (launched("a"), repriced(START + HOUR, 0.20)),
+        (launched("a"), repriced(START + 10, 0.20, zone="eu-west-1b")),
+        (launched("a", market="on-demand"), repriced(START + 10, 0.20)),
+    ],
+)
+def test_prices_before_behind_and_beside_a_machine_do_not_count(machine: Any, change: Any) -> None:
+    end = ended("a", START + HOUR)
+    assert accrued([change, machine, end], START + HOUR) == accrued([machine, end], START + HOUR)
 
 
 def test_an_hour_of_a_fleet() -> None:
@@ -299,15 +332,31 @@ def quote(**fields: Any) -> Quote:
         )
     )
     asked: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.04}
-    return Quote(pools=pools, **asked | {"max_duration_seconds": 4 * HOUR} | fields)
+    return Quote(**{"pools": pools} | asked | {"max_duration_seconds": 4 * HOUR} | fields)
 
 
 def test_a_fleet_is_expected_at_the_middle_price_with_its_head_and_extras() -> None:
     extras = 9 * EXTRAS_USD_PER_HOUR
     assert quote().usd_per_hour == pytest.approx(8 * 0.04 + 0.04 + extras)
     assert quote().on_demand_usd_per_hour == pytest.approx(8 * 0.11 + 0.04 + extras)
-    assert quote().worst_usd_per_hour == pytest.approx(8 * 0.90 + 0.04 + extras)
-    assert quote(max_price=0.2).worst_usd_per_hour == pytest.approx(8 * 0.20 + 0.04 + extras)
+
+
+def test_the_worst_is_a_spare_more_at_the_highest_price_where_nodes_are_spot() -> None:
+    extras = (8 + MOST_SPARES + 1) * EXTRAS_USD_PER_HOUR
+    assert quote().worst_usd_per_hour == pytest.approx((8 + MOST_SPARES) * 0.90 + 0.04 + extras)
+    assert quote(max_price=0.2).worst_usd_per_hour == pytest.approx((8 + MOST_SPARES) * 0.20 + 0.04 + extras)
+    fixed = Pools(tuple(replace(offer, market="on-demand") for offer in quote().pools.offers))
+    dear = quote(pools=fixed).worst_usd_per_hour
+    assert dear == pytest.approx(8 * 0.09 + 0.04 + 9 * EXTRAS_USD_PER_HOUR)
+
+
+def test_what_earlier_sittings_spent_is_not_there_any_more() -> None:
+    worst = quote().worst_usd_per_hour
+    assert quote(budget_usd=4 * worst, spent_usd=3 * worst).deadline_seconds == pytest.approx(HOUR)
+    sentence = first_hour_fault(4 * worst, worst, spent_usd=3.5 * worst)
+    assert sentence
+    assert f"${3.5 * worst:.2f} of ${4 * worst:.2f} are spent" in sentence
+    assert first_hour_fault(4 * worst, worst, spent_usd=3 * worst) is None
 
 
 def test_a_fleet_lives_as_long_as_its_budget_pays_the_worst_price() -> None:

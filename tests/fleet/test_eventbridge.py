@@ -19,14 +19,14 @@ from moto import mock_aws
 
 from idletrain.fleet import eventbridge
 from idletrain.fleet.eventbridge import SCHEDULED_TIME, NoAwsFormError, Starter, schedule_expression
-from idletrain.fleet.requests import Site
+from idletrain.fleet.requests import Pool, Site
 from idletrain.fleet.schedule import Schedule, cron_fault
 
 REGION = "eu-west-1"
 SITE = Site(REGION, "vpc-1", {"eu-west-1b": "subnet-2", "eu-west-1a": "subnet-1"}, "ami-1", "sg-1", "lt-0123")
 STARTER = Starter(
     site=SITE,
-    type="t3.medium",
+    pool=Pool("on-demand", "t3.medium", "eu-west-1a"),
     profile="idletrain-starter",
     role_arn="arn:aws:iam::123456789012:role/idletrain-schedule",
     tags={"idletrain:schedule": "nightly", "idletrain:role": "starter", "idletrain:prefix": "s3://b/p/"},

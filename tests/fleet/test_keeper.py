@@ -9,51 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rehearsal import Sandbox
+from rehearsal import SPOT_POOLS, Sandbox, sleeping
 
 from idletrain.errors import RunError
-from idletrain.fleet import requests
 from idletrain.fleet.aws import Account
-from idletrain.fleet.keeper import UNSEEN_SECONDS, Keeper
-from idletrain.fleet.reconcile import Machine, Wanted
-from idletrain.fleet.record import Record
-from idletrain.fleet.requests import Pool
+from idletrain.fleet.keeper import PRICE_SECONDS, UNSEEN_SECONDS, Keeper
+from idletrain.fleet.reconcile import Machine
 
-SPOT = tuple(Pool("spot", name, zone) for name in ("m5.large", "c5.large") for zone in ("eu-west-1a", "eu-west-1b"))
-DEAR = tuple(replace(pool, market="on-demand") for pool in SPOT)
 SECONDS = 20.0
-
-
-def record_of(account: Account, **wanted: Any) -> Record:
-    """A run of its own, whose machines sleep."""
-    now = time.time()
-    run = f"night-{time.monotonic_ns()}"
-    site = account.site(None, gpu=False)
-    tags = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 3600)
-    site = replace(site, group=account.make_group(run, site.vpc, tags))
-    boot = "#!/bin/bash\nsleep 600\n"
-    template = account.make_template(requests.launch_template(run, site, "idletrain-node", boot, tags))
-    return Record(
-        run=run,
-        job={"nodes": {"budget_usd": None, "max_price": None}},
-        tags=tags,
-        created=now,
-        deadline=now + 3600,
-        site=replace(site, template=template),
-        wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT, *DEAR), **wanted}),
-        head=DEAR[0],
-        prices=dict.fromkeys((*SPOT, *DEAR), 0.1),
-        on_demand={"m5.large": 0.2, "c5.large": 0.2},
-        need_bytes=1 << 30,
-        most_slots=1,
-    )
 
 
 class Kept:
     """A fleet that is kept while the context lasts."""
 
     def __init__(self, account: Account, **wanted: Any) -> None:
-        self.account, self.record = account, record_of(account, **wanted)
+        self.account, self.record = account, sleeping(account, **wanted)
         self.told: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Kept:
@@ -105,8 +75,10 @@ def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
     cloud: Sandbox, account: Account
 ) -> None:
     async def check() -> None:
-        for pool in SPOT:
-            cloud.ask("POST", "capacity", market="spot", type=pool.type, zone=pool.zone, count=int(pool is SPOT[0]))
+        for pool in SPOT_POOLS:
+            cloud.ask(
+                "POST", "capacity", market="spot", type=pool.type, zone=pool.zone, count=int(pool is SPOT_POOLS[0])
+            )
         async with Kept(account, policy="auto", count=3) as fleet:
             await fleet.until("three machines", lambda: len(fleet.alive()) == 3)
             markets = sorted(instance.pool.market for instance in account.instances(fleet.record.run))
@@ -147,6 +119,30 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
     asyncio.run(check())
 
 
+def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        fleet = Kept(account)  # whose record has other prices than the cloud
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        cloud.ask("POST", "calls/reset")
+        fleet.keeper._prices_due = 0.0
+        for _ in range(3):
+            await fleet.keeper.look()
+        assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
+        pools = {instance.pool for instance in account.instances(fleet.record.run)}
+        asked = account.spot_prices({pool.type for pool in pools})
+        told = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.told if e["kind"] == "spot_price"}
+        assert told == {(pool.type, pool.zone): asked[pool.type, pool.zone] for pool in pools}
+        assert fleet.keeper._prices_due > time.monotonic() + PRICE_SECONDS / 2
+
+    asyncio.run(check())
+
+
+def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -> None:
+    before = replace(sleeping(account), spent_usd=1.25)
+    assert Keeper(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
+
+
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         async with Kept(account, count=1) as fleet:
@@ -177,11 +173,11 @@ def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, 
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
         unlisted = Keeper(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
-        unlisted._expected = {id_: Machine(id_, SPOT[0], time.time()) for id_ in ("i-1", "i-2")}
+        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time()) for id_ in ("i-1", "i-2")}
         account.terminate(fleet.alive())
         await unlisted.look()
         assert fleet.alive() == []
-        unlisted._expected = {id_: Machine(id_, SPOT[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")}
+        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")}
         await unlisted.look()
         assert len(fleet.alive()) == 2
 
@@ -215,9 +211,9 @@ def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_
     cloud: Sandbox, account: Account
 ) -> None:
     async def check() -> None:
-        fleet = Kept(account, count=20)
+        fleet = Kept(account, count=100)
         async with fleet:
-            await fleet.until("twenty machines", lambda: len(fleet.alive()) == 20)
+            await fleet.until("a hundred machines", lambda: len(fleet.alive()) == 100)
         for instance in fleet.alive():
             fleet.keeper(joined(f"tls://{instance}", instance))
         cloud.ask("POST", "calls/reset")

@@ -32,6 +32,25 @@ def test_a_lease_is_taken_given_back_and_taken_by_the_next_at_once(prefix: S3Pre
     asyncio.run(check())
 
 
+def test_the_lease_of_a_head_that_is_gone_can_be_taken_away_and_a_zombie_loses_it(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
+
+    async def check() -> None:
+        first, second = Lease(prefix, "i-1"), Lease(prefix, "i-2")
+        await first.take()
+        lease.end(prefix)
+        await asyncio.wait_for(second.take(), 5)
+        with pytest.raises(RefusedError, match="another head leads the run"):
+            await asyncio.wait_for(first.keep(), 5)
+        assert holder(prefix) == "i-2"
+        lease.end(prefix)
+        lease.end(prefix)
+
+    asyncio.run(check())
+
+
 def test_a_second_head_is_refused_while_the_first_renews(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
 

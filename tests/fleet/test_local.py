@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from idletrain.fleet import local
 from idletrain.fleet.local import LocalFleet
 
 
@@ -42,3 +45,44 @@ def test_nodes_are_alive_until_they_are_stopped_and_stopping_again_is_no_error(t
         assert nodes.alive() == frozenset()
 
     asyncio.run(check())
+
+
+def test_nodes_that_end_as_soon_as_they_start_are_told_of_once_with_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
+    monkeypatch.setattr(local.sys, "executable", "/bin/false")
+    told: list[str] = []
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            keeping = asyncio.ensure_future(local.keep(nodes, 2, lambda _kind, reason: told.append(reason)))
+            while not told or len(list((tmp_path / "logs").iterdir())) < 12:
+                await asyncio.sleep(0.05)
+            keeping.cancel()
+
+    asyncio.run(check())
+    assert told == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
+
+
+def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
+    told: list[str] = []
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            keeping = asyncio.ensure_future(local.keep(nodes, 1, lambda _kind, reason: told.append(reason)))
+            while not nodes.alive():
+                await asyncio.sleep(0.01)
+            (tmp_path / "logs").rename(tmp_path / "moved")
+            nodes.stop(nodes.alive())
+            while not told:
+                await asyncio.sleep(0.01)
+            assert nodes.alive() == frozenset()
+            (tmp_path / "moved").rename(tmp_path / "logs")
+            while not nodes.alive():
+                await asyncio.sleep(0.01)
+            keeping.cancel()
+
+    asyncio.run(check())
+    assert all("none can be started" in reason for reason in told)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import moto
 import pytest
 from botocore.config import Config
 from botocore.stub import ANY, Stubber
+from rehearsal import Sandbox
 
 from idletrain.errors import JobError
 from idletrain.fleet import market
@@ -281,12 +281,11 @@ def test_what_is_not_in_the_table_is_not_estimated() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[market.Snapshot, Path]]:
+def kept(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[market.Snapshot, Path]:
     """A whole region as moto has it, all its types, without a price list; and where it was kept."""
     folder = tmp_path_factory.mktemp("market")
-    with moto.mock_aws():
-        pricing = boto3.client("pricing", region_name=market.PRICING_REGION, **KEYS)
-        yield market.fetch(ec2_client(), pricing, market.Cache(folder)), folder
+    pricing = running.client("pricing", market.PRICING_REGION)
+    return market.fetch(running.client("ec2"), pricing, market.Cache(folder)), folder
 
 
 @pytest.fixture
@@ -303,8 +302,8 @@ def test_a_whole_region(snapshot: market.Snapshot) -> None:
     assert snapshot.on_demand_prices["m7i.large"] == market.estimate(snapshot.types["m7i.large"])
 
 
-def test_a_region_is_read_from_disk_the_second_time(kept: tuple[market.Snapshot, Path]) -> None:
-    client = ec2_client()
+def test_a_region_is_read_from_disk_the_second_time(kept: tuple[market.Snapshot, Path], running: Sandbox) -> None:
+    client = running.client("ec2")
     with Stubber(client):  # refuses every call
         assert market.fetch(client, None, market.Cache(kept[1])) == kept[0]
 

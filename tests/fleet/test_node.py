@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import stat
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from idletrain.fleet import node
-from idletrain.fleet.certificates import Identity
-from idletrain.fleet.node import WORKDIR
-from idletrain.storage import S3Prefix
-
-
-def packed(*names: str) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    return content.getvalue()
+from idletrain.fleet.identity import Identity
 
 
 def test_certificates_lie_in_files_that_nobody_else_reads(tmp_path: Path) -> None:
@@ -30,22 +18,6 @@ def test_certificates_lie_in_files_that_nobody_else_reads(tmp_path: Path) -> Non
     assert [Path(path).read_text() for path in options[1::2]] == ["ca", "cert", "key"]
     assert stat.S_IMODE((tmp_path / "identity").stat().st_mode) == 0o700
     assert {stat.S_IMODE(Path(path).stat().st_mode) for path in options[1::2]} == {0o600}
-
-
-def test_the_user_s_code_is_unpacked_if_the_job_brings_any(tmp_path: Path, prefix: S3Prefix) -> None:
-    node.unpack(prefix, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    prefix.put(WORKDIR, packed("mine.py"))
-    node.unpack(prefix, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
-
-
-def test_an_archive_writes_nowhere_else(tmp_path: Path, prefix: S3Prefix) -> None:
-    prefix.put(WORKDIR, packed("../escaped.py"))
-    (tmp_path / "place").mkdir()
-    with pytest.raises(tarfile.OutsideDestinationError):
-        node.unpack(prefix, tmp_path / "place")
-    assert not (tmp_path / "escaped.py").exists()
 
 
 @pytest.mark.parametrize(("memory", "most", "expected"), [(10, 1, 1), (10, 2, 2), (3, 4, 1), (1, 4, 1)])

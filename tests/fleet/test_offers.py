@@ -132,9 +132,12 @@ def test_a_budget_that_is_tight_shortens_the_plan() -> None:
     lines = plan_lines(quote(SMALL, budget_usd=2.0), estimate=True)
     worst = quote(SMALL).worst_usd_per_hour
     assert f"           so that $2.00 hold at up to ${worst:.2f} an hour" in lines
-    assert "deadline   every machine ends by itself after 2 h 10 min" in lines
-    assert "total      $0.81 if it takes all of 2 h 10 min" in lines
-    assert "on-demand  about $2.00; 60% saved" in lines
+    assert "deadline   every machine ends by itself after 1 h 56 min" in lines
+    assert "total      $0.72 if it takes all of 1 h 56 min" in lines
+    resumed = plan_lines(quote(SMALL, budget_usd=5.0, spent_usd=3.0), estimate=True)
+    assert "           and $3.00 of them are spent already" in resumed
+    assert "deadline   every machine ends by itself after 1 h 56 min" in resumed
+    assert "on-demand  about $1.79; 60% saved" in lines
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,7 @@ def test_each_role_reads_its_own_secrets_alone() -> None:
 def test_nodes_read_runs_and_write_nothing() -> None:
     assert allows("node", "s3:GetObject", run_object("runs/r/workdir.tar.gz"))
     assert not allows("node", "s3:GetObject", run_object("elsewhere"))
+    assert all(allows(who, "s3:GetObject", run_object("data/train.npz")) for who in ("node", "head", "launcher"))
     for action in ("s3:PutObject", "s3:DeleteObject"):
         assert allows("head", action, run_object("runs/r/ledger"))
         assert not allows("head", action, run_object("elsewhere"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import time
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from idletrain.fleet.requests import Launched, Outcome, Pool, Site
 SITE = Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a", "eu-west-1b": "subnet-b"}, "ami-1", "sg-1", "lt-1")
 ZONES = {"subnet-a": "eu-west-1a", "subnet-b": "eu-west-1b"}
 TAGS = requests.tags("night", "s3://b/runs/night/", "arn:me", "0.1", created=0.0, deadline=3600.0)
+HEAD = Pool("on-demand", "t3.medium", "eu-west-1b")
 A, B = Pool("spot", "c7i.large", "eu-west-1a"), Pool("spot", "m7i.large", "eu-west-1b")
 
 
@@ -28,45 +27,6 @@ def test_tags_say_whose_what_is_and_until_when() -> None:
     assert TAGS["idletrain:run"] == "night"
     assert TAGS["idletrain:deadline"] == "3600"
     assert TAGS["idletrain:created"] == "1970-01-01T00:00:00+00:00"
-
-
-def test_user_data_arms_the_deadline_before_anything_else_and_is_short_and_without_secrets() -> None:
-    text = requests.user_data(7200.0, "r/idletrain:1", gpu=True)
-    lines = text.splitlines()
-    assert lines[0] == "#!/bin/bash"
-    assert next(line for line in lines[1:] if not line.startswith("#")).startswith("shutdown -h +")
-    assert lines[3] == "docker run --rm --network host --gpus all r/idletrain:1 node"
-    assert lines[-1] == "shutdown -h now"
-    assert len(text) < requests.USER_DATA_BYTES
-    assert "PRIVATE KEY" not in text
-
-
-def test_an_image_of_the_account_s_own_registry_is_logged_in_for() -> None:
-    image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
-    lines = requests.user_data(7200.0, image).splitlines()
-    assert "ecr get-login-password --region eu-west-1 | docker login" in lines[3]
-    assert lines[3].endswith("--password-stdin 123456789012.dkr.ecr.eu-west-1.amazonaws.com")
-    assert lines[4].endswith(f"{image} node")
-
-
-def test_user_data_of_more_than_4_kb_is_an_error() -> None:
-    with pytest.raises(ValueError, match="4096"):
-        requests.user_data(100.0, "image" * 1000)
-
-
-@pytest.mark.parametrize(("left_seconds", "minutes"), [(7200, 119), (600, 9), (30, 1), (-600, 1)])
-def test_the_deadline_is_the_run_s_for_a_machine_that_boots_later_and_armed_when_it_has_passed(
-    left_seconds: int, minutes: int
-) -> None:
-    text = requests.user_data(time.time() + left_seconds + 5, "image")
-    (line,) = [line for line in text.splitlines() if line.startswith("shutdown -h +")]
-    script = line.replace("shutdown", "echo", 1)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == f"-h +{minutes}\n"
-
-
-def test_a_machine_that_is_started_again_and_again_lives_as_long_each_time() -> None:
-    assert "shutdown -h +29\n" in requests.user_data_for(1800.0, "image")
 
 
 def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_run_s() -> None:
@@ -99,13 +59,14 @@ def test_the_template_requires_tokens_and_turns_shutdown_into_termination() -> N
 
 
 def test_the_head_is_one_machine_with_its_role_and_a_token_for_every_generation() -> None:
-    first, second = (requests.head(SITE, "t3.medium", "head", TAGS, generation) for generation in (0, 1))
+    first, second = (requests.head(SITE, HEAD, "head", TAGS, generation) for generation in (0, 1))
     assert (first["MinCount"], first["MaxCount"]) == (1, 1)
+    assert (first["InstanceType"], first["SubnetId"]) == ("t3.medium", "subnet-b")
     assert tags_of(first, "instance")["idletrain:role"] == "head"
     assert first["ClientToken"] != second["ClientToken"]
-    assert first == requests.head(SITE, "t3.medium", "head", TAGS, 0)
+    assert first == requests.head(SITE, HEAD, "head", TAGS, 0)
     assert "UserData" not in first
-    assert requests.head(SITE, "t3.medium", "head", TAGS, 0, "#!boot")["UserData"] == "#!boot"
+    assert requests.head(SITE, HEAD, "head", TAGS, 0, "#!boot")["UserData"] == "#!boot"
     assert "InstanceMarketOptions" not in first
 
 

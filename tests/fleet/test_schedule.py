@@ -231,5 +231,6 @@ def test_results_in_words() -> None:
     open_ = execution("2026-03-02T02:00", "2026-03-02T02:00")
     assert result(Execution(due=done.due, run="r", exit_code=0), running=False) == "done"
     assert result(Execution(due=done.due, run="r", exit_code=2), running=False) == "failed with 2"
+    assert result(Execution(due=done.due, run="r", exit_code=130), running=False) == "stopped"
     assert result(Execution(due=done.due, run="r", note="waiting"), running=True) == "waiting"
     assert (result(open_, running=True), result(open_, running=False)) == ("running", "cut off")

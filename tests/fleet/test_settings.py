@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import dask
 import distributed  # noqa: F401 (brings its defaults)
 
@@ -15,3 +17,13 @@ def test_settings_take_the_place_of_dask_s_and_every_name_is_one_of_dask_s() -> 
         settings.apply()
         assert {name: dask.config.get(name) for name in settings.SETTINGS} == settings.SETTINGS
         dask.config.set(before)
+
+
+def test_the_limit_on_open_files_becomes_the_machine_s() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        settings.lift_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

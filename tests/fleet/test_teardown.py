@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from rehearsal import Sandbox
+from rehearsal import RECORD, Sandbox
 
 from idletrain.errors import RunError
-from idletrain.fleet import requests, teardown
+from idletrain.fleet import lease, record, requests, teardown
 from idletrain.fleet.aws import Account, Instance, Remnant
+from idletrain.fleet.cost import accrued
 from idletrain.fleet.requests import Pool
 from idletrain.fleet.teardown import Orphan
+from idletrain.rounds import mirror
+from idletrain.storage import S3Prefix
 
 NOW = 1e9
 
@@ -48,6 +55,56 @@ def test_each_run_is_named_once_and_judged_by_itself() -> None:
     assert [orphan.run for orphan in teardown.orphans(there, [], NOW, 600)] == ["b"]
 
 
+def test_a_run_whose_head_leads_no_more_is_over_although_its_machine_is_there() -> None:
+    there = [machine("night", "head"), machine("night", "worker")]
+    assert teardown.orphans(there, [], NOW, 600, {"night": "it has ended", "day": "it has ended"}) == [
+        Orphan("night", "s3://b/night/", "it has ended")
+    ]
+    assert teardown.orphans([machine("night", "head", age=60)], [], NOW, 600, {"night": "it has ended"}) == []
+
+
+def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix) -> None:
+    account = SimpleNamespace(s3=prefix.client)
+
+    def told(now: float = NOW) -> dict[str, str]:
+        head = machine("night", "head")
+        here = replace(head, tags={**head.tags, "idletrain:prefix": prefix.url})
+        return teardown.over(account, [here, machine("night", "worker")], now)  # type: ignore[arg-type]
+
+    assert told() == {"night": "its record is gone"}
+    record.claim(prefix, RECORD)
+    assert told() == {}
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
+    prefix.put(lease.KEY, json.dumps({"holder": "i-1", "renewed": NOW + teardown.SILENT_SECONDS}).encode())
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {}
+    record.update(prefix, state="ended")
+    assert told() == {"night": "it has ended"}
+    prefix.put(record.KEY, b'{"of": "another version"}')
+    assert told() == {}
+
+
+def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
+    assert teardown.over(account, [machine("night", "head")], NOW) == {}  # nobody has this bucket
+
+
+@pytest.mark.parametrize(
+    ("heads", "age", "words"),
+    [
+        ([("running", NOW)], 3600.0, ""),
+        ([("terminated", NOW - 60), ("pending", NOW)], 3600.0, ""),
+        ([], 60.0, ""),
+        ([], 3600.0, "it has no head; go on with --resume"),
+        ([("terminated", NOW - 3601)], 3600.0, "it has no head; go on with --resume"),  # of a sitting before
+        ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
+    ],
+)
+def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, words: str) -> None:
+    of_all = [
+        replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
+    ]
+    assert teardown.lost_head([*of_all, machine("night", "worker")], NOW - age, NOW) == words
+
+
 def make(cloud: Sandbox, account: Account, run: str) -> list[str]:
     """A run's group, template and two machines."""
     now = time.time()
@@ -67,6 +124,20 @@ def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Accoun
     teardown.down(account, "night-down", None)
     assert not any(cloud.inventory().values())
     teardown.down(account, "night-down", None)
+
+
+def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
+    cloud: Sandbox, account: Account, prefix: S3Prefix
+) -> None:
+    record.claim(prefix, replace(RECORD, run="night-bill", created=time.time()))
+    mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
+    machines = make(cloud, account, "night-bill")
+    teardown.down(account, "night-bill", prefix)
+    teardown.down(account, "night-bill", prefix)
+    told = mirror.events(prefix)
+    assert Counter(event["kind"] for event in told) == {"staged": 1, "instance_launched": 2, "instance_ended": 2}
+    assert {event["instance"] for event in told if event["kind"] == "instance_ended"} == set(machines)
+    assert accrued(told, time.time() + 3600).spent_usd == accrued(told, time.time()).spent_usd > 0
 
 
 def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:

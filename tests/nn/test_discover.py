@@ -289,3 +289,21 @@ def test_together_subnets_hold_every_value_of_an_mlp_s_outer_layers_once() -> No
     subnets = [cut(layout, mask) for mask in draw(0, 0, layout.sizes, [0.25] * 4)]
     outer = sum(math.prod(shape) for s in subnets for shape in s.shapes[:3])
     assert outer == 6 * 16 + 16 + 16 * 3
+
+
+def test_forward_is_traced_with_the_sample_and_nothing_else() -> None:
+    """torch_pruning by itself first tries a batch's two samples as two arguments."""
+    seen = []
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            seen.append((tuple(x.shape), mask))
+            y: Tensor = self.last(torch.relu(self.first(x)))
+            return y
+
+    layout_of(Masked(), torch.randn(2, 6))
+    assert set(seen) == {((2, 6), None)}

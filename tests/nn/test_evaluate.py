@@ -70,3 +70,13 @@ def test_a_regression_has_a_loss_and_no_accuracy() -> None:
         None,
         1.0,
     )
+
+
+def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:
+    logits = np.tile(np.array([9, 0, 0], np.float32), (1300, 1))
+    labels = np.full(1300, -100)
+    labels[:4] = [0, 0, 0, 1]  # all of the later batches are ignored
+    accuracy, loss = score(Echo(), Arrays(logits, labels), cross_entropy)
+    assert accuracy == 0.75
+    expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert loss == pytest.approx(float(expected), rel=1e-5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.nn.partition import draw, widths
+from idletrain.nn.partition import blocks, draw, members, orders, widths
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 
@@ -69,6 +69,16 @@ def test_a_draw_is_a_function_of_seed_and_round() -> None:
     assert np.array_equal(first, draw(3, 5, [20, 30], [0.5, 0.5]))
     assert not np.array_equal(first, draw(3, 6, [20, 30], [0.5, 0.5]))
     assert not np.array_equal(first, draw(4, 5, [20, 30], [0.5, 0.5]))
+
+
+@settings(deadline=None)
+@given(splits(), st.integers(0, 1000), st.integers(0, 2**40))
+def test_a_subnet_is_drawn_from_its_own_blocks_as_among_all(
+    split: tuple[list[int], list[float]], round_: int, seed: int
+) -> None:
+    sizes, shares = split
+    for mask, mine in zip(draw(seed, round_, sizes, shares), blocks(sizes, shares), strict=True):
+        assert np.array_equal(mask, members(orders(seed, round_, sizes, mine), mine))
 
 
 def test_a_draw_is_the_same_on_every_version() -> None:

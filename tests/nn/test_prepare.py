@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import parse_job
+from idletrain.nn import models
 from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare, resolve
 
 MLP = "idletrain.nn.models:mlp"
@@ -218,3 +219,63 @@ def test_the_module_is_left_as_it_was() -> None:
 
 def test_a_dotted_path_resolves_with_colon_or_dot() -> None:
     assert resolve("torch.nn:Linear", "f") is resolve("torch.nn.Linear", "f") is nn.Linear
+
+
+BROKEN = {
+    "syntax": "def net(:\n",
+    "name": "net = nothing\n",
+    "key": "net = {}['net']\n",
+    "exit": "import sys\nsys.exit('usage: train.py')\n",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_factory_whose_module_fails_while_it_is_imported(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"broken_{how}.py").write_text(BROKEN[how])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fault(model={"factory": f"broken_{how}:net"}).startswith(
+        f"model.factory: 'broken_{how}:net' cannot be impor"
+    )
+
+
+@pytest.mark.parametrize("raised", [AttributeError, AssertionError, KeyError])
+def test_whatever_a_factory_raises_is_a_fault_of_the_job(
+    raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def net(**_args: Any) -> None:
+        raise raised("widths")
+
+    monkeypatch.setattr(models, "net", net, raising=False)
+    told = fault(model={"factory": "idletrain.nn.models:net"})
+    assert told.startswith(f"model.args: idletrain.nn.models:net does not take {{}}: {raised.__name__}: ")
+    told = fault(data={"factory": "idletrain.nn.models:net"})
+    assert told.startswith(f"data.args: net does not take {{}}: {raised.__name__}: ")
+
+
+def test_a_factory_and_a_file_that_are_missing_are_told_at_once(tmp_path: Path) -> None:
+    told = faults(
+        model={"factory": "no:model"},
+        data={"train": str(tmp_path / "a.npz"), "test": "b.csv"},
+        training={"loss": "nil"},
+    )
+    assert sorted(f.split(":")[0] for f in told) == ["data.test", "data.train", "model.factory", "training.loss"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"name": "digits", "test": "t.npz"}, ["data.test: 't.npz' goes with train alone; leave it out"]),
+        (
+            {"name": "digits", "path": "/x", "args": {"a": 1}},
+            [
+                "data.path: '/x' goes with name: fashion-mnist alone; leave it out",
+                "data.args: {'a': 1} goes with factory alone; leave it out",
+            ],
+        ),
+        ({"factory": "a:b", "test": "t.npz"}, ["data.test: 't.npz' goes with train alone; leave it out"]),
+    ],
+)
+def test_what_would_be_left_unread_is_refused(data: dict[str, Any], told: list[str]) -> None:
+    assert list(faults(data=data)) == told

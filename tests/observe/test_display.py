@@ -9,22 +9,28 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_records import CHURN, RECORD_KEYS, event, lost, started, summary_of
+from test_summary import CHURN, RECORD_KEYS, event, lost, started, summary_of
 
-from idletrain.observe.display import Json, Lines, Screen, choose, describe, final_lines, score_text
+from idletrain.observe.display import Json, Lines, Screen, choose, describe, final_lines, folding, score_text
+from idletrain.observe.summary import Summary
+
+
+def tell(shown: Lines | Json | Screen, events: list[dict[str, Any]]) -> None:
+    take = folding(shown.summary, shown)
+    for one in events:
+        take(one)
 
 
 def lines_of(events: list[dict[str, Any]]) -> list[str]:
     out = io.StringIO()
-    with Lines(out) as shown:
-        for one in events:
-            shown(one)
+    with Lines(out, Summary()) as shown:
+        tell(shown, events)
     return out.getvalue().splitlines()
 
 
 def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
     assert lines_of(CHURN) == [
-        "    0.0s  run demo: 3 rounds of 2 subnets",
+        "    0.0s  run demo: 3 rounds of 2 subnets; watch it at http://127.0.0.1:1/status",
         "    0.0s  a joined (cpu, 1.0 GiB)",
         "    0.0s  b joined (cpu, 1.0 GiB)",
         "    4.0s  a left after a notice",
@@ -34,11 +40,16 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
     ]
 
 
+def test_what_there_is_to_say_of_the_dashboard_stands_behind_its_address() -> None:
+    told = describe({**CHURN[0], "dashboard_note": "port 8787 is in use"})
+    assert told is not None
+    assert told.endswith("; watch it at http://127.0.0.1:1/status (port 8787 is in use)")
+
+
 def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
     out = io.StringIO()
-    with Json(out) as shown:
-        for one in CHURN:
-            shown(one)
+    with Json(out, Summary()) as shown:
+        tell(shown, CHURN)
     first, last = (json.loads(line) for line in out.getvalue().splitlines())
     assert (first["round"], first["round_seconds"], first["rounds"], first["local_steps"]) == (0, 2.0, 1, 100)
     assert first["preemptions"] == {"notice": 1, "kill": 1}
@@ -50,9 +61,8 @@ def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
 def screen_of(events: list[dict[str, Any]]) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    with Screen(console) as shown:
-        for one in events:
-            shown(one)
+    with Screen(console, Summary()) as shown:
+        tell(shown, events)
     return out.getvalue()
 
 
@@ -73,13 +83,13 @@ def test_the_screen_shows_why_a_run_waits() -> None:
 
 
 def test_a_screen_without_any_event_is_drawn() -> None:
-    assert "accuracy: -" in screen_of([])
+    assert "starting" in screen_of([])
 
 
 @pytest.mark.parametrize(
     ("one", "line"),
     [
-        (started(resumed_at=7), "run demo: 3 rounds of 2 subnets, from round 7"),
+        (started(resumed_at=7), "run demo: 3 rounds of 2 subnets, from round 7; watch it at http://127.0.0.1:1/status"),
         (event("worker_left", 1.0, worker="w", name="w", cause="end"), None),
         (lost(1.0, 3, "lease", 0, 0, 0.0), "subnet 3 of round 0: no sign of tcp://a, leased again"),
         (lost(1.0, 3, "kill", 0, 0, 0.0), None),
@@ -119,6 +129,6 @@ def test_scores_are_told_as_far_as_there_are_any() -> None:
 
 
 def test_the_display_fits_where_output_goes() -> None:
-    assert isinstance(choose(True, Console(file=sys.stdout)), Json)
-    assert isinstance(choose(False, Console(file=io.StringIO())), Lines)
-    assert isinstance(choose(False, Console(file=io.StringIO(), force_terminal=True)), Screen)
+    assert isinstance(choose(True, Console(file=sys.stdout), Summary()), Json)
+    assert isinstance(choose(False, Console(file=io.StringIO()), Summary()), Lines)
+    assert isinstance(choose(False, Console(file=io.StringIO(), force_terminal=True), Summary()), Screen)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
 from idletrain.errors import RunError
-from idletrain.job import load_job, parse_job
+from idletrain.job import Job, load_job, parse_job
+from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.preview import preview
 
@@ -21,9 +24,9 @@ def prepared() -> Prepared:
     return from_settings(DIGITS.model, DIGITS.data, DIGITS.training)
 
 
-def shown(prepared: Prepared, memory_bytes: int) -> str:
+def shown(prepared: Prepared, memory_bytes: int | None, job: Job = DIGITS) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(preview(DIGITS, prepared, memory_bytes))
+    Console(file=out, width=160).print(preview(job, prepared, memory_bytes))
     return out.getvalue()
 
 
@@ -62,3 +65,33 @@ def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
     assert text.count("out of core") >= 4
     for words in ("2-4", "recompute all", "compute f", "one step:", "micro-batches: not possible"):
         assert words in text
+
+
+@pytest.mark.parametrize(("nodes", "turns"), [(4, 1), (2, 2)])
+def test_widths_bytes_and_expected_time_of_a_round(nodes: int, turns: int) -> None:
+    model = DIGITS.model.model_copy(update={"args": {"widths": [64, 1024, 512, 10]}})
+    job = DIGITS.model_copy(update={"model": model, "nodes": DIGITS.nodes.model_copy(update={"count": nodes})})
+    text = shown(from_settings(model, DIGITS.data, DIGITS.training), 1 << 30, job)
+    assert text.count(" 256 128 ") == 4
+    subnet = 64 * 256 + 2 * 256 + 256 * 128 + 2 * 128 + 128 * 10 + 10
+    assert text.count(f" {subnet:,} ") == 4
+    moved = 4 * 4 * subnet
+    assert f"moves {moved / 2**20:.1f} MiB down and {moved / 2**20:.1f} MiB up" in text
+    expected, compute, exchange = (
+        float(re.search(pattern, text)[1])  # type: ignore[index]
+        for pattern in (r"expected ([0-9.]+) s a round", r"([0-9.]+) s compute", r"([0-9.]+) s exchange at 1 Gbit/s")
+    )
+    each = [float(seconds) for seconds in re.findall(r"([0-9.]+) s *│$", text, re.MULTILINE)]
+    assert len(each) == 4
+    assert min(each) > 0
+    assert compute == pytest.approx(turns * max(each), abs=0.005 * (turns + 1))
+    assert exchange == round(moved / 125e6, 2)
+    assert expected == pytest.approx(compute + exchange, abs=0.011)
+
+
+def test_this_machine_s_memory_is_shared_out_as_a_launch_does(prepared: Prepared) -> None:
+    job = DIGITS.model_copy(update={"nodes": DIGITS.nodes.model_copy(update={"count": 1, "memory": None})})
+    free = psutil.virtual_memory().available
+    budget = re.search(r"of ([0-9.]+) GiB", shown(prepared, None, job))
+    assert budget is not None
+    assert float(budget[1]) * 2**30 < free - HEAD_BYTES + (1 << 28)

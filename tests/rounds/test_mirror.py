@@ -37,6 +37,19 @@ def test_a_copy_restores_the_directory_up_to_the_last_whole_line(tmp_path: Path,
     assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}
 
 
+def test_events_are_read_and_added_to_behind_those_that_are_there(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    (made / "events.jsonl").write_text('{"kind": "staged"}\n')
+    Mirror(made, prefix).copy()
+    mirror.append_events(prefix, [{"kind": "instance_ended"}])
+    assert mirror.events(prefix) == [{"kind": "staged"}, {"kind": "instance_ended"}]
+    assert mirror.restore(prefix, tmp_path / "again")
+    with (tmp_path / "again" / "events.jsonl").open("a") as file:
+        file.write('{"kind": "leased"}\n')
+    Mirror(tmp_path / "again", prefix).copy()
+    assert [event["kind"] for event in mirror.events(prefix)] == ["staged", "instance_ended", "leased"]
+
+
 def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix: S3Prefix) -> None:
     made = run_dir(tmp_path)
     copy = Mirror(made, prefix)

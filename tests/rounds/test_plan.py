@@ -45,9 +45,14 @@ def test_a_fleet_that_is_too_small_covers_part_of_the_network() -> None:
     assert got == pytest.approx((0.1,) * 4, abs=1e-6)
 
 
-def test_a_worker_that_cannot_hold_the_narrowest_subnet_is_named_with_the_way_out() -> None:
-    with pytest.raises(RunError, match=r"narrowest subnet needs 2 MiB and a worker has 1 MiB.*smaller training.batch"):
-        shares([Capacity(MIB, 1.0)], 1, need, 64)
+def test_a_worker_that_cannot_hold_the_narrowest_subnet_is_dealt_none() -> None:
+    roomy = Capacity(ROOMY, 1.0)
+    assert shares([roomy, Capacity(MIB, 9.0), roomy], 4, need, 64) == shares([roomy, roomy], 4, need, 64)
+
+
+def test_a_fleet_that_cannot_hold_the_narrowest_subnet_is_told_the_way_out() -> None:
+    with pytest.raises(RunError, match=r"narrowest subnet needs 2 MiB and the largest.* 1 MiB.*smaller training.batch"):
+        shares([Capacity(MIB, 1.0)] * 2, 1, need, 64)
 
 
 def test_local_sgd_needs_one_worker_that_holds_the_whole_network() -> None:

@@ -47,7 +47,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
             ledger.append("stage", round=round_, attempt=1, **asdict(staged[k]))
             offset += flat.nbytes
         steps = {k: s.steps for k, s in staged.items()}
-        recovery.apply(run_dir, program, network, round_, SHARES, staged, steps)
+        recovery.apply(run_dir, program.subnets(round_, SHARES), network, round_, staged, steps)
         ledger.append("commit", round=round_, staged=sorted(steps.items()), next_shares=SHARES)
         if round_ == 1:
             snapshots.write(run_dir, 2, network, ignore)

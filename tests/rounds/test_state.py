@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,8 @@ from idletrain.rounds.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from idletrain.rounds.state import IllegalEventError, Phase, Rules, Stage, State, advance
+from idletrain.rounds.state import IllegalEventError, Rules, Stage, State, Worker, advance
+from idletrain.rounds.table import Phase, Table
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -48,7 +50,8 @@ class World:
         staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
         self.needs = needs
         self.now = 0.0
-        self.state = state.open_run(Rules(**(asked | rules)), "run", 1, round_, needs, staged, self.now)
+        workers = {name: Worker(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
+        self.state = state.open_run(Rules(**(asked | rules)), "run", 1, round_, needs, staged, self.now, workers)
         self.leases: list[Lease] = []
         self.running: list[Lease] = []  # attempts whose tasks have not ended
         self.to_store: list[int] = []
@@ -75,9 +78,9 @@ class World:
         (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Answer)]
         return answer.reply
 
-    def join(self, *names: str, memory_bytes: int = LARGE) -> None:
+    def join(self, *names: str, memory_bytes: int = LARGE, leases: int = 1) -> None:
         for name in names:
-            self.do(WorkerJoined, worker=name, memory_bytes=memory_bytes)
+            self.do(WorkerJoined, worker=name, memory_bytes=memory_bytes, leases=leases)
 
     def lease_of(self, subnet: int) -> LeaseId:
         return next(c.lease for c in reversed(self.leases) if c.lease.subnet == subnet)
@@ -93,7 +96,8 @@ class World:
 
     def end(self, lease: LeaseId, *, failed: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
-        self.do(AttemptEnded, lease=lease, failed=failed)
+        (worker,) = (c.worker for c in self.leases if c.lease == lease)
+        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed)
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
@@ -161,13 +165,17 @@ class World:
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
                 assert new.steps >= old.steps, "steps that were safe at home are gone"
-        held = [s.worker for s in now.subnets if s.phase is Phase.LEASED]
-        assert len(held) == len(set(held)), "one worker, two leases"
-        if now.stage is not Stage.DONE:
-            for subnet in now.subnets:
-                if subnet.phase is Phase.LEASED:
-                    assert now.workers[subnet.worker].attempt == subnet.attempt
-                    assert now.workers[subnet.worker].memory_bytes >= subnet.need_bytes
+        assert now.subnets == Table.of(now.subnets)
+        if now.stage is Stage.DONE:
+            return
+        assert all(s.phase is Phase.LEASED for s in now.subnets if s.ahead)
+        for name, worker in now.workers.items():
+            held = [s for s in now.subnets if s.phase is Phase.LEASED and s.worker == name]
+            assert {s.attempt for s in held} <= worker.attempts.keys()
+            assert len(worker.attempts) <= worker.leases
+            assert sum(s.need_bytes for s in held) <= worker.memory_bytes
+            first = next(iter(worker.attempts), None)
+            assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
 
 ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "fault", "foreign", "end", "tick", "store", "commit")
@@ -182,7 +190,7 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
     lease = world.leases[-1 - a % min(len(world.leases), 8)].lease if world.leases else None
     match action:
         case "join" if name not in world.state.workers:
-            world.join(name, memory_bytes=LARGE if b % 3 else SMALL)
+            world.join(name, memory_bytes=(2 * LARGE, LARGE, SMALL)[b % 3], leases=1 + b % 2)
         case "leave":
             world.do(WorkerLeft, worker=name)
         case "notice":
@@ -280,6 +288,8 @@ def test_a_stop_ends_the_run_at_any_point_and_nothing_is_taken_after_it(
     if world.finished:
         return
     world.do(StopAsked)
+    if world.commit_due:  # what is being written is written
+        world.commit()
     assert world.finished == "stopped"
     for lease in world.leases:
         assert world.tell(Pushed, lease.lease, steps=STEPS) is Reply.STALE_ROUND
@@ -297,6 +307,57 @@ def test_the_largest_subnet_goes_to_the_smallest_worker_that_holds_it() -> None:
     assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "small")]
     world.join("large")
     assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "small"), (1, "large")]
+
+
+def test_a_worker_is_leased_a_second_subnet_when_there_is_one_for_everybody() -> None:
+    world = World(needs=(SMALL,) * 5, workers=("a", "b"))
+    world.do(Tick)
+    assert Counter(c.worker for c in world.leases) == {"a": 2, "b": 2}
+    first, second = (c.lease for c in world.leases if c.worker == "a")
+    assert not world.state.subnets[first.subnet].ahead
+    assert world.state.subnets[second.subnet].ahead
+    world.finish_subnet(first.subnet)  # who takes the last one is decided by who is done first
+    assert world.leases[-1].worker == "a"
+    assert not world.state.subnets[second.subnet].ahead
+
+
+def test_the_last_subnets_of_a_round_wait_for_whoever_is_done_first() -> None:
+    world = World(needs=(SMALL,) * 3, workers=("a", "b"))
+    world.do(Tick)
+    assert Counter(c.worker for c in world.leases) == {"a": 1, "b": 1}
+    world.finish_subnet(world.leases[1].lease.subnet)
+    assert world.leases[2].worker == world.leases[1].worker
+
+
+def test_a_joiner_takes_over_what_waits_behind_another_subnet() -> None:
+    world = World(needs=(SMALL,) * 2)
+    world.join("a", leases=2)
+    ahead = world.leases[1].lease
+    world.join("b", leases=2)
+    assert (world.leases[2].worker, world.leases[2].lease.subnet) == ("b", ahead.subnet)
+    assert not world.state.subnets[ahead.subnet].ahead
+    assert world.tell(Beat, ahead, steps=0) is Reply.NOT_LEASED
+    assert world.lost == []
+
+
+def test_a_second_subnet_must_fit_beside_the_first() -> None:
+    world = World(needs=(LARGE,) * 4)
+    world.join("a", memory_bytes=2 * LARGE - 1, leases=2)
+    assert len(world.leases) == 1
+
+
+def test_a_worker_that_dies_loses_both_its_subnets_but_steps_of_the_first_alone() -> None:
+    world = World(needs=(SMALL,) * 2)
+    world.join("a", leases=2)
+    training, ahead = (c.lease for c in world.leases)
+    world.now = 1.0
+    assert world.tell(Beat, training, steps=3) is Reply.ACCEPTED
+    assert world.tell(Beat, ahead, steps=0) is Reply.ACCEPTED
+    world.now = 1.5
+    world.do(WorkerLeft, worker="a")
+    assert [(c.subnet, c.lost_steps) for c in world.lost] == [(training.subnet, STEPS), (ahead.subnet, 0)]
+    world.drive()
+    assert world.finished == "completed"
 
 
 def test_a_subnet_that_no_worker_can_hold_waits_for_one_that_can() -> None:

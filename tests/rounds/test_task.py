@@ -1,58 +1,20 @@
-"""What travels between head and workers is small, and what a worker tells of itself."""
+"""What a Dask scheduler has to import for a run's tasks."""
 
 from __future__ import annotations
 
-import asyncio
-import pickle
-from typing import Any
+import subprocess
+import sys
 
-import cloudpickle
-import torch
-from distributed import Client, Scheduler, Worker
-
-from idletrain.exchange.wire import LeaseId
-from idletrain.fleet import settings
-from idletrain.rounds import task
+PROGRAM = """
+import pickle, sys
+for task in {tasks}:
+    pickle.loads(task)
+assert not [name for name in ("torch", "idletrain.rounds.attempt") if name in sys.modules]
+"""
 
 
-def test_a_lease_for_a_hundred_subnets_pickles_in_under_4_kb() -> None:
-    lease = LeaseId("a" * 63, 10**6, 10**6, 99, 10**9)
-    spec = task.Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", (0.0123456789,) * 100, 5.0)
-    assert len(cloudpickle.dumps(spec)) < 4096
-    assert pickle.loads(pickle.dumps(spec)) == spec
-
-
-async def _describe() -> dict[str, Any]:
-    settings.apply()
-    async with (
-        Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
-        Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
-        Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
-    ):
-        task.Node.of(worker).memory_bytes = 1 << 40
-        about: dict[str, Any] = await client.submit(task.describe, pure=False)
-        return about
-
-
-def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
-    about = asyncio.run(_describe())
-    assert about.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "pid", "name"}
-    assert (1 << 39) < about["memory_bytes"] < (1 << 40)
-    assert about["steps_per_second"] > 0
-    assert about["name"] == "box"
-    assert torch.__version__ in about["cohort"]
-
-
-def test_speed_is_measured_in_steps_a_second() -> None:
-    assert 1 < task.measure_speed(torch.device("cpu")) < 1e6
-
-
-def test_the_numeric_cohort_tells_the_number_of_threads() -> None:
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = task.numeric_cohort(torch.device("cpu"))
-        torch.set_num_threads(2)
-        assert task.numeric_cohort(torch.device("cpu")) != one
-    finally:
-        torch.set_num_threads(threads)
+def test_to_unpickle_a_task_imports_no_torch() -> None:
+    made = "import pickle, sys; from idletrain.rounds import task; "
+    made += "print([pickle.dumps(task.describe), pickle.dumps(task.train_subnet)])"
+    tasks = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True).stdout.strip()
+    subprocess.run([sys.executable, "-c", PROGRAM.format(tasks=tasks)], check=True)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 Wire = tuple[int, str, str]
 """Status, content type, body."""
-HTML = "<html><body><h1>Internal Server Error</h1></body></html>"
+HTML = "<!doctype html>\n<html><body><h1>Internal Server Error</h1></body></html>"
 REQUEST = "<RequestId>00000000-0000-0000-0000-000000000000</RequestId>"
 
 

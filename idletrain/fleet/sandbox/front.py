@@ -17,6 +17,7 @@ from moto.core.routing import get_service_router
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
+from werkzeug.wsgi import get_input_stream
 
 from idletrain.fleet.sandbox import faults
 from idletrain.fleet.sandbox.capacity import INSUFFICIENT
@@ -80,6 +81,7 @@ class Front:
         self.calls = Calls()
         self._tokens: dict[tuple[str, str, str], tuple[Any, Wire]] = {}
         self._catalogue: dict[Any, Wire] = {}
+        self._one = threading.Lock()  # moto compares and sets, reads and replaces objects as if nobody else were there
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         request = _buffered(environ)
@@ -97,10 +99,10 @@ class Front:
         if call.service == "ec2":
             response = _response(self._ec2(request, call))
             self._changed()
-        elif fault is None:
-            return self._moto(environ, start_response)  # type: ignore[no-any-return]
         else:
-            response = Response.from_app(self._moto, environ, buffered=True)
+            environ["wsgi.input"] = io.BytesIO(get_input_stream(environ).read())  # the lock waits for no caller
+            with self._one:
+                response = Response.from_app(self._moto, environ, buffered=True)
         if fault:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # it is done, and nobody will hear of it
         return response(environ, start_response)
@@ -152,7 +154,7 @@ def which(request: Request) -> Call:
 
 
 def _buffered(environ: Environ) -> Request:
-    """The request, with a form that can be read twice; other bodies, S3's above all, are left to be streamed."""
+    """The request, with a form that can be read twice; other bodies are not read yet."""
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         length = int(environ.get("CONTENT_LENGTH") or 0)
         content = environ["wsgi.input"].read(length)

@@ -39,6 +39,7 @@ class Machine:
         (directory / "tmp").mkdir()
         (directory / "bin").mkdir()
         _shim(directory / "bin" / "shutdown", "shutdown", endpoint, instance)
+        _shim(directory / "bin" / "install", "install", str(directory))
         _shim(directory / "bin" / "docker", "docker", str(memory_bytes))
         (directory / "user-data").write_bytes(program)
         command = ("bash", "user-data") if program.startswith(b"#!") else IDLE

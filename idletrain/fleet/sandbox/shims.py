@@ -1,6 +1,7 @@
-"""What stands for `shutdown` and `docker` on a rehearsed machine. A program of its own, stdlib only:
+"""What stands for `shutdown`, `install` and `docker` on a rehearsed machine. A program of its own, stdlib only:
 
 python -I -S shims.py shutdown ENDPOINT INSTANCE -h +5|now
+python -I -S shims.py install DIRECTORY -D /dev/stdin /FILE
 python -I -S shims.py docker BYTES run [OPTIONS] IMAGE ARGS...
 """
 
@@ -10,8 +11,9 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 FLAGS = frozenset({"--rm", "--init", "--read-only", "-i", "--interactive", "-t", "--tty"})
 VALUED = frozenset(
@@ -60,6 +62,18 @@ def shutdown_seconds(words: Sequence[str]) -> float:
     raise UsageError(f"shutdown: {' '.join(words)}: this rehearsal knows `-h now` and `-h +MINUTES`")
 
 
+def installed(directory: Path, words: Sequence[str]) -> Path:
+    """Where a file goes: below the machine's own directory, which stands for its disk.
+
+    Raises:
+        UsageError: it is not `-D /dev/stdin /FILE`, or leads out of there.
+    """
+    match words:
+        case ["-D", "/dev/stdin", file] if file.startswith("/") and ".." not in Path(file).parts:
+            return directory / file.lstrip("/")
+    raise UsageError(f"install: {' '.join(words)}: this rehearsal knows `-D /dev/stdin /FILE`")
+
+
 def container(words: Sequence[str], host: Mapping[str, str]) -> Container:
     """Parse the words after `docker`.
 
@@ -100,15 +114,25 @@ def _shutdown(endpoint: str, instance: str, *words: str) -> int:
     return 0 if connection.getresponse().status == http.client.OK else 1
 
 
+def _install(directory: str, *words: str) -> int:
+    file = installed(Path(directory), words)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(sys.stdin.read())
+    file.chmod(0o755)
+    return 0
+
+
 def _docker(memory_bytes: str, *words: str) -> int:
     run = container(words, os.environ)
     command = [sys.executable, "-m", "idletrain", *run.arguments, "--memory", memory_bytes, "--slots", "1"]
     os.execve(sys.executable, command, dict(run.environment))  # noqa: S606
 
 
+COMMANDS: Mapping[str, Callable[..., int]] = {"shutdown": _shutdown, "install": _install, "docker": _docker}
+
 if __name__ == "__main__":
     try:
-        sys.exit(_shutdown(*sys.argv[2:]) if sys.argv[1] == "shutdown" else _docker(*sys.argv[2:]))
+        sys.exit(COMMANDS[sys.argv[1]](*sys.argv[2:]))
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(125)  # docker's own

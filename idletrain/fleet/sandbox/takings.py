@@ -55,7 +55,7 @@ class Market:
 
     Attributes:
         turns: By the clock, or None.
-        trace: As recorded, or nothing.
+        trace: As recorded, or nothing; it begins with its first node.
         speed: How many of the trace's seconds pass in one.
         tenure: Who stands for whom.
     """
@@ -92,7 +92,7 @@ def advance(market: Market, seconds: float, oldest_first: Sequence[str]) -> tupl
         turns, taken = turn(market.turns, seconds, oldest_first)
         market = replace(market, turns=turns)
     if market.trace:
-        nodes = present(market.trace, 1000 * seconds * market.speed)
+        nodes = present(market.trace, market.trace[0].at_ms + 1000 * seconds * market.speed)
         capacity = len(nodes)
         left = [id_ for id_ in oldest_first if all(id_ != taking.instance for taking in taken)]
         tenure, gone = follow(market.tenure, nodes, left)

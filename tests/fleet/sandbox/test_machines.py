@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rehearsal import eventually
 
+from idletrain.fleet import boot
 from idletrain.fleet.sandbox.machines import Machines
 from idletrain.fleet.sandbox.metadata import Facts
 
@@ -40,7 +42,9 @@ def test_a_machine_sees_its_own_place_and_none_of_our_secrets(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "ours")
     monkeypatch.setenv("PIP_INDEX_URL", "ours")
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    said = output(machines, tmp_path, 'env; stat -c "mode=%a" .; echo "home=$HOME pwd=$PWD"; type -p docker shutdown')
+    said = output(
+        machines, tmp_path, 'env; stat -c "mode=%a" .; echo "home=$HOME pwd=$PWD"; type -p docker install shutdown'
+    )
     seen = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     assert not {"AWS_SECRET_ACCESS_KEY", "PIP_INDEX_URL", "AWS_ACCESS_KEY_ID"} & seen.keys()
     assert seen["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
@@ -49,8 +53,21 @@ def test_a_machine_sees_its_own_place_and_none_of_our_secrets(
     assert seen["mode"] == "700"
     home = seen["HOME"]
     assert f"home={home} pwd={home}" in said
-    assert f"{home}/bin/docker\n{home}/bin/shutdown\n" in said
+    assert f"{home}/bin/docker\n{home}/bin/install\n{home}/bin/shutdown\n" in said
     assert not Path(home).exists()
+
+
+def test_what_user_data_keep_for_later_boots_stays_on_the_machine_and_off_the_host(
+    machines: Machines, tmp_path: Path
+) -> None:
+    host = Path(boot.PER_BOOT)
+    before = sorted(host.parent.iterdir()) if host.parent.exists() else None
+    text = boot.user_data(4e9, "image").removeprefix("#!/bin/bash\n")
+    said = output(machines, tmp_path, f"docker() {{ cat $HOME{boot.PER_BOOT}; }}\n{text}")
+    assert "shutdown -h +$(( left = (4000000000 - $(date +%s))" in said
+    assert (sorted(host.parent.iterdir()) if host.parent.exists() else None) == before
+    outside = set(re.findall(r"\s(/\S+)", text)) - {"/", boot.PER_BOOT}
+    assert outside == {"/dev/stdin"}  # the folder is named to `install` alone, whose stand-in is first on the path
 
 
 def test_a_machine_is_killed_with_all_that_it_started(machines: Machines, tmp_path: Path) -> None:

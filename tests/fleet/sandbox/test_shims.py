@@ -1,14 +1,15 @@
-"""`shutdown` and `docker` understand what the user data say, and refuse what they do not."""
+"""`shutdown`, `install` and `docker` understand what the user data say, and refuse what they do not."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from idletrain.fleet.sandbox import shims
-from idletrain.fleet.sandbox.shims import Container, UsageError, container, shutdown_seconds
+from idletrain.fleet.sandbox.shims import Container, UsageError, container, installed, shutdown_seconds
 
 HOST = {"PATH": "/bin", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "EXPORTED": "by the user data"}
 SEEN = {"PATH": "/bin", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
@@ -23,6 +24,19 @@ def test_a_shutdown_is_armed_for_its_time(words: list[str], seconds: float) -> N
 def test_another_shutdown_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match="shutdown"):
         shutdown_seconds(words)
+
+
+def test_a_file_is_installed_below_the_machine_s_directory_and_nowhere_else(tmp_path: Path) -> None:
+    assert installed(tmp_path, ["-D", "/dev/stdin", "/var/lib/x"]) == tmp_path / "var/lib/x"
+    for words in (
+        ["-D", "/dev/stdin", "/../x"],
+        ["-D", "/dev/stdin", "x"],
+        ["/dev/stdin", "/x"],
+        ["-D", "a", "/x"],
+        [],
+    ):
+        with pytest.raises(UsageError, match="install: "):
+            installed(tmp_path, words)
 
 
 def test_options_are_taken_off_and_the_rest_is_the_image_and_its_words() -> None:

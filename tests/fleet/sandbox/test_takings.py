@@ -91,6 +91,14 @@ def test_a_market_follows_its_trace_at_its_speed() -> None:
     assert (move.capacity, move.takings) == (1, (Taking("a", notice=True),))
 
 
+def test_a_trace_begins_with_its_first_node() -> None:
+    market = Market(trace=read_trace("480000,add,n1\n480100,add,n2\n"), speed=10)
+    market, move = advance(market, 0.0, [])
+    assert move.capacity == 1
+    _, move = advance(market, 0.011, [])
+    assert move.capacity == 2
+
+
 def test_a_market_without_clock_and_trace_takes_nothing_and_limits_nothing() -> None:
     market, move = advance(Market(), 1e6, ["a"])
     assert (market, move.takings, move.capacity) == (Market(), (), None)

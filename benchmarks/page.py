@@ -1,0 +1,214 @@
+"""What does the dashboard's page cost, with 100 workers?
+
+The events of a churned run of 100 workers are told to a head's summary at the pace of a real run, ten rounds a minute;
+the head publishes them to a real scheduler in a process of its own, as `idletrain launch` does. Its CPU time is
+measured while nobody looks, and while three browsers' worth of requests do, twice a second each; so is the head's.
+
+    python -m benchmarks.page [--tiny] [--json FILE]
+
+Targets: an update at least once a second, under 5 % of a core in the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from distributed import Client, Worker
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+
+from benchmarks.report import Figure, arguments, at_least, at_most, report
+from idletrain.fleet import scheduler, settings
+from idletrain.observe.publish import publishing
+from idletrain.observe.records import Event
+from idletrain.observe.summary import Summary
+
+ROUND_SECONDS = 6.0
+LOOKERS = 3
+LOOK_SECONDS = 0.5  # as page.js does
+PAGE_SECONDS = 60  # until the scheduler has imported Dask's pages
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large a run, how long each phase."""
+
+    workers: int = 100
+    phase_seconds: float = 30.0
+    rounds_before: int = 600
+
+
+TINY = Plan(workers=5, phase_seconds=2.0, rounds_before=5)
+
+
+def first_events(workers: int) -> Iterator[Event]:
+    """The start of a run, up to its workers."""
+    yield {
+        "kind": "run_started", "s": 0.0, "run": "bench", "subnets": workers, "rounds": 100_000, "policy": "salvage",
+        "method": "ist", "target": 0.9, "local_steps": 400, "parameters": 1, "resumed_at": 0, "run_dir": "runs/bench",
+        "dashboard": "",
+    }  # fmt: skip
+    for n in range(workers):
+        yield _joined(n, 0.0)
+
+
+def round_events(workers: int, number: int) -> list[Event]:
+    """A round's events, of which every 20th subnet's worker is killed and replaced; `s` is within the run."""
+    began = number * ROUND_SECONDS
+    events: list[Event] = []
+    for k in range(workers):
+        where = {"round": number, "subnet": k, "worker": _address(k)}
+        attempt = number * 2 * workers + k
+        events += [{"kind": "leased", "s": began + k / workers, **where, "attempt": attempt, "step": 0}]
+        events += [{"kind": "marked", "s": began + 2 + k / workers, **where, "attempt": attempt, "steps": 200}]
+        if (k + number) % 20 == 0:
+            s = began + 3
+            events += [
+                {"kind": "worker_left", "s": s, "worker": _address(k), "name": f"node-{k}", "cause": "kill"},
+                {"kind": "lost", "s": s, **where, "attempt": attempt, "cause": "kill", "kept_steps": 200,
+                 "lost_steps": 10, "kept_seconds": 2.0},
+                {"kind": "worker_joining", "s": s, "worker": _address(k)},
+                _joined(k, s + 0.5),
+                {"kind": "leased", "s": s + 0.6, **where, "attempt": attempt + workers, "step": 200},
+            ]  # fmt: skip
+            attempt += workers
+        events += [
+            {"kind": "staged", "s": began + 5 + k / workers, **where, "attempt": attempt, "steps": 400,
+             "train_seconds": 4.0},
+            {"kind": "attempt_ended", "s": began + 5 + k / workers, **where, "attempt": attempt, "ended": "done",
+             "steps": 400, "reply": "accepted", "pull_seconds": 0.1, "train_seconds": 4.0, "push_seconds": 0.1,
+             "pull_bytes": 4_000_000, "push_bytes": 4_000_000},
+        ]  # fmt: skip
+    events.sort(key=lambda event: event["s"])
+    end = began + ROUND_SECONDS
+    moved = {"bytes_down": 4_000_000 * workers, "bytes_up": 4_000_000 * workers}
+    commit = {"round": number, "steps": 400 * workers, "seconds": ROUND_SECONDS, "commit_seconds": 0.1, **moved}
+    score = {"round": number + 1, "accuracy": 1 - 1 / (number + 2), "loss": 1 / (number + 2), "seconds": 0.1}
+    return [*events, {"kind": "round_committed", "s": end, **commit}, {"kind": "evaluated", "s": end, **score}]
+
+
+def _joined(n: int, seconds: float) -> Event:
+    about = {"name": f"node-{n}", "memory_bytes": 2 << 30, "device": "cpu", "steps_per_second": 1.0, "pid": n}
+    return {"kind": "worker_joined", "s": seconds, "worker": _address(n), "cohort": "bench", **about}
+
+
+def _address(n: int) -> str:
+    return f"tcp://10.0.{n // 250}.{n % 250}:40000"
+
+
+async def live(plan: Plan, summary: Summary) -> None:
+    """Tell the summary rounds at their pace, until cancelled."""
+    for number in itertools.count(plan.rounds_before):
+        for event in round_events(plan.workers, number):
+            late = event["s"] - number * ROUND_SECONDS - (time.monotonic() % ROUND_SECONDS)
+            if 0 < late < 1:  # in steps of a tenth of a second, or the bench's own timers are what is measured
+                await asyncio.sleep(0.1)
+            summary.add({**event, "t": time.time()})
+        await asyncio.sleep(ROUND_SECONDS - time.monotonic() % ROUND_SECONDS)
+
+
+async def look(url: str, seen: list[tuple[float, str]]) -> None:
+    """Ask for the page's content as a browser does, until cancelled."""
+    http = AsyncHTTPClient(force_instance=True)
+    while True:
+        answer = await http.fetch(f"{url}/now")
+        seen.append((time.monotonic(), answer.body.decode()))
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
+    """CPU shares of scheduler and head, without lookers and with; and how often the page's content changed."""
+    settings.apply()
+    summary = Summary()
+    for event in itertools.chain(
+        first_events(plan.workers), *(round_events(plan.workers, n) for n in range(plan.rounds_before))
+    ):
+        summary.add({**event, "t": time.time()})
+    async with (
+        scheduler.started(folder) as address,
+        Worker(address, nthreads=1, memory_limit=0, dashboard=False),  # the pages come with the first worker
+        Client(address, asynchronous=True, set_as_default=False) as client,
+    ):
+        about = json.loads((folder / "cluster.json").read_text())
+        url = about["dashboard"].replace("/status", "/idletrain")
+        await _page_there(url)
+        process, me = psutil.Process(about["pid"]), psutil.Process()
+        telling = asyncio.ensure_future(live(plan, summary))
+        shares = {"idle": await _share(process, plan.phase_seconds)}
+        async with publishing(client, summary, allow_control=False):
+            head = _cpu_seconds(me)
+            shares["published"] = await _share(process, plan.phase_seconds)
+            head_share = (_cpu_seconds(me) - head) / plan.phase_seconds
+            seen: list[list[tuple[float, str]]] = [[] for _ in range(LOOKERS)]
+            looking = [asyncio.ensure_future(look(url, list_)) for list_ in seen]
+            shares["looked at"] = await _share(process, plan.phase_seconds)
+            for task in (*looking, telling):
+                task.cancel()
+            await asyncio.gather(*looking, telling, return_exceptions=True)
+    return {"shares": shares, "head_share": head_share, "gaps": _gaps(seen[0]), "workers_shown": _rows(seen[0][-1][1])}
+
+
+async def _page_there(url: str) -> None:
+    http = AsyncHTTPClient(force_instance=True)
+    for _ in range(PAGE_SECONDS * 10):
+        try:
+            await http.fetch(url)
+        except HTTPClientError:
+            await asyncio.sleep(0.1)
+        else:
+            return
+    raise RuntimeError(f"{url} did not come")
+
+
+async def _share(process: psutil.Process, seconds: float) -> float:
+    before = _cpu_seconds(process)
+    await asyncio.sleep(seconds)
+    return (_cpu_seconds(process) - before) / seconds
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    used: float = times.user + times.system
+    return used
+
+
+def _gaps(seen: list[tuple[float, str]]) -> list[float]:
+    """Seconds between two contents that differ."""
+    news = [seen[0], *(later for earlier, later in itertools.pairwise(seen) if later[1] != earlier[1])]
+    return [later[0] - earlier[0] for earlier, later in itertools.pairwise(news)]
+
+
+def _rows(content: str) -> int:
+    return len(re.findall(r'<tr class="(?:training|draining)"', content))
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        found = asyncio.run(measure(plan, Path(folder)))
+    shares, gaps = found["shares"], found["gaps"]
+    page = shares["looked at"] - shares["idle"]
+    figures = [
+        at_most(f"scheduler, {plan.workers} workers, {LOOKERS} lookers", 100 * page, "% of a core", 5.0),
+        Figure("scheduler, nobody looks", 100 * (shares["published"] - shares["idle"]), "% of a core"),
+        Figure("scheduler without a run", 100 * shares["idle"], "% of a core"),
+        Figure("head: summing up, publishing", 100 * found["head_share"], "% of a core"),
+        at_least("updates", len(gaps) / sum(gaps), "a second", 1.0, gaps),
+        Figure("longest time without one", max(gaps), "s"),
+    ]
+    return report("page", options, figures, workers_shown=found["workers_shown"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Who is how quick: the arithmetic on a comparison's records, its figures and its tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.methods import METHODS
+from benchmarks.report import Figure, at_least
+
+# Rivals of ist, and how many times its seconds and bytes they should take at least; the IST paper (Speech): 10.6, 4.2.
+RIVALS = {
+    "ddp": (("ddp",), 15.0),
+    "local SGD's best kind": (("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco"), 4.0),
+}
+AIMS = (("b", 8, "100mbit"), ("tiny", 2, "none"))  # where that is asked of it: case, nodes, link
+PLACE = ("case", "nodes", "link", "head_link")
+LEVELS_BELOW = (0.08, 0.06, 0.04, 0.02, 0.01, 0.0)
+Record = dict[str, Any]
+
+
+def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
+    """The best of every method's settings, for each case, number of nodes and links.
+
+    Args:
+        runs: Records of `contest.run`.
+        below: How far below the case's target the accuracy lies whose time is told.
+
+    Returns:
+        Records with `seconds` and `bytes` to that accuracy, whether they are `computed`, `steps`, `settings`, and of a
+        step the seconds and the shares of its parts. Where it was not reached those are None, and `more_than` says how
+        many seconds were not enough (None where the method was only timed).
+    """
+    best: dict[tuple[Any, ...], Record] = {}
+    for record in runs:
+        standing = _standing(record, runs, round(record["target"] - below, 6))
+        key = tuple(standing[name] for name in (*PLACE, "method"))
+        if key not in best or _rank(standing) < _rank(best[key]):
+            best[key] = standing
+    return sorted(best.values(), key=lambda s: (*(s[name] for name in PLACE), _rank(s)))
+
+
+def at_best(standing: Record) -> float:
+    """The least time that a method can have taken: to the target, or what was seen not to be enough."""
+    known = standing["more_than"] if standing["seconds"] is None else standing["seconds"]
+    return float("inf") if known is None else float(known)
+
+
+def _rank(standing: Record) -> tuple[bool, float]:
+    return standing["seconds"] is None, at_best(standing)
+
+
+def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
+    """One run's time to the target: its own, or by the steps that the same settings took over other links."""
+    names = (*PLACE, "method", "settings", "step_seconds")
+    parts = {part: record.get(f"{part}_step_seconds", 0.0) for part in ("local", "pull", "push")}
+    standing = {name: record[name] for name in names} | {
+        "target": target,
+        "shares": {part: seconds / record["step_seconds"] for part, seconds in parts.items()},
+        "cores": record.get("cores", {}),
+        "bytes_per_step": record["bytes_per_step"],
+        "curve": record["curve"],
+        "computed": False,
+        "more_than": None,
+    }
+    if own := reached(record, target):
+        return standing | {"steps": own[0], "seconds": own[1], "bytes": own[2]}
+    alike = [other for other in runs if other["curve"] and _learning(other) == _learning(record)]
+    for other in alike:
+        if point := reached(other, target):
+            carried = record["bytes_per_step"]
+            return standing | {
+                "steps": point[0],
+                "seconds": point[0] * record["step_seconds"],
+                "bytes": None if carried is None else point[0] * carried,
+                "curve": other["curve"],
+                "computed": True,
+            }
+    if alike:  # so many steps were seen not to do
+        standing["more_than"] = max(other["curve"][-1][0] for other in alike) * record["step_seconds"]
+    return standing | {"steps": None, "seconds": None, "bytes": None}
+
+
+def _learning(record: Record) -> tuple[Any, ...]:
+    """What decides how many steps a method needs: methods that are one algorithm in several libraries share it."""
+    method, settings = record["method"], dict(record["settings"])
+    if method in ("post-local-sgd", "torchft-local-sgd") and not settings.pop("warmup", 0):
+        method = "local SGD"
+    if method == "ddp-fp16":
+        method = "ddp"
+    return record["case"], record["nodes"], method, settings
+
+
+def reached(record: Record, target: float) -> list[Any] | None:
+    """The first point of a run's curve at an accuracy."""
+    return next((point for point in record["curve"] if point[3] >= target), None)
+
+
+def figures_of(runs: Sequence[Record]) -> list[Figure]:
+    """Every standing, and what the targets ask for."""
+    table = standings(runs)
+    figures: list[Figure] = []
+    for s in table:
+        if s["seconds"] is None:
+            continue
+        what, how = f"{where(s)}, {s['method']}", ", computed" if s["computed"] else ""
+        figures.append(Figure(f"{what}: time to {s['target']:g}{how}", s["seconds"], "s"))
+        if s["bytes"] is not None:
+            figures.append(Figure(f"{what}: over all links{how}", s["bytes"] / 1e6, "MB"))
+    for ist in table:
+        if ist["method"] == "ist" and ist["seconds"] is not None and (ist["case"], ist["nodes"], ist["link"]) in AIMS:
+            figures += _ratios(ist, [s for s in table if _beside(s, ist)])
+    return figures
+
+
+def where(s: Record) -> str:
+    """A standing's place in words."""
+    head = "" if s["head_link"] == s["link"] else f", head {s['head_link']}"
+    return f"case {s['case']}, {s['nodes']} nodes, {s['link']}{head}"
+
+
+def _beside(s: Record, ist: Record) -> bool:
+    """Whether a standing belongs beside one of ist: who has no data on the head does not care for its link."""
+    same = all(s[name] == ist[name] for name in ("case", "nodes", "link"))
+    return same and (s["head_link"] == ist["head_link"] or not METHODS[s["method"]].ours)
+
+
+def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
+    """How many times ist's seconds and bytes the rivals took at least."""
+    figures = []
+    for name, (methods, limit) in RIVALS.items():
+        tried = [s for s in beside if s["method"] in methods and at_best(s) < float("inf")]
+        if not tried:
+            continue
+        rival = min(tried, key=at_best)
+        figures.append(_ratio(f"{where(ist)}: time, {name} / ist", at_best(rival) / ist["seconds"], rival, limit))
+        sent = [s for s in tried if s["bytes"]]
+        if sent and ist["bytes"]:
+            least = min(sent, key=lambda s: float(s["bytes"]))
+            ratio = least["bytes"] / ist["bytes"]
+            figures.append(at_least(f"{where(ist)}: bytes, {name} / ist", ratio, "x", limit))
+    return figures
+
+
+def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:
+    """A ratio against its target; a bound from below meets it or tells nothing of it."""
+    if rival["seconds"] is not None:
+        return at_least(what, ratio, "x", limit)
+    return at_least(what, ratio, "x or more", limit) if ratio >= limit else Figure(what, ratio, "x or more")
+
+
+def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
+    """For RESULTS.md: one table a case, nodes and links, the best settings of every method and where its time goes."""
+    head = ["method", "seconds", "MB over the links", "steps a node", "s a step", "of which", "cores", "settings"]
+    return [
+        {"title": f"{place}, to {standings_[0]['target']:g}", "head": head, "rows": [_row(s) for s in standings_]}
+        for place, standings_ in by_place(standings(runs)).items()
+    ]
+
+
+def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
+    """Standings by their place in words."""
+    places: dict[str, list[Record]] = {}
+    for s in table:
+        places.setdefault(where(s), []).append(s)
+    return places
+
+
+def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
+    """For RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
+    levels = [by_place(standings(runs, below)) for below in LEVELS_BELOW]
+    tables = []
+    for place, at_target in levels[-1].items():
+        rows = []
+        for method in (s["method"] for s in at_target):
+            mine = [next(s for s in level[place] if s["method"] == method) for level in levels]
+            rows.append([method, *(seconds_of(s) for s in mine)])
+        head = ["method", *(f"to {level[place][0]['target']:.2f}" for level in levels)]
+        tables.append(
+            {"title": f"{place}: seconds to lower accuracies, too (~ is computed)", "head": head, "rows": rows}
+        )
+    return tables
+
+
+def seconds_of(s: Record) -> str:
+    """A standing's time in words."""
+    if at_best(s) == float("inf"):
+        return "only timed"
+    sign = "more than " if s["seconds"] is None else "~" if s["computed"] else ""
+    return f"{sign}{at_best(s):.0f}"
+
+
+def _row(s: Record) -> list[str]:
+    return [
+        s["method"],
+        seconds_of(s),
+        "" if s["bytes"] is None else f"{s['bytes'] / 1e6:.0f}",
+        "" if s["steps"] is None else str(s["steps"]),
+        f"{s['step_seconds']:.3g}",
+        _shares(s["shares"]),
+        _shares(s["cores"]),
+        ", ".join(f"{name} {value}" for name, value in s["settings"].items()),
+    ]
+
+
+def _shares(shares: dict[str, float]) -> str:
+    """Shares in percent, those that are known."""
+    return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares.items() if share)

@@ -1,0 +1,305 @@
+"""How much of the nodes' time counts when nodes come and go as on a recorded spot market?
+
+Nodes of a trace (lines `milliseconds,add|remove,node`, such as the g4dn trace of Bamboo, NSDI'23) start and are killed
+(SIGKILL, without a notice) for every method alike, 100 times as fast as recorded; of a trace with many nodes every
+third one, to leave the cores some air. All methods train case a's network over loopback.
+
+A node-second counts if it was spent on local steps that reached the others: for idletrain what its own summary calls
+useful; for torchft and hivemind the local work up to each synchronisation that took place (generous: a failed one
+costs them nothing as long as the node lives until the next). `goodput` is that over the node-seconds since the node
+was ready; `of all` over those since its process started, with imports and joining. Steps are not alike: idletrain's are
+of a subnet, a peer's of the whole network; the time to an accuracy compares them.
+
+The peers run with several intervals between synchronisations; the one with the best goodput is kept.
+
+    python -m benchmarks.trace_goodput --trace FILE [--methods NAME,...] [--seconds S] [--tiny] [--json FILE]
+
+Runs add to the JSON file. The trace can also be named by IDLETRAIN_TRACE. Targets: 0.95 under `salvage`, 0.85 under
+`reissue`, each above torchft and hivemind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import START_SECONDS, Stage, evaluate, progress_of, run_folder, snapshots_of
+from benchmarks.machines import Bed, Cast, Line, Loopback
+from benchmarks.methods import CASES, METHODS, Case, Entry
+from benchmarks.report import Figure, at_least, parser, report
+from benchmarks.time_to_accuracy import words
+from idletrain.errors import JobError
+from idletrain.fleet.sandbox.takings import Change, read_trace
+from idletrain.observe.summary import summary_of
+
+RESULTS = Path(__file__).parent / "results" / "trace_goodput.json"
+TRACE_VARIABLE = "IDLETRAIN_TRACE"
+SPEED = 100.0
+EVERY, OFFSET = 3, 2  # of the trace's nodes, in the order in which they come
+TARGETS = {"ist-salvage": 0.95, "ist-reissue": 0.85}
+INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
+FOREVER = 1_000_000
+
+
+def _ist(policy: str, local_steps: int = 400) -> Entry:
+    """Rounds that begin with whoever is there, of more subnets than nodes."""
+    preemption = {"policy": policy, "mark_every": "500ms"}
+    settings = {"lr": 0.2, "local_steps": local_steps, "subnets": 16, "count": 1, "preemption": preemption}
+    return Entry(method="ist", settings=settings, steps=FOREVER, snapshot_every=1)
+
+
+def _peer(method: str, every: int, **own: Any) -> Entry:
+    return Entry(method=method, settings={"lr": 0.2, "sync_every": every, **own}, steps=FOREVER, snapshot_every=every)
+
+
+CONTENDERS: dict[str, tuple[Entry, ...]] = {
+    "ist-salvage": (_ist("salvage"),),
+    "ist-reissue": (_ist("reissue"),),
+    "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in INTERVALS),
+    "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in INTERVALS),
+}
+
+
+TINY = CONTENDERS | {"ist-reissue": (_ist("reissue", 20),), "torchft": CONTENDERS["torchft"][:1]}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is replayed, and for how long."""
+
+    case: Case
+    changes: tuple[Change, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A machine starts or is killed, `at` seconds after the beginning."""
+
+    at: float
+    machine: str
+    there: bool
+
+
+def turns_of(changes: Sequence[Change], seconds: float) -> list[Turn]:
+    """A trace as turns of numbered machines; one is used again once its node is gone.
+
+    The node that stays longest has machine n0, whose snapshots are scored.
+    """
+    first = changes[0].at_ms
+    end = first + seconds * 1000 * SPEED
+    last = {change.node: min(change.at_ms, end) for change in changes if not change.there}
+    stays = max((c for c in changes if c.there), key=lambda c: last.get(c.node, end) - c.at_ms).node
+    free, made, held = list[int](), 1, dict[str, int]()
+    turns = []
+    for change in changes:
+        at = (change.at_ms - first) / 1000 / SPEED
+        if at > seconds:
+            break
+        if change.there:
+            if change.node == stays:
+                number = 0
+            elif free:
+                number = heapq.heappop(free)
+            else:
+                number, made = made, made + 1
+            held[change.node] = number
+        elif change.node in held:
+            number = held.pop(change.node)
+            if number:
+                heapq.heappush(free, number)
+        else:
+            continue
+        turns.append(Turn(at, f"n{number}", change.there))
+    return turns
+
+
+def thinned(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Every third node's comings and goings."""
+    order = list(dict.fromkeys(change.node for change in changes))
+    kept = set(order[OFFSET::EVERY])
+    return tuple(change for change in changes if change.node in kept)
+
+
+@dataclass
+class Life:
+    """One process' time."""
+
+    machine: str
+    started: float
+    ended: float = 0.0
+
+
+def replay(plan: Plan, name: str, entry: Entry) -> dict[str, Any]:
+    """Train under the trace; returns the account."""
+    turns = turns_of(plan.changes, plan.seconds)
+    nodes = 1 + max(int(turn.machine[1:]) for turn in turns)
+    with run_folder() as folder:
+        lives, lines, ended = _play(Loopback(nodes), plan, entry, turns, folder)
+        counted = _of_idletrain(lines) if METHODS[entry.method].ours else _of_peer(lines, lives, ended)
+        reached = _reached(plan.case, entry, lines, folder)
+    all_seconds = sum(life.ended - life.started for life in lives)
+    return {
+        "contender": name,
+        "settings": entry.settings,
+        "machines": nodes,
+        "starts": sum(turn.there for turn in turns),
+        "kills": sum(not turn.there for turn in turns),
+        "node_seconds": all_seconds,
+        "goodput": counted["useful"] / max(counted["alive"], 1e-9),
+        "of_all": counted["useful"] / all_seconds,
+        "steps": counted["steps"],
+        "steps_per_node_second": counted["steps"] / all_seconds,
+        "target": plan.case.target,
+        "seconds_to_target": reached,
+    }
+
+
+def _play(
+    bed: Bed, plan: Plan, entry: Entry, turns: Sequence[Turn], folder: Path
+) -> tuple[list[Life], list[Line], float]:
+    """Start and kill as the trace says; its clock runs from the moment at which the first nodes are there."""
+    first = [turn for turn in turns if turn.at == 0]
+    lives: dict[str, Life] = {}
+    past: list[Life] = []
+    with Cast(bed, folder) as cast:
+        stage = Stage(cast, plan.case, entry, len(bed.names) - 1, folder, snapshot_seconds=2.0)
+        stage.open()
+        for turn in first:
+            stage.start(turn.machine)
+            lives[turn.machine] = Life(turn.machine, time.time())
+        there = "worker_joined" if stage.method.ours else "ready"
+        cast.output.wait(there, len(first), START_SECONDS, cast.all_alive)
+        began = time.time()
+        for turn in turns[len(first) :]:
+            time.sleep(max(0.0, began + turn.at - time.time()))
+            if turn.there:
+                stage.start(turn.machine)
+                lives[turn.machine] = Life(turn.machine, time.time())
+            else:
+                cast.kill(turn.machine)
+                past.append(_over(lives.pop(turn.machine)))
+        time.sleep(max(0.0, began + plan.seconds - time.time()))
+        ended = time.time()
+        lines = list(cast.output.lines)
+    return past + [_over(life, ended) for life in lives.values()], lines, ended
+
+
+def _over(life: Life, ended: float | None = None) -> Life:
+    return replace(life, ended=ended or time.time())
+
+
+def _of_idletrain(lines: Sequence[Line]) -> dict[str, float]:
+    """What the run's own events say."""
+    summary = summary_of(line for line in lines if "v" in line)
+    return {"useful": summary.useful_seconds, "alive": summary.alive_seconds, "steps": summary.local_steps}
+
+
+def _of_peer(lines: Sequence[Line], lives: Sequence[Life], ended: float) -> dict[str, float]:
+    """Each process' local work up to its last synchronisation that took place, and its time since it was ready."""
+    useful = alive = steps = 0.0
+    for life in lives:
+        mine = [line for line in lines if line["machine"] == life.machine and life.started <= line["t"] <= life.ended]
+        ready = [line["t"] for line in mine if line["kind"] == "ready"]
+        alive += min(life.ended, ended) - ready[0] if ready else 0.0
+        synced = [line for line in mine if line["kind"] == "step" and line.get("counted", True)]
+        if synced:
+            useful += synced[-1]["local_seconds"]
+            steps += synced[-1]["steps"]
+    return {"useful": useful, "alive": alive, "steps": steps}
+
+
+def _reached(case: Case, entry: Entry, lines: Sequence[Line], folder: Path) -> float | None:
+    """Seconds from the first ready node to the first snapshot at the target."""
+    ours = METHODS[entry.method].ours
+    first = min((line["t"] for line in lines if line["kind"] == ("leased" if ours else "ready")), default=0.0)
+    progress = progress_of(lines, ours, nodes=1)
+    for number, file in snapshots_of(entry, folder):
+        if number in progress and evaluate(case, file) >= case.target:
+            return float(progress[number][1] - first)
+    return None
+
+
+def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Goodputs against the targets, and what else was counted."""
+    figures: list[Figure] = []
+    best: dict[str, dict[str, Any]] = {}
+    for run in sorted(runs, key=lambda run: float(run["goodput"])):
+        best[run["contender"]] = run
+    peers = [run["goodput"] for name, run in best.items() if name not in TARGETS]
+    for name, run in best.items():
+        goodput = run["goodput"]
+        target = TARGETS.get(name)
+        what = f"{name}: goodput"
+        figures.append(at_least(what, goodput, "", target) if target else Figure(what, goodput, ""))
+        if target and peers:
+            figures.append(at_least(f"{name}: goodput / the better peer's", goodput / max(*peers, 1e-9), "x", 1.0))
+        figures.append(Figure(f"{name}: goodput with starting", run["of_all"], ""))
+        whose = "a subnet's" if name in TARGETS else "the network's"
+        figures.append(Figure(f"{name}: {whose} steps that counted", run["steps_per_node_second"], "a node-second"))
+        if run["seconds_to_target"] is not None:
+            figures.append(Figure(f"{name}: time to {run['target']:g}", run["seconds_to_target"], "s"))
+    return figures
+
+
+def tiny_plan() -> Plan:
+    """Three nodes, of which one is killed and replaced."""
+    text = "0,add,a\n0,add,b\n300000,remove,b\n350000,add,c\n"
+    return Plan(CASES["tiny"], read_trace(text), 8.0)
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What the command line asks for.
+
+    Raises:
+        ValueError: it names what there is not.
+    """
+    if unknown := set(options.methods) - set(CONTENDERS):
+        raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(CONTENDERS)}")
+    if options.tiny:
+        return tiny_plan()
+    if options.trace is None or not options.trace.is_file():
+        raise ValueError(
+            f"name a trace that is there: --trace FILE, or {TRACE_VARIABLE}; see the text above for its lines"
+        )
+    try:
+        return Plan(CASES["a"], thinned(read_trace(options.trace.read_text())), options.seconds)
+    except JobError as error:
+        raise ValueError(str(error)) from None
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Replay, count and report."""
+    command = parser(__doc__)
+    named = os.environ.get(TRACE_VARIABLE)
+    command.add_argument("--trace", type=Path, default=named and Path(named), help="a recorded trace")
+    command.add_argument("--methods", type=words, default=list(CONTENDERS), help=", ".join(CONTENDERS))
+    command.add_argument("--seconds", type=float, default=150.0, help="of the replay")
+    options = command.parse_args(argv)
+    try:
+        plan = plan_of(options)
+    except ValueError as error:
+        command.error(str(error))
+    options.json = options.json or (None if options.tiny else RESULTS)
+    runs: list[dict[str, Any]] = []
+    if options.json and options.json.exists() and not options.tiny:
+        runs = json.loads(options.json.read_text())["runs"]
+    for name in options.methods:
+        for entry in (TINY if options.tiny else CONTENDERS)[name]:
+            sys.stderr.write(f"{name} {entry.settings}\n")
+            record = replay(plan, name, entry)
+            runs = [run for run in runs if (run["contender"], run["settings"]) != (name, entry.settings)] + [record]
+            result = report("trace_goodput", options, figures_of(runs), runs=runs)
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Where do the workers' seconds go, and how much of the link is used while data moves?
+
+    python -m benchmarks.where_time_goes RUN_DIR [--link 100mbit] [--json FILE]    of any run
+    python -m benchmarks.where_time_goes [--tiny] [--json FILE]                    of a run of its own
+
+Over shaped links: `python -m benchmarks.time_to_accuracy --methods ist --link 100mbit --events RUN_DIR`.
+Every second of every worker is one part of its round (idletrain.observe.time_use): compute, pull, push, control, lost,
+wait for the slowest, look (an evaluation or a snapshot), commit. A run of its own is case (b) of the comparison, MLP
+784-4096-4096-10 on Fashion-MNIST, with as many workers as cores, on loopback.
+
+Target, with a link of 1 Gbit/s: at least 90 % of the workers' time is compute. With --link: at least 85 % of a worker's
+link is used while data moves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import Figure, at_least, parser, report
+from benchmarks.runs import events_of, of_kind
+from idletrain.observe import records, time_use
+from idletrain.observe.records import Event
+
+COMPUTE, LINK = 0.90, 0.85
+WARM_UP_ROUNDS = 1  # the first loads the program
+RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+
+
+def tree(tiny: bool) -> dict[str, Any]:
+    """The job of a run of its own."""
+    workers = len(os.sched_getaffinity(0))
+    return {
+        "model": {
+            "factory": "idletrain.nn.models:mlp",
+            "args": {"widths": [64, 64, 64, 10] if tiny else [784, 4096, 4096, 10], "norm": "batch"},
+        },
+        "data": {"name": "digits" if tiny else "fashion-mnist"},
+        "training": {
+            "subnets": workers,
+            "local_steps": 5 if tiny else 50,
+            "rounds": 4 if tiny else 8,
+            "evaluate_every": 100,
+        },
+        "nodes": {"count": workers},
+    }
+
+
+def link_bytes(rate: str) -> float:
+    """Bytes a second of a link's rate as `tc` writes it, such as 100mbit."""
+    match = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)", rate)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{rate!r} should be a rate such as 100mbit or 1gbit")
+    return float(match[1]) * RATES[match[2]]
+
+
+def rates(events: Sequence[Event]) -> dict[str, list[float]]:
+    """Bytes a second of every pull and push that came to its end: what a worker's own link carried."""
+    ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("push_bytes")]
+    return {
+        "pull": [e["pull_bytes"] / e["pull_seconds"] for e in ended if e["pull_seconds"] > 0],
+        "push": [e["push_bytes"] / e["push_seconds"] for e in ended if e["push_seconds"] > 0],
+    }
+
+
+def figures_of(events: Sequence[Event], link: float | None) -> list[Figure]:
+    """Shares of the workers' time, and rates."""
+    rounds = [r for r in time_use.rounds(events) if r.number >= WARM_UP_ROUNDS]
+    alive = sum(sum(r.worker_seconds.values()) for r in rounds)
+    shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.PARTS}
+    compute = [r.worker_seconds["compute"] / sum(r.worker_seconds.values()) for r in rounds]
+    name = "compute" if link else "compute, on loopback"
+    figures = [at_least(name, shares.pop("compute"), "of the workers' time", COMPUTE, compute)]
+    figures += [Figure(part, share, "of the workers' time") for part, share in shares.items()]
+    for part, of_attempts in rates(events).items():
+        typical = statistics.median(of_attempts)
+        figures.append(Figure(f"{part}: rate of a worker", typical / 1e6, "MB/s", samples=of_attempts))
+        if link:
+            used = [rate / link for rate in of_attempts]
+            figures.append(at_least(f"{part}: share of a worker's link", typical / link, "", LINK, used))
+    down = sum(r.bytes_down for r in rounds) / sum(r.down_seconds for r in rounds)
+    up = sum(r.bytes_up for r in rounds) / sum(r.up_seconds for r in rounds)
+    return [
+        *figures,
+        Figure("store, while anyone pulls", down / 1e6, "MB/s"),
+        Figure("store, while anyone pushes", up / 1e6, "MB/s"),
+        Figure("rounds", len(rounds), ""),
+    ]
+
+
+def by_round(rounds: Sequence[time_use.Round]) -> Table:
+    """One line a round: its parts in percent of the workers' time."""
+    table = Table("round", "seconds", *time_use.PARTS, title="% of the workers' time")
+    for r in rounds:
+        whole = sum(r.worker_seconds.values()) or math.nan
+        cells = (f"{r.worker_seconds[part] / whole:.1%}" for part in time_use.PARTS)
+        table.add_row(str(r.number), f"{r.seconds:.2f}", *cells)
+    return table
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run, or read a run, divide and report."""
+    asked = parser(__doc__)
+    asked.add_argument(
+        "run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="a run's directory; its own run if none"
+    )
+    asked.add_argument("--link", type=link_bytes, metavar="RATE", help="a worker's link, such as 100mbit")
+    options = asked.parse_args(argv)
+    events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
+    rounds = time_use.rounds(events)
+    Console().print(by_round(rounds))
+    figures = figures_of(events, options.link)
+    return report(
+        "where_time_goes", options, figures, link_bytes_per_second=options.link, rounds=[vars(r) for r in rounds]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Data in S3: pinned to what it is when a run starts, fetched once a machine, and a file like any other then."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from idletrain.errors import JobError
+from idletrain.storage import S3Prefix, Stored, UnreadableError
+
+SCHEME = "s3://"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """An object, as it was when `find` saw it; small, and the same on every machine."""
+
+    url: str
+    stored: Stored
+
+    def __str__(self) -> str:
+        return self.url
+
+    def here(self, cache: Path, field: str) -> Path:
+        """The object's copy on this machine, fetched if it is not there yet; of several processes one fetches.
+
+        Args:
+            cache: Where copies lie.
+            field: The job's field that names it.
+
+        Raises:
+            JobError: it cannot be read, is damaged, or has changed.
+        """
+        identity = hashlib.sha256(f"{self.url} {self.stored.tag}".encode()).hexdigest()[:16]
+        copy = cache / f"{identity}-{self.url.rpartition('/')[2]}"
+        if copy.exists():
+            return copy
+        cache.mkdir(parents=True, exist_ok=True)
+        with copy.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not copy.exists():
+                self._fetch(copy, field)
+        return copy
+
+    def _fetch(self, copy: Path, field: str) -> None:
+        prefix, key = _split(self.url)
+        partial = copy.with_suffix(".partial")
+        try:
+            prefix.fetch(key, self.stored, partial)
+        except UnreadableError as error:
+            partial.unlink(missing_ok=True)
+            raise JobError(f"{field}: {self.url} cannot be read: {error}") from None
+        partial.replace(copy)
+
+
+def find(url: str, field: str) -> Remote:
+    """An object that is there and may be read.
+
+    Raises:
+        JobError: it is not, or may not.
+    """
+    prefix, key = _split(url)
+    if not prefix.bucket or not key or key.endswith("/"):
+        raise JobError(f"{field}: {url!r} should be s3://bucket/key")
+    try:
+        return Remote(url, prefix.stat(key))
+    except UnreadableError as error:
+        raise JobError(f"{field}: {url} cannot be read: {error}") from None
+
+
+def _split(url: str) -> tuple[S3Prefix, str]:
+    bucket, _, key = url.removeprefix(SCHEME).partition("/")
+    return S3Prefix.at(f"{SCHEME}{bucket}"), key

@@ -1,0 +1,160 @@
+"""`idletrain report`: how runs went, as one HTML file that needs nothing else, and in a few lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from idletrain.fleet import cost
+from idletrain.observe import draw
+from idletrain.observe.display import final_lines
+from idletrain.observe.records import Event
+from idletrain.observe.summary import Summary, summary_of
+from idletrain.observe.view import View, thinned, view_of
+
+LIVE_SECONDS = 120.0  # since the last event of a run that did not end: beyond, its head is taken to be gone
+COLOURS = 5  # of lines in the style sheet
+LANES_ROUNDS = 2000  # rounds that a timeline gets to choose from
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run as a report sees it."""
+
+    name: str
+    events: Sequence[Event]
+    summary: Summary
+    view: View
+    shares: Mapping[str, float]
+    machines: Sequence[tuple[cost.Item, str]]
+    wasted_usd: float | None
+
+    @classmethod
+    def of(cls, name: str, events: Sequence[Event], now: float) -> Past:
+        """A run's account from its events; `now`, in Unix seconds, tells what machines cost whose end nobody saw."""
+        summary = summary_of(events)
+        summary.run = summary.run or name
+        view = view_of(summary, now)
+        if summary.status == "running" and view["heard_seconds"] > LIVE_SECONDS:
+            view["status"] = "interrupted"
+        view["seconds"], view["heard_seconds"] = summary.seconds, 0.0
+        shares = {part: share for part, share in summary.time_shares().items() if abs(share) >= 0.0005}
+        ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
+        items = cost.accrued(summary.machines, now).items
+        wasted = cost.wasted_usd(events, now) if items else None
+        return cls(name, events, summary, view, shares, [(i, ends.get(i.instance, "")) for i in items], wasted)
+
+    @property
+    def job_yaml(self) -> str:
+        """The job file, as far as the records hold it."""
+        job = self.summary.settings.get("job")
+        return yaml.safe_dump(job, sort_keys=False, allow_unicode=True) if job else ""
+
+    @property
+    def cohorts(self) -> list[str]:
+        """Workers' hardware and libraries, as far as they decide bits; each once."""
+        return sorted({e["cohort"] for e in self.events if e["kind"] == "worker_joined" and e.get("cohort")})
+
+    @property
+    def timeline(self) -> draw.Timeline:
+        """Workers and rounds over time."""
+        summary = self.summary
+        rounds = thinned(summary.round_ends, LANES_ROUNDS)
+        return draw.timeline(summary.everybody, rounds, summary.seconds)
+
+
+def page(runs: Sequence[Past], made: float | None = None) -> str:
+    """The file: one run's account, or several beside each other."""
+    template = draw.templates().get_template("report.html")
+    when = time.time() if made is None else made
+    if len(runs) == 1:
+        return template.render(runs=runs, made=when)
+    return template.render(runs=runs, made=when, rows=_rows(runs), charts=_charts(runs))
+
+
+def short(run: Past) -> list[str]:
+    """The report in a few lines."""
+    summary, view = run.summary, run.view
+    lines = final_lines(summary, f"{summary.run}: {view['status']}")
+    if run.shares:
+        spent = sorted(run.shares.items(), key=lambda part: -part[1])
+        lines.append(
+            "  the workers' time: " + ", ".join(f"{share:.0%} {part}" for part, share in spent if share >= 0.005)
+        )
+    if view["cost"]:
+        lines.append("  " + cost_line({**view["cost"], "wasted_usd": run.wasted_usd}))
+    for item, reason in run.machines:
+        machine = f"{item.instance}  {item.role:6}  {item.market} {item.type} in {item.zone}"
+        lines.append(f"  {machine}  {item.seconds:.0f} s  ${item.usd:.4f}  {reason}")
+    return lines
+
+
+def cost_line(totals: Mapping[str, Any]) -> str:
+    """The bill in one line."""
+    return (
+        f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
+        f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
+    )
+
+
+def _rows(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
+    """What is compared, one row a figure."""
+    views = [run.view for run in runs]
+    rows = [
+        ("status", [view["status"] for view in views]),
+        ("rounds", [f"{view['rounds']} of {view['total_rounds']}" for view in views]),
+        ("accuracy", [draw.fixed(view["accuracy"]) for view in views]),
+        ("loss", [draw.fixed(view["loss"]) for view in views]),
+        ("time", [draw.duration(view["seconds"]) for view in views]),
+        ("local steps", [draw.number(view["local_steps"]) for view in views]),
+        ("goodput", [draw.percent(view["goodput"]) for view in views]),
+        ("preemptions with notice", [draw.number(view["preemptions"]["notice"]) for view in views]),
+        ("preemptions without", [draw.number(view["preemptions"]["kill"]) for view in views]),
+        ("lost steps", [draw.number(view["lost_steps"]) for view in views]),
+        ("salvaged steps", [draw.number(view["salvaged_steps"]) for view in views]),
+        ("moved down", [draw.size(view["bytes_down"]) for view in views]),
+        ("moved up", [draw.size(view["bytes_up"]) for view in views]),
+    ]
+    if any(view["cost"] for view in views):
+        rows.append(("cost", [draw.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
+        rows.append(("wasted by preemption", [draw.usd(run.wasted_usd) for run in runs]))
+    return rows + _differences(runs)
+
+
+def _differences(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
+    """Settings of the jobs that are not the same."""
+    jobs = [_flat(run.summary.settings.get("job", {})) for run in runs]
+    keys = dict.fromkeys(key for job in jobs for key in job)
+    return [
+        (key, [str(job.get(key, draw.NOTHING)) for job in jobs])
+        for key in keys
+        if len({str(job.get(key)) for job in jobs}) > 1
+    ]
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{above}{key}"
+        flat |= _flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return flat
+
+
+def _charts(runs: Sequence[Past]) -> list[draw.Chart]:
+    """The runs' curves on top of each other."""
+
+    def lines(x: int, y: int) -> list[draw.Line]:
+        points = [[(p[x], p[y]) for p in run.view["curve"] if p[y] is not None] for run in runs]
+        return [draw.Line(run.name, points[n], n % COLOURS) for n, run in enumerate(runs)]
+
+    figures = [
+        ("accuracy", "rounds", 0, 2),
+        ("accuracy", "time", 1, 2),
+        ("loss", "rounds", 0, 3),
+        ("loss", "time", 1, 3),
+    ]
+    return [draw.chart(what, over, lines(x, y)) for what, over, x, y in figures]

@@ -1,0 +1,466 @@
+"""The sum of a run's events: one fold, of which the display, the dashboard page, metrics and reports show parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from idletrain.observe.records import Event, read
+
+GRID_ROUNDS = 6  # of which every subnet's state is kept: the open one, and enough to see what preemptions did
+PARTS = (
+    "useful",
+    "lost work",
+    "pull",
+    "push",
+    "rest of attempts",
+    "before the first lease",
+    "idle between leases",
+    "in progress",
+)
+
+
+class Evaluation(NamedTuple):
+    """A point of the curves."""
+
+    round: int
+    seconds: float
+    accuracy: float | None
+    loss: float
+
+
+class Preemption(NamedTuple):
+    """A worker's taking, by `notice` or `kill`, when `round` rounds were done."""
+
+    seconds: float
+    cause: str
+    round: int
+    name: str
+
+
+class RoundEnd(NamedTuple):
+    """A committed round."""
+
+    round: int
+    seconds: float
+    round_seconds: float
+    steps: int
+
+
+@dataclass
+class WorkerView:
+    """A worker as the events tell of it; times are of the run's clock.
+
+    Attributes:
+        subnet: The lease it holds as `round/subnet`, or "".
+        pace: Local steps a second in its last attempt, or None before there is one.
+        link_bytes_per_second: Its fastest transfer.
+        first_leased: When it got work first.
+        cause: Why it left.
+    """
+
+    name: str
+    joined: float
+    pid: int = 0
+    device: str = ""
+    memory_bytes: int = 0
+    left: float | None = None
+    noticed: bool = False
+    subnet: str = ""
+    pace: float | None = None
+    link_bytes_per_second: float | None = None
+    first_leased: float | None = None
+    cause: str = ""
+
+
+@dataclass
+class Cell:
+    """A subnet in a round: `waiting`, `leased`, `marked`, `staged`, `accepted` (committed with its round) or `lost`.
+
+    Attributes:
+        steps: As far as the head knows.
+        losses: How often its lease was lost.
+    """
+
+    state: str = "waiting"
+    worker: str = ""
+    steps: int = 0
+    losses: int = 0
+
+
+@dataclass
+class _Lease:
+    """An attempt whose account is not here yet; `until` is when its worker got its next."""
+
+    worker: str
+    since: float
+    step: int
+    until: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return (now if self.until is None else self.until) - self.since
+
+
+@dataclass
+class Summary:
+    """The sum of a run's events so far; `add` takes the next one.
+
+    Attributes:
+        updated: When the last event was, in Unix seconds.
+        useful_seconds: Node-seconds whose steps are in the network or on their way there.
+        workers: By address; `former` are those whose address another has now.
+        joining: When workers that are not ready yet were first seen, by address.
+        grid: The last rounds' subnets.
+        puts: Pushes by the store's reply.
+        lost_by_cause: Steps.
+        machines: Events of a cloud's instances and of the end, for the bill.
+        settings: What only the first lines of a sitting tell: command, job, versions, hardware.
+    """
+
+    run: str = ""
+    status: str = "starting"
+    total_rounds: int = 0
+    subnets: int = 0
+    local_steps_each: int = 0
+    policy: str = ""
+    method: str = ""
+    target: float | None = None
+    rounds: int = 0
+    local_steps: int = 0
+    seconds: float = 0.0
+    updated: float = 0.0
+    began: float = 0.0
+    sittings: int = 0
+    useful_seconds: float = 0.0
+    notices: int = 0
+    kills: int = 0
+    reissues: int = 0
+    salvaged_steps: int = 0
+    lost_steps: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    round_seconds: float | None = None
+    steps_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    link_bytes_per_second: float | None = None
+    note: str = ""
+    params_sha256: str | None = None
+    run_dir: str = ""
+    parameters: int = 0
+    dashboard: str = ""
+    accuracy: float | None = None
+    loss: float | None = None
+    workers: dict[str, WorkerView] = field(default_factory=dict)
+    former: list[WorkerView] = field(default_factory=list)
+    joining: dict[str, float] = field(default_factory=dict)
+    curve: list[Evaluation] = field(default_factory=list)
+    preempted: list[Preemption] = field(default_factory=list)
+    round_ends: list[RoundEnd] = field(default_factory=list)
+    grid: dict[int, list[Cell]] = field(default_factory=dict)
+    puts: Counter[str] = field(default_factory=Counter)
+    lost_by_cause: Counter[str] = field(default_factory=Counter)
+    machines: list[Event] = field(default_factory=list)
+    settings: Event = field(default_factory=dict)
+    _before: float = 0.0
+    _lost: set[tuple[int, int]] = field(default_factory=set)
+    _leases: dict[int, _Lease] = field(default_factory=dict)
+    _spent: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def everybody(self) -> list[WorkerView]:
+        """All workers that ever joined, in order."""
+        return sorted([*self.former, *self.workers.values()], key=lambda worker: worker.joined)
+
+    @property
+    def alive_seconds(self) -> float:
+        """Node-seconds that workers were there."""
+        everybody = (*self.former, *self.workers.values())
+        return sum((w.left if w.left is not None else self.seconds) - w.joined for w in everybody)
+
+    @property
+    def goodput(self) -> float | None:
+        """Useful node-seconds over node-seconds alive."""
+        return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None
+
+    def time_shares(self) -> dict[str, float]:
+        """What the workers' time went into, as shares of `alive_seconds` by `PARTS`; empty before there is any."""
+        alive = self.alive_seconds
+        if alive <= 0:
+            return {}
+        seconds = dict.fromkeys(PARTS, 0.0) | self._spent
+        seconds["useful"] = self.useful_seconds
+        seconds["lost work"] = seconds.pop("train", 0.0) - self.useful_seconds
+        leased = seconds.pop("leased", 0.0)
+        seconds["in progress"] = sum(lease.seconds(self.seconds) for lease in self._leases.values())
+        for worker in (*self.former, *self.workers.values()):
+            until = self.seconds if worker.left is None else worker.left
+            seconds["before the first lease"] += (
+                until if worker.first_leased is None else worker.first_leased
+            ) - worker.joined
+        rest = seconds["before the first lease"] + leased + seconds["in progress"]
+        seconds["idle between leases"] = alive - rest
+        return {part: seconds[part] / alive for part in PARTS}
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        if event["kind"] == "run_started":
+            self._before = self.seconds
+            self.sittings += 1
+            self.joining.clear()
+            for address, worker in self.workers.items():  # a head that was killed could not say that they left
+                if worker.left is None:
+                    worker.left, worker.cause, worker.subnet = self.seconds, "end", ""
+                _end_leases(self, address)
+        self.seconds = self._before + event["s"]
+        self.updated = event.get("t", self.updated)
+        handler = _ADD.get(event["kind"])
+        if handler:
+            handler(self, event)
+
+    def round_record(self, event: Event) -> dict[str, Any]:
+        """A committed round, which the summary holds already, in one JSON object."""
+        record = self.as_record()
+        keys = ("rounds", "local_steps", "accuracy", "loss", "seconds", "goodput", "preemptions")
+        return {"round": event["round"], "round_seconds": event["seconds"], **{key: record[key] for key in keys}}
+
+    def as_record(self) -> dict[str, Any]:
+        """The run in one JSON object."""
+        return {
+            "status": self.status,
+            "run": self.run,
+            "rounds": self.rounds,
+            "local_steps": self.local_steps,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "seconds": round(self.seconds, 3),
+            "goodput": None if self.goodput is None else round(self.goodput, 4),
+            "preemptions": {"notice": self.notices, "kill": self.kills},
+            "reissues": self.reissues,
+            "salvaged_steps": self.salvaged_steps,
+            "lost_steps": self.lost_steps,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            "params_sha256": self.params_sha256,
+            "run_dir": self.run_dir,
+        }
+
+
+def summarise(path: Path) -> Summary:
+    """The sum of a run's events.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return summary_of(read(path))
+
+
+def summary_of(events: Iterable[Event]) -> Summary:
+    """The sum of events."""
+    summary = Summary()
+    for event in events:
+        summary.add(event)
+    return summary
+
+
+def _started(summary: Summary, event: Event) -> None:
+    summary.status, summary.note = "running", ""
+    for field_ in ("run", "subnets", "target", "parameters", "run_dir", "dashboard"):
+        setattr(summary, field_, event[field_])
+    summary.policy, summary.method = event.get("policy", ""), event.get("method", "")
+    summary.local_steps_each = event.get("local_steps", 0)
+    summary.total_rounds, summary.rounds = event["rounds"], event["resumed_at"]
+    summary.began = summary.began or event.get("t", 0.0)
+    summary.settings = {
+        key: event[key] for key in ("version", "command", "job", "versions", "hardware") if key in event
+    }
+    for cell in summary.grid.get(summary.rounds, ()):  # of the open round only what was staged is still there
+        cell.state = cell.state if cell.state == "staged" else "waiting"
+
+
+def _joining(summary: Summary, event: Event) -> None:
+    summary.joining.setdefault(event["worker"], summary.seconds)
+
+
+def _not_joining(summary: Summary, event: Event) -> None:
+    summary.joining.pop(event["worker"], None)
+
+
+def _joined(summary: Summary, event: Event) -> None:
+    if event["worker"] in summary.workers:
+        summary.former.append(summary.workers.pop(event["worker"]))
+    summary.workers[event["worker"]] = WorkerView(
+        event["name"], summary.seconds, event["pid"], event["device"], event.get("memory_bytes", 0)
+    )
+    summary.joining.pop(event["worker"], None)
+    summary.note = ""
+
+
+def _noticed(summary: Summary, event: Event) -> None:
+    if event["worker"] in summary.workers:
+        summary.workers[event["worker"]].noticed = True
+
+
+def _left(summary: Summary, event: Event) -> None:
+    worker = summary.workers.get(event["worker"])
+    if worker is None:
+        return
+    worker.left, worker.subnet, worker.cause = summary.seconds, "", event["cause"]
+    _end_leases(summary, event["worker"])
+    if event["cause"] == "end":
+        return
+    summary.preempted.append(Preemption(summary.seconds, event["cause"], summary.rounds, worker.name))
+    if event["cause"] == "notice":
+        summary.notices += 1
+    else:
+        summary.kills += 1
+
+
+def _leased(summary: Summary, event: Event) -> None:
+    worker = summary.workers.get(event["worker"])
+    if worker is not None:
+        worker.subnet = f"{event['round']}/{event['subnet']}"
+        worker.first_leased = summary.seconds if worker.first_leased is None else worker.first_leased
+        for lease in summary._leases.values():
+            if lease.worker == event["worker"] and lease.until is None:
+                lease.until = summary.seconds
+        summary._leases[event["attempt"]] = _Lease(event["worker"], summary.seconds, event["step"])
+    _set(summary, event, "leased", steps=event["step"], worker=event["worker"])
+    summary.reissues += (event["round"], event["subnet"]) in summary._lost
+    summary._lost.discard((event["round"], event["subnet"]))
+
+
+def _marked(summary: Summary, event: Event) -> None:
+    summary.puts["accepted"] += 1
+    _set(summary, event, "marked", steps=event["steps"])
+
+
+def _lost(summary: Summary, event: Event) -> None:
+    summary._lost.add((event["round"], event["subnet"]))
+    summary.salvaged_steps += event["kept_steps"]
+    summary.lost_steps += event["lost_steps"]
+    summary.lost_by_cause[event["cause"]] += event["lost_steps"]
+    summary.useful_seconds += event["kept_seconds"]
+    _set(summary, event, "lost").losses += 1
+
+
+def _staged(summary: Summary, event: Event) -> None:
+    summary.useful_seconds += event["train_seconds"]
+    summary.puts["accepted"] += event.get("steps", 0) == summary.local_steps_each  # a mark was counted as it came
+    _set(summary, event, "staged", steps=event.get("steps", 0))
+
+
+def _refused(summary: Summary, event: Event) -> None:
+    summary.puts[event["reply"]] += 1
+
+
+def _ended_attempt(summary: Summary, event: Event) -> None:
+    summary.puts["duplicate"] += event.get("reply") == "duplicate"
+    worker = summary.workers.get(event["worker"])
+    lease = summary._leases.pop(event["attempt"], None)
+    if worker and worker.subnet == f"{event['round']}/{event['subnet']}":  # else it has its next lease already
+        worker.subnet = ""
+    if lease is None:
+        return
+    whole = lease.seconds(summary.seconds)
+    pull, train, push = (event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
+    _spend(summary, whole, pull, train if "pull_seconds" in event else whole, push)
+    if worker:
+        if train and "steps" in event:
+            worker.pace = max(0, event["steps"] - lease.step) / train
+        rates = [event.get(f"{p}_bytes", 0) / s for p, s in (("pull", pull), ("push", push)) if s > 0]
+        worker.link_bytes_per_second = max(*rates, worker.link_bytes_per_second or 0.0, 0.0) or None
+        summary.link_bytes_per_second = (
+            max(worker.link_bytes_per_second or 0.0, summary.link_bytes_per_second or 0.0) or None
+        )
+
+
+def _end_leases(summary: Summary, address: str) -> None:
+    """Account for the work of a worker that is gone: it cannot any more."""
+    for attempt in [attempt for attempt, lease in summary._leases.items() if lease.worker == address]:
+        whole = summary._leases.pop(attempt).seconds(summary.seconds)
+        _spend(summary, whole, 0.0, whole, 0.0)
+
+
+def _spend(summary: Summary, whole: float, pull: float, train: float, push: float) -> None:
+    parts = {"leased": whole, "pull": pull, "train": train, "push": push}
+    for part, seconds in (parts | {"rest of attempts": whole - pull - train - push}).items():
+        summary._spent[part] = summary._spent.get(part, 0.0) + seconds
+
+
+def _committed(summary: Summary, event: Event) -> None:
+    summary.rounds = event["round"] + 1
+    summary.local_steps += event["steps"]
+    summary.bytes_down += event["bytes_down"]
+    summary.bytes_up += event["bytes_up"]
+    seconds = max(event["seconds"], 1e-9)
+    summary.steps_per_second = event["steps"] / seconds
+    summary.bytes_per_second = (event["bytes_down"] + event["bytes_up"]) / seconds
+    old = summary.round_seconds
+    summary.round_seconds = event["seconds"] if old is None else 0.8 * old + 0.2 * event["seconds"]
+    summary.round_ends.append(RoundEnd(event["round"], summary.seconds, event["seconds"], event["steps"]))
+    for cell in summary.grid.get(event["round"], ()):
+        cell.state = "accepted" if cell.state == "staged" else "lost"
+
+
+def _evaluated(summary: Summary, event: Event) -> None:
+    summary.accuracy, summary.loss = event["accuracy"], event["loss"]
+    summary.curve.append(Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"]))
+
+
+def _noted(summary: Summary, event: Event) -> None:
+    summary.note = event["reason"] if event["kind"] != "resumed" else ""
+
+
+def _machine(summary: Summary, event: Event) -> None:
+    summary.machines.append(event)
+
+
+def _ended(summary: Summary, event: Event) -> None:
+    for field_ in ("status", "rounds", "params_sha256", "run_dir"):
+        setattr(summary, field_, event[field_])
+    summary.note = event.get("reason", "")
+    summary.machines.append(event)
+
+
+def _set(summary: Summary, event: Event, state: str, **known: Any) -> Cell:
+    """Set what a subnet of a round is in the grid, and drop rounds that are too old for it."""
+    number = event["round"]
+    if number not in summary.grid:
+        summary.grid[number] = [Cell() for _ in range(summary.subnets)]
+        for old in sorted(summary.grid)[:-GRID_ROUNDS]:
+            del summary.grid[old]
+    cells = summary.grid.get(number, [])
+    cell = cells[event["subnet"]] if event["subnet"] < len(cells) else Cell()
+    cell.state = state
+    for name, value in known.items():
+        setattr(cell, name, value)
+    return cell
+
+
+_ADD: dict[str, Callable[[Summary, Event], None]] = {
+    "run_started": _started,
+    "worker_joining": _joining,
+    "joining_failed": _not_joining,
+    "worker_refused": _not_joining,
+    "worker_joined": _joined,
+    "worker_notice": _noticed,
+    "worker_left": _left,
+    "leased": _leased,
+    "marked": _marked,
+    "lost": _lost,
+    "staged": _staged,
+    "refused": _refused,
+    "attempt_ended": _ended_attempt,
+    "round_committed": _committed,
+    "evaluated": _evaluated,
+    "paused": _noted,
+    "resumed": _noted,
+    "waiting": _noted,
+    "stopping": _noted,
+    "instance_launched": _machine,
+    "instance_ended": _machine,
+    "run_ended": _ended,
+}

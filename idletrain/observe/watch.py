@@ -1,0 +1,309 @@
+"""Who else hears of a run: TensorBoard, MLflow, W&B, the user's command or function after a round, a webhook.
+
+Each listens in a thread of its own: what is slow or fails there costs the run nothing but a line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import queue
+import subprocess
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from idletrain.errors import JobError
+from idletrain.observe.records import Event, Sink
+from idletrain.observe.summary import Summary
+
+logger = logging.getLogger(__name__)
+TRACKERS = ("mlflow", "wandb")
+CLOSE_SECONDS = 20.0  # for what is still on its way at the run's end
+WEBHOOK_SECONDS = 10.0
+Callback = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Who else is told of a run.
+
+    Attributes:
+        on_round: A shell command, which gets a JSON object on its input, or a function, which gets it as its argument.
+        webhook: Where to POST a JSON object at the run's end; its path is taken for a secret.
+        log_to: Of `TRACKERS`.
+    """
+
+    on_round: str | Callback | None = None
+    webhook: str | None = None
+    log_to: Sequence[str] = ()
+
+    def faults(self) -> list[str]:
+        """What is wrong with it."""
+        faults = []
+        if self.webhook:
+            parts = urllib.parse.urlsplit(self.webhook)
+            if parts.scheme not in ("https", "http") or not parts.hostname:
+                faults.append("--webhook: should be a URL such as https://hooks.example.com/...")
+        for name in self.log_to:
+            if name not in TRACKERS:
+                faults.append(f"--log-to: there is no {name}; choose from {', '.join(TRACKERS)}")
+            elif importlib.util.find_spec(name) is None:
+                faults.append(f"--log-to: {name} is not installed here; pip install {name}")
+        return faults
+
+
+class News(NamedTuple):
+    """Something to tell: `evaluated`, `round` or `end`, after `step` rounds, at `t` in Unix seconds."""
+
+    kind: Literal["evaluated", "round", "end"]
+    step: int
+    t: float
+    values: dict[str, float]
+    record: dict[str, Any]
+
+
+Listener = Callable[[News], None]
+
+
+def news_of(summary: Summary, event: Event) -> News | None:
+    """What an event, which the summary holds already, means to listeners."""
+    record = summary.as_record()
+    match event["kind"]:
+        case "evaluated":
+            values = {"accuracy": event["accuracy"], "loss": event["loss"]}
+            known = {name: value for name, value in values.items() if value is not None}
+            return News("evaluated", event["round"], event["t"], known, record)
+        case "round_committed":
+            values = {
+                "goodput": summary.goodput,
+                "round_seconds": event["seconds"],
+                "steps_per_second": summary.steps_per_second,
+                "bytes_per_second": summary.bytes_per_second,
+                "workers": sum(worker.left is None for worker in summary.workers.values()),
+                "preemptions": summary.notices + summary.kills,
+                "lost_steps": summary.lost_steps,
+            }
+            known = {name: float(value) for name, value in values.items() if value is not None}
+            return News("round", event["round"] + 1, event["t"], known, summary.round_record(event))
+        case "run_ended":
+            return News("end", event["rounds"], event["t"], {}, record)
+    return None
+
+
+@contextlib.contextmanager
+def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[Sink]:
+    """A sink that tells everybody; at the end, or when the run fails, what is on its way is waited for.
+
+    Args:
+        watch: Who.
+        summary: Of the run; must take an event before the sink does.
+        run_dir: Where TensorBoard finds its file; None where there is no run directory.
+
+    Raises:
+        JobError: a tracker cannot be reached.
+    """
+    asides = [_Aside(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
+    ended = False
+
+    def tell(event: Event) -> None:
+        nonlocal ended
+        ended |= event["kind"] == "run_ended"
+        if event["kind"] in ("evaluated", "round_committed", "run_ended") and (news := news_of(summary, event)):
+            for aside in asides:
+                aside.tell(news)
+
+    try:
+        yield tell
+    except BaseException as error:
+        record = {**summary.as_record(), "status": "failed", "reason": str(error) or type(error).__name__}
+        for aside in () if ended else asides:
+            aside.tell(News("end", summary.rounds, summary.updated, {}, record))
+        raise
+    finally:
+        for aside in asides:
+            aside.close()
+
+
+def _listeners(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, Listener]]:
+    if run_dir:
+        yield "TensorBoard", TensorBoard(run_dir / "tensorboard")
+    trackers: dict[str, Callable[[Summary], Listener]] = {"mlflow": Mlflow, "wandb": Wandb}
+    for name in watch.log_to:
+        yield name, trackers[name](summary)
+    if watch.on_round:
+        told = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
+        yield "--on-round", lambda news: told(news.record)
+    if watch.webhook:
+        yield "--webhook", Webhook(watch.webhook)
+
+
+class _Aside:
+    """A listener in a thread."""
+
+    def __init__(self, name: str, listener: Listener) -> None:
+        self._name, self._listener = name, listener
+        self._queue: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._newest: News | None = None
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def tell(self, news: News) -> None:
+        if news.kind == "round":
+            self._newest = news
+        self._queue.put(news)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("%s was not done %d s after the run's end", self._name, CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (news := self._queue.get()) is not None:
+            if self._name == "--on-round" and news is not self._newest:
+                continue  # one slower than rounds hears of the newest only
+            try:
+                self._listener(news)
+            except Exception as error:  # noqa: BLE001 (whatever it dies of, the run goes on)
+                if not self._failed:
+                    logger.warning("%s: %s; the run goes on", self._name, _said(error))
+                self._failed = True
+
+
+def _said(error: Exception) -> str:
+    """An error without what may be secret in it: texts of URL errors can hold the URL."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code}"
+    if isinstance(error, urllib.error.URLError | ValueError | OSError):
+        reason = getattr(error, "reason", None)
+        return f"failed ({reason if isinstance(reason, OSError) else type(error).__name__})"
+    return repr(error)
+
+
+class Command:
+    """A shell command that gets a round's record on its input."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        """Run it to its end."""
+        line = (json.dumps(record) + "\n").encode()
+        done = subprocess.run(["/bin/sh", "-c", self._command], input=line, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the command ended with exit code {done.returncode}")
+
+
+class Webhook:
+    """A POST at the run's end: its summary, and `text` for those who read (as Slack and Mattermost do)."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self, news: News) -> None:
+        """Send it."""
+        if news.kind != "end":
+            return
+        record = news.record
+        score = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.4f}"
+        text = f"idletrain {record['run']}: {record['status']} after {record['rounds']} rounds{score}"
+        body = json.dumps({"text": text, **record}).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "idletrain"}
+        request = urllib.request.Request(self._url, body, headers, method="POST")  # noqa: S310 (checked in Watch)
+        with urllib.request.urlopen(request, timeout=WEBHOOK_SECONDS):  # noqa: S310
+            pass
+
+
+class TensorBoard:
+    """An event file in the run directory, one more for every sitting."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+
+    def __call__(self, news: News) -> None:
+        """Write the points; the file is made with the first."""
+        from tensorboardX.event_file_writer import EventsWriter  # writes here and now, as we are in a thread already
+        from tensorboardX.proto.event_pb2 import Event as Point
+        from tensorboardX.summary import scalar
+
+        if self._writer is None and news.values:
+            self._folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"))
+        if self._writer is None:
+            return
+        for name, value in news.values.items():
+            self._writer.write_event(Point(wall_time=news.t, step=news.step, summary=scalar(name, value)))
+        self._writer.flush()
+        if news.kind == "end":
+            self._writer.close()
+            self._writer = None
+
+
+class Mlflow:
+    """A run of the experiment `idletrain` at the tracking server that MLflow's own settings name.
+
+    Raises:
+        JobError: it does not answer.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        import mlflow
+
+        self._summary, self._run_id = summary, ""
+        try:
+            self._client = mlflow.MlflowClient()  # refuses some addresses itself: mlflow 3 a folder's
+            found = self._client.get_experiment_by_name("idletrain")
+            self._experiment = found.experiment_id if found else self._client.create_experiment("idletrain")
+        except (mlflow.MlflowException, OSError) as error:
+            raise JobError(f"--log-to: mlflow cannot be used ({error}); set MLFLOW_TRACKING_URI") from None
+
+    def __call__(self, news: News) -> None:
+        """Log the points; the run is made with the first."""
+        if not self._run_id:
+            self._run_id = self._client.create_run(self._experiment, run_name=self._summary.run).info.run_id
+            for name, value in settings_of(self._summary).items():
+                self._client.log_param(self._run_id, name, value)
+        for name, value in news.values.items():
+            self._client.log_metric(self._run_id, name, value, round(news.t * 1000), news.step)
+        if news.kind == "end":
+            failed = news.record["status"] in ("failed", "diverged")
+            self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+
+
+class Wandb:
+    """A run of the project `idletrain`, where W&B's own settings (WANDB_MODE, WANDB_PROJECT, ...) say."""
+
+    def __init__(self, summary: Summary) -> None:
+        import wandb
+
+        self._summary, self._wandb = summary, wandb
+        self._run: Any = None
+
+    def __call__(self, news: News) -> None:
+        """Log the points; the run is made with the first."""
+        if self._run is None:
+            settings = self._wandb.Settings(silent=True)
+            self._run = self._wandb.init(
+                project="idletrain", name=self._summary.run, config=settings_of(self._summary), settings=settings
+            )
+        if news.values:
+            self._run.log({**news.values, "round": news.step})
+        if news.kind == "end":
+            self._run.finish(exit_code=int(news.record["status"] in ("failed", "diverged")))
+
+
+def settings_of(summary: Summary) -> dict[str, Any]:
+    """A job's training settings, flat, for trackers' tables."""
+    training = dict(summary.settings.get("job", {}).get("training", {}))
+    optimizer = training.pop("optimizer", {})
+    return {**training, **{f"optimizer.{key}": value for key, value in optimizer.items()}, "policy": summary.policy}

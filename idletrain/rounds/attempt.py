@@ -1,0 +1,345 @@
+"""What a worker does: an attempt trains one subnet of one round.
+
+Specs and records are a few hundred bytes; parameters go straight to and from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import psutil
+import torch
+from distributed import Worker, get_worker
+from distributed.worker import WORKER_ANY_RUNNING
+from torch import Tensor, nn
+
+from idletrain.errors import RefusedError
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.wire import TAKEN, PushHeader, Reply, checksum
+from idletrain.nn.data import Samples
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.memory import beside_bytes, need_of
+from idletrain.nn.outofcore.disk import ScratchError
+from idletrain.nn.outofcore.plan import InfeasibleError
+from idletrain.nn.outofcore.trainer import Known, PlannedSteps
+from idletrain.nn.program import Program
+from idletrain.nn.subnets import Subnet
+from idletrain.rounds.spec import Spec
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
+BEAT_SECONDS = 1.0  # a tenth of the default lease
+TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
+ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "pull_bytes", "push_bytes")
+RUNS_KEPT = 2  # programs of runs that share this worker
+CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run's program and data on this worker."""
+
+    program: Program
+    samples: Samples
+    order: BatchOrder
+    need_bytes: Callable[[float], int]
+    plans: Known = field(default_factory=dict)
+
+
+class LocalRun:
+    """One epoch of a run on this worker: its store, and its program, fetched and unpickled once."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self.client = client
+        self._loading = threading.Lock()
+        self._loaded: Loaded | None = None
+
+    def load(self, call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> Loaded:
+        """The program; `call` runs a coroutine of the client."""
+        with self._loading:
+            if self._loaded is None:
+                program: Program = cloudpickle.loads(call(self.client.program()))
+                samples, training = program.source.open(), program.training
+                order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+                self._loaded = Loaded(program, samples, order, need_of(program))
+        return self._loaded
+
+
+class Node:
+    """What a worker process keeps between tasks; also how `idletrain worker` tells a running task of a notice.
+
+    Attributes:
+        computing: Held by the one task that trains; another pulls or pushes meanwhile.
+        moving: Held by whatever pulls, pushes or marks: of two at once, a mark's copy would be the fifth of a subnet.
+    """
+
+    def __init__(self) -> None:
+        self.draining = threading.Event()
+        self.mark_now = threading.Event()
+        self.computing = threading.Lock()
+        self.moving = threading.Lock()
+        self.memory_bytes: int | None = None
+        self.free_bytes: int | None = None
+        self._runs: dict[tuple[str, str, int], LocalRun] = {}
+        self._entering = threading.Lock()
+
+    @classmethod
+    def of(cls, worker: Worker) -> Node:
+        """The node of a Dask worker, ours or a stock one."""
+        node: Node = worker.extensions.setdefault("idletrain", cls())
+        return node
+
+    def run_of(self, spec: Spec, connection_args: dict[str, Any]) -> LocalRun:
+        """The run that a lease belongs to (another head's run may have the same name)."""
+        key = (spec.store, spec.lease.run, spec.lease.epoch)
+        with self._entering:
+            run = self._runs.pop(key, None) or LocalRun(StoreClient(spec.store, connection_args))
+            self._runs[key] = run
+            for oldest in list(self._runs)[:-RUNS_KEPT]:
+                del self._runs[oldest]
+        return run
+
+
+def describe() -> dict[str, Any]:
+    """What a worker tells when it joins: its free memory in bytes, device, speed in steps/s, numeric cohort, and how
+    many leases it can hold at once.
+    """
+    worker = get_worker()
+    node = Node.of(worker)
+    device = pick_device()
+    process = psutil.Process()
+    if device.type == "cuda":
+        free = min(torch.cuda.mem_get_info(device)[0], node.memory_bytes or sys.maxsize)
+    else:
+        limit = node.memory_bytes or worker.memory_manager.memory_limit or psutil.virtual_memory().available
+        free = limit - process.memory_info().rss
+    node.free_bytes = max(0, int(free))
+    return {
+        "memory_bytes": node.free_bytes,
+        "device": str(device),
+        "steps_per_second": measure_speed(device),
+        "cohort": numeric_cohort(device),
+        "leases": min(LEASES, worker.state.nthreads),
+        "pid": os.getpid(),
+        "name": str(worker.name),
+    }
+
+
+def numeric_cohort(device: torch.device) -> str:
+    """Workers of one cohort compute the same bits: same torch, instruction set, threads and kind of device."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__}/{capability}/{torch.get_num_threads()}/{device.type}"
+
+
+def pick_device() -> torch.device:
+    """The node's GPU, or its CPU if it has none."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def measure_speed(device: torch.device) -> float:
+    """Steps per second of CPU time (so that a busy neighbour does not count) of a small training step."""
+    layer = torch.nn.Linear(256, 256, device=device)
+    x = torch.ones(128, 256, device=device)
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    started = clock()
+    for step in range(CALIBRATION_STEPS):
+        if step == CALIBRATION_STEPS // 2:  # the first half warms up
+            started = clock()
+        layer(x).square().sum().backward()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
+
+
+def train_subnet(spec: Spec) -> dict[str, Any]:
+    """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
+
+    Returns:
+        How it ended (`done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after all), the
+        steps it holds, seconds by kind of work, payload bytes moved.
+    """
+    worker = get_worker()
+    attempt = Attempt(spec, Node.of(worker), worker)
+    try:
+        return attempt.run()
+    except (RefusedError, CancelledError) as refusal:
+        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
+    except (ScratchError, InfeasibleError) as lack:
+        logger.warning("subnet %d: %s", spec.lease.subnet, lack)
+        return {"ended": "unfit", "reason": str(lack), "steps": attempt.steps, **attempt.account}
+
+
+class Attempt:
+    """One try at one lease, on a task thread of the worker; its calls to the store run on the worker's event loop."""
+
+    def __init__(self, spec: Spec, node: Node, worker: Worker) -> None:
+        self._spec, self._node, self._worker = spec, node, worker
+        self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
+        self._revoked = threading.Event()
+        self._calls: set[Future[Any]] = set()
+        self.steps = 0
+        self.account: dict[str, Any] = dict.fromkeys(ACCOUNT, 0.0)
+
+    def run(self) -> dict[str, Any]:
+        """Pull, wait for the turn to train, train, push."""
+        beating = self._start(self._beat())
+        try:
+            loaded = self._run.load(self._call)
+            with self._timed("pull_seconds"), self._moving():
+                self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
+            self.account["pull_bytes"] = pulled.nbytes
+            began = self.steps
+            with self._timed("wait_seconds"):
+                mine = self._take(self._node.computing)
+            if mine:
+                try:
+                    payload = self._train(loaded, pulled)
+                finally:
+                    self._node.computing.release()
+            if self._revoked.is_set():
+                return {"ended": "revoked", "steps": self.steps, **self.account}
+            if self.steps == began:
+                return {"ended": "drained", "steps": self.steps, **self.account}
+            with self._timed("push_seconds"), self._moving():
+                reply = self._call(self._push(payload, self.account["train_seconds"]))
+            self.account["push_bytes"] = payload.nbytes
+        finally:
+            beating.cancel()
+        whole = self.steps == loaded.program.training.local_steps
+        ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
+        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.account}
+
+    def _take(self, turn: threading.Lock) -> bool:
+        """Wait until the other subnet is done with it; False if this one cannot wait for that or is not wanted."""
+        while not turn.acquire(timeout=TURN_SECONDS):
+            if self._node.draining.is_set() or self._revoked.is_set():
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        mine = self._take(self._node.moving)
+        try:
+            yield
+        finally:
+            if mine:
+                self._node.moving.release()
+
+    def _train(self, loaded: Loaded, pulled: Tensor) -> Tensor:
+        """Do the steps that are left, with marks; returns what is to be pushed."""
+        program, lease = loaded.program, self._spec.lease
+        subnet = program.subnet(lease.round, self._spec.blocks)
+        flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
+        work = LocalSteps(program, subnet, flat, lease.subnet, lease.round, self._planned(loaded, subnet, flat))
+        try:
+            self._steps(loaded, work, flat)
+        finally:
+            if work.planned:
+                work.planned.close()
+        if work.planned:
+            self.account |= _told(work.planned)
+        whole = self.steps == program.training.local_steps
+        return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
+
+    def _planned(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Callable[[nn.Module], PlannedSteps] | None:
+        """What trains a subnet by a plan, if it is too large for this node or the job asks for it."""
+        program, memory = loaded.program, loaded.program.memory
+        room = min(filter(None, (memory.budget, self._node.free_bytes)), default=0)
+        fits = not room or loaded.need_bytes(self._spec.share) <= room
+        if memory.out_of_core == "never" or (memory.out_of_core == "auto" and fits):
+            return None
+        return lambda module: PlannedSteps(
+            module,
+            program.loss,
+            budget_bytes=room or loaded.need_bytes(self._spec.share),
+            resident_bytes=beside_bytes(program, subnet) if flat.device.type == "cpu" else 0,
+            state_slots=len(program.slots) - 1,
+            scratch=Path(memory.scratch) if memory.scratch else None,
+            known=loaded.plans,
+        )
+
+    def _steps(self, loaded: Loaded, work: LocalSteps, flat: Tensor) -> None:
+        program = loaded.program
+        work.resume_at(self.steps)
+        started = marked = time.perf_counter()
+        while self.steps < program.training.local_steps and not (
+            self._revoked.is_set() or self._node.draining.is_set()
+        ):
+            work.step(loaded.samples, loaded.order, self.steps)
+            self.steps += 1
+            now = time.perf_counter()
+            due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
+            if due and self._node.moving.acquire(blocking=False):
+                self._node.mark_now.clear()
+                mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
+                mark.add_done_callback(lambda _: self._node.moving.release())
+        self.account["train_seconds"] = time.perf_counter() - started
+
+    def _push(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
+        digest = checksum([flat.numpy().data.cast("B")])
+        return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest), flat)
+
+    async def _beat(self) -> None:
+        """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""
+        heard = time.monotonic()
+        while not self._revoked.is_set():
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                reply = await self._run.client.beat(self._spec.lease, self.steps)
+            except ConnectionError as error:
+                logger.warning("beat of subnet %d failed: %s", self._spec.lease.subnet, error)
+                silent = time.monotonic() - heard > self._spec.lease_seconds
+                if silent or self._worker.status not in WORKER_ANY_RUNNING:  # the head, or its scheduler, is dead
+                    self._revoked.set()
+                    for call in tuple(self._calls):
+                        call.cancel()
+            else:
+                heard = time.monotonic()
+                if reply is not Reply.ACCEPTED:
+                    self._revoked.set()
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.account[what] = time.perf_counter() - started
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        call = asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._start(work).result()
+
+
+def _all_slots(pulled: Tensor, size: int) -> Tensor:
+    """The pulled buffer with room for optimizer state that starts at zero."""
+    if len(pulled) == size:
+        return pulled
+    flat = torch.zeros(size)
+    flat[: len(pulled)] = pulled
+    return flat
+
+
+def _told(planned: PlannedSteps) -> dict[str, Any]:
+    """What a record says of steps by a plan."""
+    plan = planned.plan
+    letters = "".join(plan.letters) if plan else ""
+    return {"plan": letters, "swapped_bytes": planned.swapped_bytes, "saved_peak_bytes": planned.peak_bytes}

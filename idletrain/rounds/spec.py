@@ -1,0 +1,26 @@
+"""What a lease says to the worker that gets it, and whether head and worker are the same version."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+
+from idletrain.exchange.wire import LeaseId
+from idletrain.nn.partition import Block
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One lease as it is sent to a worker; picklable in under 1 KB."""
+
+    lease: LeaseId
+    store: str
+    blocks: tuple[Block, ...]
+    share: float
+    mark_seconds: float
+    lease_seconds: float
+
+
+def version() -> str:
+    """The installed package's version."""
+    return importlib.metadata.version("idletrain")

@@ -1,0 +1,147 @@
+"""How runs went, as a file and in a few lines."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from test_summary import CHURN, event, started
+from test_view import launched, stamped
+
+from idletrain.observe.report import Past, page, short
+
+JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"lr": 0.1}}}
+BEGUN = {
+    **CHURN[0],
+    "job": JOB,
+    "command": "idletrain launch job.yaml --churn 15s",
+    "versions": {"python": "3.12", "torch": "2.13"},
+    "hardware": {"cpu": "a CPU", "cores": 2, "ram_bytes": 4e9, "system": "Linux"},
+}
+
+
+def past(events: list[dict[str, Any]], name: str = "demo", now: float = 1010.0) -> Past:
+    return Past.of(name, stamped(events), now)
+
+
+class Reader(HTMLParser):
+    """A page's tags, what they refer to, figures by key, and text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.figures: dict[str, str] = {}
+        self.text = ""
+        self._key = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self._key = dict(attrs).get("data-key") or ""
+
+    def handle_startendtag(self, tag: str, _attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self._key = ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._key and data.strip():
+            self.figures.setdefault(self._key, data.strip())
+
+
+def test_a_report_needs_nothing_but_itself() -> None:
+    content = page([past([BEGUN, *CHURN[1:]])])
+    read = Reader(content)
+    assert read.open == []
+    assert read.links == []
+    assert not {"script", "link", "img", "iframe"} & set(read.tags)
+    assert "url(" not in content
+    assert "@import" not in content
+    assert "prefers-color-scheme: dark" in content
+
+
+def test_a_report_s_figures_are_the_records() -> None:
+    read = Reader(page([past([BEGUN, *CHURN[1:]])]))
+    assert read.figures["status"] == "completed"
+    assert read.figures["rounds"] == "1"
+    assert read.figures["accuracy"] == "0.8000"
+    assert read.figures["loss"] == "0.5000"
+    assert read.figures["goodput"] == "64.3%"
+    assert read.figures["preemptions"] == "2"
+    assert read.figures["lost_steps"] == "5"
+    assert read.figures["local_steps"] == "100"
+    assert read.figures["spent_usd"] == "-"
+
+
+def test_a_report_says_how_to_do_it_again() -> None:
+    text = Reader(page([past([BEGUN, *CHURN[1:]])])).text
+    for part in (
+        BEGUN["command"],
+        "name: demo\ntraining:\n  rounds: 3",
+        "torch 2.13",
+        "a CPU, 2 cores, 4 GB",
+        "Workers: c.",
+    ):
+        assert part in text
+
+
+def test_a_report_of_records_before_they_told_that_says_so() -> None:
+    assert "Versions and job are not in these records." in Reader(page([past(CHURN)])).text
+
+
+def test_machines_are_told_with_their_cost_and_end() -> None:
+    ended = event("instance_ended", 3600.0, instance="i-1", reason="Server.Spot")
+    run = past([BEGUN, launched("i-1", 1.0), *CHURN[1:-2], ended], now=9000.0)
+    assert "  i-1  worker  spot m5.large in a  3600 s  $1.0083  Server.Spot" in short(run)
+    text = Reader(page([run])).text
+    assert "$1.01; on demand $3.61, 72.1% saved" in text
+    assert "Server.Spot" in text
+
+
+def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> None:
+    other = {**BEGUN, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"lr": 0.5}}}}
+    runs = [past([BEGUN, *CHURN[1:]], "first"), past([other, *CHURN[1:8]], "second")]
+    content = page(runs)
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td>((?:<td class=\"n\">[^<]*</td>)+)", content))
+    cells = {name: re.findall(r">([^<]*)</td>", row) for name, row in rows.items()}
+    assert cells["accuracy"] == ["0.8000", "-"]
+    assert cells["preemptions without"] == ["1", "0"]
+    assert cells["training.optimizer.lr"] == ["0.1", "0.5"]
+    assert "training.rounds" not in cells
+    assert Reader(content).open == []
+
+
+def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
+    lines = short(past([BEGUN, *CHURN[1:]]))
+    assert lines[0] == "demo: completed"
+    assert "  goodput 64.3%; 30 steps of preempted workers kept, 5 lost" in lines
+    assert any(line.startswith("  the workers' time: 64% useful") for line in lines)
+
+
+@pytest.mark.parametrize(("now", "status"), [(1012.0, "running"), (9000.0, "interrupted")])
+def test_a_run_whose_head_is_silent_for_long_was_interrupted(now: float, status: str) -> None:
+    run = past([BEGUN, *CHURN[1:8]], now=now)
+    assert short(run)[0] == f"demo: {status}"
+    assert Reader(page([run])).figures["status"] == status
+
+
+def test_a_run_that_has_hardly_begun_has_a_report() -> None:
+    assert "not evaluated yet" in Reader(page([past([started()])])).text
+    assert Reader(page([past([event("waiting", 1.0, reason="for workers")], "early")])).open == []
+
+
+def test_what_peers_say_is_text() -> None:
+    named = [{**one, "name": "<b>w</b>"} if one["kind"] == "worker_joined" else one for one in CHURN]
+    content = page([past([{**BEGUN, "run": "<script>alert(1)</script>"}, *named[1:]])])
+    assert "<script" not in content
+    assert "<b>w</b>" not in content

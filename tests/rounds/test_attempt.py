@@ -1,0 +1,49 @@
+"""What a worker tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import torch
+from distributed import Client, Scheduler, Worker
+
+from idletrain.fleet import settings
+from idletrain.rounds import task
+from idletrain.rounds.attempt import Node, measure_speed, numeric_cohort
+
+
+async def _describe() -> dict[str, Any]:
+    settings.apply()
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+        Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
+        Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+    ):
+        Node.of(worker).memory_bytes = 1 << 40
+        about: dict[str, Any] = await client.submit(task.describe, pure=False)
+        return about
+
+
+def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
+    about = asyncio.run(_describe())
+    assert about.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "pid", "name"}
+    assert (1 << 39) < about["memory_bytes"] < (1 << 40)
+    assert about["steps_per_second"] > 0
+    assert about["name"] == "box"
+    assert torch.__version__ in about["cohort"]
+
+
+def test_speed_is_measured_in_steps_a_second() -> None:
+    assert 1 < measure_speed(torch.device("cpu")) < 1e6
+
+
+def test_the_numeric_cohort_tells_the_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = numeric_cohort(torch.device("cpu"))
+        torch.set_num_threads(2)
+        assert numeric_cohort(torch.device("cpu")) != one
+    finally:
+        torch.set_num_threads(threads)

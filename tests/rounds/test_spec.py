@@ -1,0 +1,19 @@
+"""What travels between head and workers is small."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+
+from idletrain.exchange.wire import LeaseId
+from idletrain.nn.partition import blocks
+from idletrain.rounds.spec import Spec
+
+
+def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
+    lease = LeaseId("a" * 63, 10**6, 10**6, 999, 10**9)
+    mine = blocks([4096, 4096], [1 / 1000] * 1000)[999]
+    asked = Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, 5.0, 10.0)
+    assert len(cloudpickle.dumps(asked)) < 1024
+    assert pickle.loads(pickle.dumps(asked)) == asked
