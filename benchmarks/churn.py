@@ -23,6 +23,7 @@ from benchmarks.runs import prepared_of, temporary_job
 from idletrain.fleet import local, scheduler
 from idletrain.job import Job
 from idletrain.launch import Options, launch
+from idletrain.observe import time_use
 from idletrain.observe.records import Event
 from idletrain.observe.summary import summary_of
 
@@ -116,8 +117,8 @@ def _oldest(fleet: local.LocalFleet) -> Collection[str]:
 
 def losses(events: Sequence[Event]) -> dict[str, float]:
     """What the nodes' time went into that is not in the network, as shares of their time alive."""
-    shares = summary_of(events).time_shares()
-    return {part: share for part, share in shares.items() if part != "useful"}
+    shares = time_use.shares(events, summary_of(events).alive_seconds)
+    return {part: share for part, share in shares.items() if part != "compute"}
 
 
 def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from idletrain.observe.records import Event
 
 # Where a worker does two at a time, its second counts as the first of these; what is left is the wait.
 PARTS = ("compute", "push", "pull", "control", "lost", "commit", "look", "wait")
+OUTSIDE = "outside committed rounds"  # before the first, while a head was away, behind the last
 Span = tuple[float, float]  # from and to, in seconds of the head's clock
 
 
@@ -150,6 +151,20 @@ def rounds(events: Iterable[Event]) -> list[Round]:
             sittings.append(Sitting())
         sittings[-1].add(event)
     return [round_ for sitting in sittings for round_ in _rounds_of(sitting)]
+
+
+def shares(events: Iterable[Event], alive_seconds: float) -> dict[str, float]:
+    """What all of the workers' time went into, by `PARTS` and `OUTSIDE`; empty before there is any.
+
+    Args:
+        events: The run's.
+        alive_seconds: Node-seconds that workers were there.
+    """
+    if alive_seconds <= 0:
+        return {}
+    committed = rounds(events)
+    inside = {part: sum(r.worker_seconds[part] for r in committed) / alive_seconds for part in PARTS}
+    return inside | {OUTSIDE: 1.0 - sum(inside.values())}
 
 
 def _rounds_of(sitting: Sitting) -> Iterator[Round]:
