@@ -17,7 +17,7 @@ from idletrain.job import parse_job
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),
-    reason="the peers' environment is not installed; python -m benchmarks.time_to_accuracy makes it",
+    reason="the peers' environment is not installed; make peers",
 )
 
 
