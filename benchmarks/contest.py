@@ -194,7 +194,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
         cores_used = cores_shares(cores, psutil.cpu_times())
         if not cast.all_alive():
             cast.output.wait(ended, 1, LAST_LINE_SECONDS, lambda: True)
-        lines = list(cast.output.lines)
+    lines = list(cast.output.lines)  # the last ones, too: who is done first ends the run
     progress = progress_of(lines, ours, nodes)
     if not progress:
         raise RuntimeError(f"no step in {entry.budget_seconds:g} s")
