@@ -20,6 +20,19 @@ from idletrain.errors import JobError
 
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# What must not change between the sittings of one run: it decides the run's bits.
+FIXED = (
+    "model",
+    "data",
+    "training.method",
+    "training.subnets",
+    "training.local_steps",
+    "training.batch_size",
+    "training.loss",
+    "training.optimizer",
+    "training.seed",
+    "preemption.policy",
+)
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
 
 
@@ -242,6 +255,32 @@ def parse_job(tree: dict[str, Any]) -> Job:
         return Job.model_validate(tree)
     except ValidationError as error:
         raise JobError([_sentence(fault) for fault in error.errors()]) from None
+
+
+def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[str]:
+    """Why a run cannot be gone on with: it is complete, or it is another job's.
+
+    Args:
+        job: What is asked for now.
+        then: What the run began with.
+        status: How its last sitting ended.
+        rounds: How many are done.
+    """
+    if status == "completed" and job.training.rounds <= rounds:
+        return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
+    if status == "reached" and job.stop == then.stop:
+        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
+    faults = []
+    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
+    for path in (*FIXED, *by_rounds):
+        old: object = then
+        new: object = job
+        for part in path.split("."):
+            old, new = getattr(old, part), getattr(new, part)
+        if old != new:
+            was, now = str(old)[:120], str(new)[:120]
+            faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
+    return faults
 
 
 def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:

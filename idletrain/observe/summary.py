@@ -369,7 +369,7 @@ def _machine(summary: Summary, event: Event) -> None:
 def _ended(summary: Summary, event: Event) -> None:
     for field_ in ("status", "rounds", "params_sha256", "run_dir"):
         setattr(summary, field_, event[field_])
-    summary.note = event.get("reason", "")
+    summary.note = event.get("reason", summary.note if event["status"] == "stopped" else "")
     summary.machines.append(event)
 
 
