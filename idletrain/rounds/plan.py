@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from idletrain.errors import RunError
 
+STEADY = 4  # 16 steps of memory from one power of two to the next
 STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
@@ -72,8 +73,17 @@ def _whole(workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[floa
     return (1 / subnets,) * subnets
 
 
+def steady(memory_bytes: int) -> int:
+    """Memory to plan with: some less, in coarse steps, as what a worker measures is never twice the same. Its heir, and
+    the same job's next run, so get the same widths, and subnets that they can hold.
+    """
+    step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY)
+    return memory_bytes * 15 // 16 // step * step
+
+
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
     """The largest share that fits where the narrowest does, by bisection."""
+    memory_bytes = steady(memory_bytes)
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
     low, high = narrowest, 1.0
