@@ -102,7 +102,8 @@ class State:
 
     Attributes:
         attempts: Leases given so far; the next one's label.
-        typical_seconds: How long a whole subnet took in the last round, or None.
+        typical_seconds: How long the slowest whole subnet took in the last round that had one, or None.
+        slowest_seconds: The same of this round so far.
         looking: Whether the committed network is being evaluated or written; it must not change meanwhile.
     """
 
@@ -116,6 +117,7 @@ class State:
     attempts: int = 0
     opened_at: float = 0.0
     typical_seconds: float | None = None
+    slowest_seconds: float | None = None
     looking: bool = False
     stopping: bool = False
 
@@ -225,7 +227,7 @@ def _pushed(state: State, event: Pushed) -> Step:
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
     state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING, ahead=False))
     if not (subnet.lost or subnet.ahead):
-        state = replace(state, typical_seconds=event.now - subnet.leased_at)
+        state = replace(state, slowest_seconds=max(event.now - subnet.leased_at, state.slowest_seconds or 0.0))
     return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
 
 
@@ -262,6 +264,9 @@ def _ended(state: State, event: AttemptEnded) -> Step:
         if failures >= FAILED_AFTER:
             return replace(state, stage=Stage.DONE), (Finish("failed"),)
     worker = state.workers.get(event.worker)
+    if worker and event.failed:  # it may be this machine that lacks something: others get the subnet next
+        worker = replace(worker, faults=worker.faults + 1)
+        state = _with_worker(state, event.worker, worker)
     if worker and event.lease.attempt in worker.attempts:
         state = _free(state, event.worker, event.lease.attempt, event.now)
         cause = "notice" if worker.draining else cause
@@ -296,6 +301,8 @@ def _committed(state: State, event: Committed) -> Step:
         stage=Stage.TRAINING,
         subnets=Table.of(Subnet(need_bytes=need) for need in event.needs),
         opened_at=event.now,
+        typical_seconds=state.slowest_seconds or state.typical_seconds,
+        slowest_seconds=None,
         looking=bool(looks),
     )
     return opened, looks
@@ -429,15 +436,22 @@ def _should_close(state: State, now: float) -> bool:
         return False
     if not leased and all(subnets[k].lost for k in subnets.waiting):
         return True
-    if state.typical_seconds is None:
+    if not (expected := _expected_seconds(state)):
         return False
     active = sum(not worker.draining for worker in state.workers.values())
     turns = -(-len(state.subnets) // max(1, active))
-    return now > state.opened_at + PATIENCE * state.typical_seconds * turns
+    return now > state.opened_at + PATIENCE * expected * turns
+
+
+def _expected_seconds(state: State) -> float:
+    """How long a whole subnet may take, of the last round or of this one if it is slower; 0 before there is any."""
+    return max(state.typical_seconds or 0.0, state.slowest_seconds or 0.0)
 
 
 def _close(state: State, now: float) -> Step:
     commands: list[Command] = []
+    if state.subnets.are(Phase.LEASED):  # they would have taken longer: the next round waits longer
+        state = replace(state, slowest_seconds=PATIENCE * _expected_seconds(state))
     for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED:
             commands.append(_lost(state, k, now, "closed"))
@@ -497,7 +511,7 @@ def _lost(state: State, k: int, now: float, cause: str) -> Lost:
     told = subnet.seen_steps - subnet.steps
     if cause in ("kill", "error", "refused", "closed") and not subnet.ahead:
         done, since = subnet.seen_steps - subnet.base_steps, subnet.seen_at - subnet.leased_at
-        pace = done / since if done and since > 0 else state.rules.local_steps / (state.typical_seconds or math.inf)
+        pace = done / since if done and since > 0 else state.rules.local_steps / (_expected_seconds(state) or math.inf)
         told += min(round(pace * (now - subnet.seen_at)), state.rules.local_steps - subnet.seen_steps)
     return Lost(
         subnet=k,

@@ -449,12 +449,24 @@ def test_an_attempt_that_ends_without_its_update_is_leased_again() -> None:
 
 
 def test_a_subnet_whose_attempts_end_in_three_errors_of_the_code_ends_the_run() -> None:
-    world = World(needs=(SMALL, SMALL))
-    world.join("a", "b")
+    world = World(needs=(SMALL,))
+    world.join("a")
     for nth in range(3):
         assert world.finished is None
         world.end(world.lease_of(0), failed=True)
         assert world.finished == (None if nth < 2 else "failed")
+
+
+def test_a_worker_on_which_attempts_fail_twice_is_passed_over() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a", "b")
+    for _ in range(2):
+        world.end(world.lease_of(0), failed=True)
+    assert [c.worker for c in world.running] == ["b"]
+    world.finish_subnet(1)
+    assert [(c.worker, c.lease.subnet) for c in world.running] == [("b", 0)]
+    world.finish_subnet(0)
+    assert world.commit_due
 
 
 def test_errors_after_the_update_is_home_do_not_count() -> None:
@@ -718,3 +730,37 @@ def test_reissue_never_closes_a_round_early() -> None:
     world.do(Tick)
     assert not world.commit_due
     assert world.to_store == []
+
+
+def test_salvage_goes_by_the_slowest_subnet_of_a_round_not_by_one_that_was_pulled_ahead() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 4)
+    world.join("a", "b", leases=2)
+    first, second, third, fourth = (c.lease.subnet for c in sorted(world.leases, key=lambda c: c.lease.attempt))
+    world.now = 3.0
+    world.finish_subnet(first)
+    world.finish_subnet(second)
+    world.now = 4.0
+    world.finish_subnet(third)
+    world.now = 5.0
+    world.do(Tick)
+    assert world.lost == []
+    world.finish_subnet(fourth)
+    assert world.commit_due
+
+
+def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.now = 4.0
+    world.finish_subnet(0)
+    world.now = 6.1
+    world.do(Tick)
+    assert [c.cause for c in world.lost] == ["closed"]
+    world.commit()
+    world.end(world.lease_of(1))
+    world.now = 10.1
+    world.finish_subnet(0)
+    world.now = 6.1 + 8.0
+    world.tell(Beat, world.lease_of(1), steps=1)
+    world.do(Tick)
+    assert [c.cause for c in world.lost] == ["closed"]
