@@ -111,6 +111,9 @@ class DataSettings(_Settings):
         return tuple(path for part in named for path in ([part] if isinstance(part, str) else part))
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSettings(_Settings):
     """The local optimizer, and whether its state travels with the neurons or is reset every round."""
 
@@ -118,7 +121,7 @@ class OptimizerSettings(_Settings):
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     state: Literal["travel", "reset"] = "travel"
     schedule: Literal["constant", "cosine"] = "constant"
     """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
@@ -252,9 +255,14 @@ def parse_job(tree: dict[str, Any]) -> Job:
         JobError: with every fault in it.
     """
     try:
-        return Job.model_validate(tree)
+        job = Job.model_validate(tree)
     except ValidationError as error:
         raise JobError([_sentence(fault) for fault in error.errors()]) from None
+    if job.stop.accuracy is not None and job.training.loss == "mse":
+        raise JobError("stop.accuracy: a network trained with training.loss: mse has none; leave it out")
+    if job.stop.accuracy is not None and job.data.train is not None and job.data.test is None:
+        raise JobError("stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out")
+    return job
 
 
 def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[str]:

@@ -6,6 +6,7 @@ Decides nothing about rounds (that is `state.advance`), keeps nothing (that is `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -357,6 +358,10 @@ class Runner:
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
             failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
+            if isinstance(error, ConnectionError) and not self._store.bytes_down:
+                self._tell_misfit(
+                    f"workers do not reach the store at {self._address}; let them through to this machine"
+                )
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
         self._pulls.pop(lease.attempt, None)
@@ -428,7 +433,8 @@ class Runner:
         journal, started = self._journal, time.monotonic()
         shares = next_shares = journal.shares
         if self._job.preemption.policy == "salvage" and self._crew.capacities:
-            next_shares = await asyncio.to_thread(self._plan)
+            with contextlib.suppress(RunError):  # whoever could hold a subnet is gone just now
+                next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
         ended = time.monotonic()
         traffic = self._store.bytes_down, self._store.bytes_up
