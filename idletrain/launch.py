@@ -72,6 +72,8 @@ def check_run(job: Job, options: Options) -> None:
         JobError: the run exists (or does not, with `resume`), or is another job's.
     """
     faults = []
+    if job.checkpoint.to.startswith("s3://"):
+        faults.append(f"checkpoint.to: {job.checkpoint.to} is for runs in a cloud, with --spot; name a directory here")
     exists = (job.run_dir / "ledger").exists()
     if exists and not options.resume:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
