@@ -68,6 +68,7 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
         "curve": record["curve"],
         "computed": False,
         "more_than": None,
+        "more_bytes": None,
         "exhausted": False,
     }
     if own := reached(record, target):
@@ -86,6 +87,7 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
     if alike:  # so many steps were seen not to do
         scored = max(other["curve"][-1][0] for other in alike)
         standing["more_than"] = scored * record["step_seconds"]
+        standing["more_bytes"] = record["bytes_per_step"] and scored * record["bytes_per_step"]
         standing["exhausted"] = scored >= record["settings"].get("horizon", math.inf)
     return standing | {"steps": None, "seconds": None, "bytes": None}
 
@@ -143,12 +145,17 @@ def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
             continue
         rival = min(tried, key=at_best)
         figures.append(_ratio(f"{where(ist)}: time, {name} / ist", at_best(rival) / ist["seconds"], rival, limit))
-        sent = [s for s in tried if s["bytes"]]
+        sent = [s for s in tried if s["bytes"] or s["more_bytes"]]
         if sent and ist["bytes"]:
-            least = min(sent, key=lambda s: float(s["bytes"]))
-            ratio = least["bytes"] / ist["bytes"]
-            figures.append(at_least(f"{where(ist)}: bytes, {name} / ist", ratio, "x", limit))
+            least = min(sent, key=_bytes_at_best)
+            ratio = _bytes_at_best(least) / ist["bytes"]
+            figures.append(_ratio(f"{where(ist)}: bytes, {name} / ist", ratio, least, limit))
     return figures
+
+
+def _bytes_at_best(s: Record) -> float:
+    """The least that a method can have sent: to the target, or what was seen not to be enough."""
+    return float(s["bytes"] or s["more_bytes"])
 
 
 def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:

@@ -101,6 +101,8 @@ def test_a_bound_that_is_too_low_tells_nothing_of_a_target():
     figures = {f.what: f for f in figures_of([bound, IST])}
     ratio = figures["case b, 8 nodes, 100mbit: time, ddp / ist"]
     assert (ratio.value, ratio.unit, ratio.met) == (6.0, "x or more", None)
+    sent = figures["case b, 8 nodes, 100mbit: bytes, ddp / ist"]
+    assert (sent.value, sent.unit, sent.met) == (50.0, "x or more", True)
 
 
 def test_what_is_only_timed_says_so():
