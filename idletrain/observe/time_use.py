@@ -67,7 +67,7 @@ class Attempt:
             kept = self.leased + min(left, self.kept_seconds)
             return {"compute": (self.leased, kept), "lost": (kept, until)}
         seconds = {}
-        for part in ("compute", "pull", "push", "turn"):
+        for part in ("compute", "pull", "push", "turn", "hold"):
             seconds[part] = min(left, self.report.get(part, 0.0))
             left -= seconds[part]
         pulling = self.leased + left
@@ -78,7 +78,7 @@ class Attempt:
             "control": (self.leased, pulling),
             "pull": (pulling, pulled),
             "compute": (computing, pushing),
-            "push": (pushing, until),
+            "push": (pushing + seconds["hold"], until),  # another was pulled meanwhile
         }
 
 
@@ -139,7 +139,13 @@ class Sitting:
     def _report(attempt: Attempt, event: Event) -> None:
         """What a killed worker did, nobody knows; what a revoked one did is lost but for its marks."""
         if "train_seconds" in event and (not attempt.lost or event["ended"] == "drained"):
-            reported = (("compute", "train"), ("pull", "pull"), ("push", "push"), ("turn", "wait"))
+            reported = (
+                ("compute", "train"),
+                ("pull", "pull"),
+                ("push", "push"),
+                ("turn", "wait"),
+                ("hold", "push_wait"),
+            )
             attempt.report = {part: event.get(f"{name}_seconds", 0.0) for part, name in reported}
 
 

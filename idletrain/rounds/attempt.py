@@ -37,7 +37,12 @@ T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 BEAT_SECONDS = 1.0  # a tenth of the default lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
-ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "pull_bytes", "push_bytes")
+WAYS = ("pull", "push")
+ACCOUNT = (
+    "wait_seconds",
+    "train_seconds",
+    *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
+)
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -184,7 +189,7 @@ class Attempt:
         beating = self._start(self._beat())
         try:
             loaded = self._run.load(self._call)
-            with self._timed("pull_seconds"), self._moving():
+            with self._moving("pull"):
                 self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
             self.account["pull_bytes"] = pulled.nbytes
             began = self.steps
@@ -199,7 +204,7 @@ class Attempt:
                 return {"ended": "revoked", "steps": self.steps, **self.account}
             if self.steps == began:
                 return {"ended": "drained", "steps": self.steps, **self.account}
-            with self._timed("push_seconds"), self._moving():
+            with self._moving("push"):
                 reply = self._call(self._push(payload, self.account["train_seconds"]))
             self.account["push_bytes"] = payload.nbytes
         finally:
@@ -216,10 +221,12 @@ class Attempt:
         return True
 
     @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        mine = self._take(self._node.moving)
+    def _moving(self, way: str) -> Iterator[None]:
+        with self._timed(f"{way}_wait_seconds"):
+            mine = self._take(self._node.moving)
         try:
-            yield
+            with self._timed(f"{way}_seconds"):
+                yield
         finally:
             if mine:
                 self._node.moving.release()

@@ -228,3 +228,9 @@ def test_all_of_the_workers_time_has_its_share_also_outside_rounds() -> None:
 
 def test_nobody_s_time_went_nowhere() -> None:
     assert shares([], alive_seconds=0.0) == {}
+
+
+def test_a_push_that_waits_for_another_s_pull_is_no_push_yet() -> None:
+    done = {**ended(7.0, 1, pull=1.0, train=3.0, push=1.0), "push_wait_seconds": 2.0}
+    events = [*joined("a"), leased(0.0, 1), staged(7.0, 1), done, committed(10.0, commit_seconds=3.0)]
+    assert parts_of(events) == {"pull": 1.0, "compute": 3.0, "wait": 2.0, "push": 1.0, "commit": 3.0}
