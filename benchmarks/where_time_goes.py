@@ -127,12 +127,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     asked.add_argument(
         "run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="a run's directory; its own run if none"
     )
-    asked.add_argument("--link", type=rate_text, default="", metavar="RATE", help="a worker's link, such as 100mbit")
+    asked.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
     options = asked.parse_args(argv)
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
     rounds = time_use.rounds(events)
     Console().print(by_round(rounds))
-    return report("where_time_goes", options, figures_of(events, options.link), rounds=[vars(r) for r in rounds])
+    return report("where_time_goes", options, figures_of(events, options.link or ""), rounds=[vars(r) for r in rounds])
 
 
 if __name__ == "__main__":

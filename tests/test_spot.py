@@ -15,7 +15,7 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain import spot
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import books, lease, record, teardown
+from idletrain.fleet import books, lease, record, requests, teardown
 from idletrain.fleet.aws import Account
 from idletrain.fleet.cost import EXTRAS_USD_PER_HOUR
 from idletrain.job import Job, parse_job
@@ -160,8 +160,10 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
 ) -> None:
     worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
-    # The cloud still lists what other tests' runs of this name had.
-    record.claim(prefix, replace(RECORD, job=tight.model_dump(mode="json"), generation=2, created=time.time()))
+    tags = requests.tags("night", prefix.url, "arn:me", "0", time.time() - 7200, time.time())
+    record.claim(
+        prefix, replace(RECORD, job=tight.model_dump(mode="json"), generation=2, created=time.time(), tags=tags)
+    )
     hour, now = 3600.0, time.time()
     fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
     fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
@@ -207,7 +209,7 @@ def test_following_gives_up_on_a_head_that_is_not_heard_of(
 def test_a_head_that_only_renews_its_lease_is_alive(
     account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record.claim(prefix, replace(RECORD, created=time.time()))
+    record.claim(prefix, replace(RECORD, run="beating", created=time.time()))
     for name, seconds in (("LOOK_SECONDS", 0.2), ("SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
         monkeypatch.setattr(spot, name, seconds)
     over = threading.Event()
