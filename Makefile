@@ -5,7 +5,7 @@ READY := .venv/.ready
 DATA := /usr/share/datasets/fashion-mnist
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check data browser clean
+.PHONY: demo test check data browser peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
@@ -30,6 +30,10 @@ browser:
 	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null; then \
 	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver fonts-dejavu || true; \
 	fi
+
+# What benchmarks compare with, in an environment of its own; its tests are skipped where it is absent.
+peers: $(READY)
+	@$(BIN)/python -m benchmarks.peers.environment || true
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }

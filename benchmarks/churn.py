@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.runs import prepared_of, temporary_job
 from idletrain.fleet import local, scheduler
 from idletrain.job import Job
 from idletrain.launch import Options, launch
+from idletrain.observe import time_use
 from idletrain.observe.records import Event
 from idletrain.observe.summary import summary_of
 
@@ -114,20 +115,14 @@ def _oldest(fleet: local.LocalFleet) -> Collection[str]:
     return sorted(fleet.alive(), key=fleet.pid)[:1]
 
 
-def losses(events: Sequence[Event]) -> dict[str, float]:
-    """What the nodes' time went into that is not in the network, as shares of their time alive."""
-    shares = summary_of(events).time_shares()
-    return {part: share for part, share in shares.items() if part != "useful"}
-
-
 def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
     """One run's account."""
     with temporary_job(job_tree(plan, cut, policy)) as job:
         events = asyncio.run(churned(plan, job, policy))
-    record = {
-        key: value for key, value in summary_of(events).as_record().items() if key != "run_dir"
-    }  # a temporary one
-    return {"policy": policy, "cut": vars(cut), "losses": losses(events), **record}
+    summary = summary_of(events)
+    record = {key: value for key, value in summary.as_record().items() if key != "run_dir"}  # a temporary one
+    shares = time_use.shares(events, summary.alive_seconds)
+    return {"policy": policy, "cut": vars(cut), "shares": shares, **record}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -143,7 +138,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.mark_every}"
             figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
             if cut == plan.cuts[0]:
-                worst = sorted(result["losses"].items(), key=lambda item: -item[1])
+                worst = sorted(result["shares"].items(), key=lambda item: -item[1])
                 figures += [Figure(f"  {part}", share, "of the time") for part, share in worst]
     return report("churn", options, figures, seconds=plan.seconds, take_seconds=plan.take_seconds, runs=runs)
 

@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.machines import LAST_LINE_SECONDS, Bed, Cast, Counter, Line, cores_shares, free_port, machines
+from benchmarks.machines import Bed, Cast, Counter, Line, cores_shares, free_port, machines
 from benchmarks.methods import METHODS, Case, Entry
 from benchmarks.peers import environment
 from benchmarks.peers.node import Spec, build, open_data
@@ -29,6 +29,7 @@ from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.program import cross_entropy
 from idletrain.nn.subnets import views
 
+LAST_SNAPSHOT_SECONDS = 20.0  # between the first node's end and that of the one that writes
 START_SECONDS = 120.0  # eight interpreters that import torch on two cores
 
 
@@ -192,9 +193,10 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
             time.sleep(0.1)
         counter.close()
         cores_used = cores_shares(cores, psutil.cpu_times())
-        if not cast.all_alive():
-            cast.output.wait(ended, 1, LAST_LINE_SECONDS, lambda: True)
-        lines = list(cast.output.lines)
+        if cast.output.of(ended) or not cast.all_alive():  # who writes the snapshots may be the last to be done
+            told = "head" if ours else "n0"
+            cast.output.wait(ended, 1, LAST_SNAPSHOT_SECONDS, lambda: True, told)
+    lines = list(cast.output.lines)
     progress = progress_of(lines, ours, nodes)
     if not progress:
         raise RuntimeError(f"no step in {entry.budget_seconds:g} s")

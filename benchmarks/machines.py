@@ -107,11 +107,11 @@ class Output:
                         self.lines.append({"machine": name, **json.loads(line)})
                         self._arrived.notify_all()
 
-    def of(self, kind: str) -> list[Line]:
-        """The lines of a kind so far."""
-        return [line for line in list(self.lines) if line["kind"] == kind]
+    def of(self, kind: str, machine: str = "") -> list[Line]:
+        """The lines of a kind so far, of one machine or of all."""
+        return [line for line in list(self.lines) if line["kind"] == kind and machine in ("", line["machine"])]
 
-    def wait(self, kind: str, count: int, seconds: float, alive: Callable[[], bool]) -> list[Line]:
+    def wait(self, kind: str, count: int, seconds: float, alive: Callable[[], bool], machine: str = "") -> list[Line]:
         """Wait for lines of a kind.
 
         Raises:
@@ -119,11 +119,11 @@ class Output:
         """
         until = time.monotonic() + seconds
         with self._arrived:
-            while len(self.of(kind)) < count:
+            while len(self.of(kind, machine)) < count:
                 if time.monotonic() > until or not alive():
                     raise RuntimeError(f"{count} times {kind!r} did not come")
                 self._arrived.wait(0.2)
-        return self.of(kind)
+        return self.of(kind, machine)
 
     def close(self) -> None:
         """Read what ended processes still had to say."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
         key = tuple(standing[name] for name in (*PLACE, "method"))
         if key not in best or _rank(standing) < _rank(best[key]):
             best[key] = standing
-    return sorted(best.values(), key=lambda s: (*(s[name] for name in PLACE), _rank(s)))
+    return sorted(best.values(), key=lambda s: (*(s[name] for name in PLACE), s["seconds"] is None, at_best(s)))
 
 
 def at_best(standing: Record) -> float:
@@ -46,8 +47,13 @@ def at_best(standing: Record) -> float:
     return float("inf") if known is None else float(known)
 
 
-def _rank(standing: Record) -> tuple[bool, float]:
-    return standing["seconds"] is None, at_best(standing)
+def _rank(standing: Record) -> tuple[int, float]:
+    """The least of one method's settings counts. One that got nowhere by the end of its schedule never will: of such,
+    the longest tells for how long the method was given a chance.
+    """
+    if standing["seconds"] is not None:
+        return 0, at_best(standing)
+    return (2, -at_best(standing)) if standing["exhausted"] else (1, at_best(standing))
 
 
 def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
@@ -62,6 +68,8 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
         "curve": record["curve"],
         "computed": False,
         "more_than": None,
+        "more_bytes": None,
+        "exhausted": False,
     }
     if own := reached(record, target):
         return standing | {"steps": own[0], "seconds": own[1], "bytes": own[2]}
@@ -77,7 +85,10 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
                 "computed": True,
             }
     if alike:  # so many steps were seen not to do
-        standing["more_than"] = max(other["curve"][-1][0] for other in alike) * record["step_seconds"]
+        scored = max(other["curve"][-1][0] for other in alike)
+        standing["more_than"] = scored * record["step_seconds"]
+        standing["more_bytes"] = record["bytes_per_step"] and scored * record["bytes_per_step"]
+        standing["exhausted"] = scored >= record["settings"].get("horizon", math.inf)
     return standing | {"steps": None, "seconds": None, "bytes": None}
 
 
@@ -134,12 +145,17 @@ def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
             continue
         rival = min(tried, key=at_best)
         figures.append(_ratio(f"{where(ist)}: time, {name} / ist", at_best(rival) / ist["seconds"], rival, limit))
-        sent = [s for s in tried if s["bytes"]]
+        sent = [s for s in tried if s["bytes"] or s["more_bytes"]]
         if sent and ist["bytes"]:
-            least = min(sent, key=lambda s: float(s["bytes"]))
-            ratio = least["bytes"] / ist["bytes"]
-            figures.append(at_least(f"{where(ist)}: bytes, {name} / ist", ratio, "x", limit))
+            least = min(sent, key=_bytes_at_best)
+            ratio = _bytes_at_best(least) / ist["bytes"]
+            figures.append(_ratio(f"{where(ist)}: bytes, {name} / ist", ratio, least, limit))
     return figures
+
+
+def _bytes_at_best(s: Record) -> float:
+    """The least that a method can have sent: to the target, or what was seen not to be enough."""
+    return float(s["bytes"] or s["more_bytes"])
 
 
 def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:

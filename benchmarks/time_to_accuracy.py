@@ -37,9 +37,10 @@ RESULTS = Path(__file__).parent / "results" / "time_to_accuracy.json"
 NOTES = """
 How to read it. `seconds` run from the moment at which all nodes are ready until the first snapshot at the target;
 snapshots are scored off the clock; `~` is computed: steps to the target over quicker links x seconds a step over these;
-`more than` are the steps that were scored below it. `of which` is a node's mean: its local steps (data parallel's
-gradients, which overlap the exchange, as three passes without it took them), and idletrain's pulls and pushes; the rest
-is communication and waiting. `cores` is what the machine's cores did meanwhile.
+`more than` are the steps that were scored below it, the longest of settings whose schedule ended there. `of which` is a
+node's mean: its local steps (data parallel's gradients, which overlap the exchange, as three passes without it took
+them), and idletrain's pulls and pushes; the rest is communication and waiting. `cores` is what the machine's cores did
+meanwhile.
 
 All nodes and the head share this machine's cores, so local work takes several times as long as on machines of their
 own: methods that compute much are charged for it; and emulating full links costs kernel time on the same cores. Both

@@ -63,6 +63,12 @@ def link_bytes(rate: str) -> float:
     return float(match[1]) * RATES[match[2]]
 
 
+def rate_text(rate: str) -> str:
+    """A rate that `link_bytes` understands."""
+    link_bytes(rate)
+    return rate
+
+
 def rates(events: Sequence[Event]) -> dict[str, list[float]]:
     """Bytes a second of every pull and push that came to its end: what a worker's own link carried."""
     ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("push_bytes")]
@@ -72,21 +78,29 @@ def rates(events: Sequence[Event]) -> dict[str, list[float]]:
     }
 
 
-def figures_of(events: Sequence[Event], link: float | None) -> list[Figure]:
-    """Shares of the workers' time, and rates."""
+def figures_of(events: Sequence[Event], rate: str) -> list[Figure]:
+    """Shares of the workers' time, and rates, over links of a rate such as 100mbit (or none that is known)."""
+    link, where = link_bytes(rate) if rate else None, f"links of {rate}: " if rate else ""
     rounds = [r for r in time_use.rounds(events) if r.number >= WARM_UP_ROUNDS]
     alive = sum(sum(r.worker_seconds.values()) for r in rounds)
     shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.PARTS}
     compute = [r.worker_seconds["compute"] / sum(r.worker_seconds.values()) for r in rounds]
-    name = "compute" if link else "compute, on loopback"
-    figures = [at_least(name, shares.pop("compute"), "of the workers' time", COMPUTE, compute)]
+    figures = [
+        at_least(
+            f"{where}compute" if link else "compute, on loopback",
+            shares.pop("compute"),
+            "of the workers' time",
+            COMPUTE,
+            compute,
+        )
+    ]
     figures += [Figure(part, share, "of the workers' time") for part, share in shares.items()]
     for part, of_attempts in rates(events).items():
         typical = statistics.median(of_attempts)
         figures.append(Figure(f"{part}: rate of a worker", typical / 1e6, "MB/s", samples=of_attempts))
         if link:
             used = [rate / link for rate in of_attempts]
-            figures.append(at_least(f"{part}: share of a worker's link", typical / link, "", LINK, used))
+            figures.append(at_least(f"{where}{part}: share of a worker's link", typical / link, "", LINK, used))
     down = sum(r.bytes_down for r in rounds) / sum(r.down_seconds for r in rounds)
     up = sum(r.bytes_up for r in rounds) / sum(r.up_seconds for r in rounds)
     return [
@@ -113,15 +127,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     asked.add_argument(
         "run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="a run's directory; its own run if none"
     )
-    asked.add_argument("--link", type=link_bytes, metavar="RATE", help="a worker's link, such as 100mbit")
+    asked.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
     options = asked.parse_args(argv)
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
     rounds = time_use.rounds(events)
     Console().print(by_round(rounds))
-    figures = figures_of(events, options.link)
-    return report(
-        "where_time_goes", options, figures, link_bytes_per_second=options.link, rounds=[vars(r) for r in rounds]
-    )
+    return report("where_time_goes", options, figures_of(events, options.link or ""), rounds=[vars(r) for r in rounds])
 
 
 if __name__ == "__main__":

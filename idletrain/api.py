@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from torch import nn
 
-from idletrain.errors import JobError, RunError
+from idletrain.errors import JobError, RunError, user_code
 from idletrain.export import finished_module
 from idletrain.job import parse_job
 from idletrain.launch import Options, check_run, launch
@@ -143,6 +143,10 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         table=model.groups,
         memory=job.memory,
     )
+    with user_code(
+        "fit: cannot travel to workers (", "); keep open files, locks and sockets out of data, module and loss"
+    ):
+        cloudpickle.dumps((prepared.program, test_source))
 
     def write() -> None:
         for given in (source, test_source):

@@ -273,7 +273,7 @@ def main() -> None:
         sys.exit(INTERRUPTED_EXIT)
     except Exception as error:  # noqa: BLE001 (the one place for bugs)
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
-            typer.echo(f"idletrain: {error.format_message()}; see idletrain --help", err=True)
+            typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see idletrain --help", err=True)
             sys.exit(error.exit_code)
         typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
         sys.exit(BUG_EXIT)

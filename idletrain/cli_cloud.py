@@ -97,11 +97,15 @@ def doctor(
 @app.command()
 def down(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
     """End a run and everything it has made; safe to repeat."""
+    from idletrain.fleet.requests import TAG
     from idletrain.fleet.teardown import down as take_down
 
     with account_of(cloud, region) as account:
         prefix, run = prefix_of(account, name), _run_name(name)
-        if not (_recorded(prefix) or account.instances(run) or account.remnants(run)):
+        tagged = [item.tags.get(TAG + "prefix") for item in (*account.instances(run), *account.remnants(run))]
+        if not name.startswith("s3://") and (elsewhere := next(filter(None, tagged), None)):
+            prefix = prefix_of(account, elsewhere)  # of a run with a prefix of its own
+        if not (_recorded(prefix) or tagged):
             raise RunError(
                 f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
             )
@@ -397,12 +401,14 @@ def standing(account: Any, name: str) -> tuple[Any, str]:
     prefix = prefix_of(account, name)
     summary, kept = summary_of(read_events(prefix)), record.read(prefix)
     summary.run, summary.run_dir, why = kept.run, prefix.url, ""
+    if summary.updated < kept.created:  # all that is told is of a sitting before
+        summary.status = "starting"
     if summary.status in UNDONE:
         if kept.failure:
             summary.status, why = "failed", kept.failure
         elif kept.state == "ended":
             summary.status = "taken down"
-        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept.created, time.time()):
+        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept, time.time()):
             summary.status = "interrupted"
     return summary, why
 

@@ -22,6 +22,7 @@ from idletrain.cli_cloud import (
     bill_of,
     in_sandbox,
     opened,
+    prefix_of,
     read_events,
     run_prefix,
     sandbox,
@@ -39,7 +40,7 @@ _BOOTING = {
 }
 _INTERRUPTED = {
     Cloud.sandbox: "idletrain: stopped; nothing is left of the rehearsal",
-    Cloud.aws: "{run} goes on by itself; end it with: idletrain down {run}",
+    Cloud.aws: "{run} goes on by itself; end it with: idletrain down {called}",
 }
 
 
@@ -76,7 +77,8 @@ def launch_spot(job: Job, asked: SpotOptions) -> None:
         beside.shutdown(wait=False)  # it ends with its one task
         if asked.cloud is Cloud.sandbox and not in_sandbox():
             opened(stack.enter_context(sandbox(_takings(asked))))
-        account = stack.enter_context(account_of(asked.cloud, job.cloud.region))
+        region = None if asked.cloud is Cloud.sandbox else job.cloud.region  # which plays one region, whatever its name
+        account = stack.enter_context(account_of(asked.cloud, region))
         _run(job, account, asked, checking)
 
 
@@ -89,7 +91,9 @@ def _plan(job: Job, account: Any, asked: SpotOptions, image: str, checking: Futu
     from idletrain.fleet.offers import plan_lines, table
 
     prefix = run_prefix(account, job)
-    missing = (doctor.missing_bucket(account, prefix.bucket), doctor.missing_image(account, image))
+    missing = [doctor.missing_bucket(account, prefix.bucket)]
+    if asked.cloud is Cloud.aws:  # a rehearsal runs what is installed here
+        missing.append(doctor.missing_image(account, image))
     if faults := [fault for fault in missing if fault]:
         raise JobError(faults)
     spent = spot.spent_usd(account, prefix, job.name) if asked.resume else 0.0
@@ -110,7 +114,6 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
 
     from idletrain import spot
     from idletrain.observe import display
-    from idletrain.observe.report import cost_line
     from idletrain.observe.reproduce import command_line
     from idletrain.observe.summary import Summary
 
@@ -126,30 +129,74 @@ def _run(job: Job, account: Any, asked: SpotOptions, checking: Future[tuple[str,
         command=command_line(sys.argv),
         allow_control=asked.allow_control,
     )
+    called = prefix.url if prefix.url != prefix_of(account, job.name).url else made.run
+    called += f" --region {account.region}" if job.cloud.region and asked.cloud is Cloud.aws else ""
     if asked.detach:
-        typer.echo(f"{made.run} goes on by itself: idletrain logs {made.run} -f, idletrain down {made.run}")
+        typer.echo(f"{made.run} goes on by itself: idletrain logs {called} -f, idletrain down {called}")
         return
     shown = display.choose(asked.as_json, Console(), Summary(run=made.run))
     try:
         with watching(asked.watch, shown.summary, None) as tell, shown:
-            folded = display.folding(shown.summary, shown)
-            folded({"kind": "waiting", "s": 0.0, "t": made.created, "reason": _BOOTING[asked.cloud]})
-            seen = as_seen_from_here(asked.cloud, display.folding(shown.summary, shown, tell))
-            spot.follow(prefix, seen, account)
-        spot.outlive(account, made.run)
+            followed = _follow(made, account, prefix, shown, tell, asked)
+        if followed:
+            spot.outlive(account, made.run)
     except KeyboardInterrupt:
-        typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run), err=True)
-        raise
-    if gone := shown.summary.status in UNDONE:  # the head is gone, and did not say that it was done
-        shown.summary.status = "taken down"
-    place = prefix.url if gone else f"{prefix.url}model.safetensors"
-    shown.summary.run_dir = f"{place} (gone with its cloud)" if asked.cloud is Cloud.sandbox else place
+        followed = False
+    if not followed:
+        typer.echo(_INTERRUPTED[asked.cloud].format(run=made.run, called=called), err=True)
+        raise KeyboardInterrupt
+    _conclude(shown.summary, prefix, job, asked)
+
+
+def _follow(made: Any, account: Any, prefix: Any, shown: Any, tell: Any, asked: SpotOptions) -> bool:
+    """Show a sitting until the run has ended, and tell who else watches; False if the user looks away from a run that
+    goes on without.
+    """
+    from idletrain import spot
+    from idletrain.observe import display
+
+    summary = shown.summary
+
+    def of_now(event: dict[str, Any]) -> None:
+        if event.get("t", 0.0) >= made.created:
+            shown(event)
+            tell(event)
+
+    sink = display.folding(summary, of_now)
+    sink({"kind": "waiting", "s": 0.0, "t": made.created, "reason": _BOOTING[asked.cloud]})
+    try:
+        spot.follow(prefix, as_seen_from_here(asked.cloud, sink), account)
+    except KeyboardInterrupt:
+        if asked.cloud is Cloud.sandbox:
+            raise
+        return False
+    if summary.status in UNDONE or summary.updated <= made.created:  # the head did not say that it was done
+        summary.status = "taken down"
+        tell({"kind": "run_ended", "rounds": summary.rounds, "t": summary.updated})
+    return True
+
+
+def _conclude(summary: Any, prefix: Any, job: Job, asked: SpotOptions) -> None:
+    """Say how a run ended.
+
+    Raises:
+        RunError: not as it should.
+    """
+    from idletrain.observe import display
+    from idletrain.observe.report import cost_line
+
+    done = summary.status in ("completed", "reached")
+    place = f"{prefix.url}model.safetensors" if summary.status != "taken down" else prefix.url
+    summary.run_dir = f"{place} (gone with its cloud)" if asked.cloud is Cloud.sandbox else place
     if not asked.as_json:
-        for line in display.final_lines(shown.summary, f"{shown.summary.status}: {job.name}"):
+        for line in display.final_lines(summary, f"{summary.status}: {job.name}"):
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
-    if gone:
-        raise RunError(f"run {job.name} was taken down before it was done; go on with --resume")
+    if summary.status == "diverged":
+        raise RunError(f"run {job.name} diverges (NaN in three attempts); lower training.optimizer.lr")
+    if not done:
+        why = f" ({summary.note})" if summary.note else ""
+        raise RunError(f"run {job.name} was {summary.status} before it was done{why}; go on with --resume")
 
 
 def _ignore_interrupts() -> None:

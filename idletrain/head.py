@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from pathlib import Path
 
 from idletrain.errors import IdletrainError, RefusedError
 from idletrain.fleet import record, scheduler, teardown
@@ -20,6 +19,7 @@ from idletrain.fleet.lease import Lease
 from idletrain.fleet.metadata import Metadata
 from idletrain.fleet.record import Record
 from idletrain.fleet.requests import TAG
+from idletrain.fleet.workdir import RUNS
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ async def _lead(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identit
     Nodes and scheduler start first: what the work itself needs takes seconds to import.
     """
     await keeper.look()
-    run_dir = Path("runs") / run.run
+    run_dir = RUNS / run.run
     run_dir.mkdir(parents=True, exist_ok=True)
     async with scheduler.started(run_dir, host, PORT, identity) as address:
         keeping = [asyncio.ensure_future(keeper.keep()), asyncio.ensure_future(lease.keep())]

@@ -20,6 +20,19 @@ from idletrain.errors import JobError
 
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# What must not change between the sittings of one run: it decides the run's bits.
+FIXED = (
+    "model",
+    "data",
+    "training.method",
+    "training.subnets",
+    "training.local_steps",
+    "training.batch_size",
+    "training.loss",
+    "training.optimizer",
+    "training.seed",
+    "preemption.policy",
+)
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
 
 
@@ -98,6 +111,9 @@ class DataSettings(_Settings):
         return tuple(path for part in named for path in ([part] if isinstance(part, str) else part))
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSettings(_Settings):
     """The local optimizer, and whether its state travels with the neurons or is reset every round."""
 
@@ -105,7 +121,7 @@ class OptimizerSettings(_Settings):
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     state: Literal["travel", "reset"] = "travel"
     schedule: Literal["constant", "cosine"] = "constant"
     """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
@@ -252,9 +268,40 @@ def parse_job(tree: dict[str, Any]) -> Job:
         JobError: with every fault in it.
     """
     try:
-        return Job.model_validate(tree)
+        job = Job.model_validate(tree)
     except ValidationError as error:
         raise JobError([_sentence(fault) for fault in error.errors()]) from None
+    if job.stop.accuracy is not None and job.training.loss == "mse":
+        raise JobError("stop.accuracy: a network trained with training.loss: mse has none; leave it out")
+    if job.stop.accuracy is not None and job.data.train is not None and job.data.test is None:
+        raise JobError("stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out")
+    return job
+
+
+def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[str]:
+    """Why a run cannot be gone on with: it is complete, or it is another job's.
+
+    Args:
+        job: What is asked for now.
+        then: What the run began with.
+        status: How its last sitting ended.
+        rounds: How many are done.
+    """
+    if status == "completed" and job.training.rounds <= rounds:
+        return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
+    if status == "reached" and job.stop == then.stop:
+        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
+    faults = []
+    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
+    for path in (*FIXED, *by_rounds):
+        old: object = then
+        new: object = job
+        for part in path.split("."):
+            old, new = getattr(old, part), getattr(new, part)
+        if old != new:
+            was, now = str(old)[:120], str(new)[:120]
+            faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
+    return faults
 
 
 def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from distributed.security import Security
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
-from idletrain.job import Job
+from idletrain.job import Job, resume_faults
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.publish import page_of, publishing
@@ -32,19 +32,6 @@ from idletrain.storage import Reached, only_head, write_whole
 Begun = Callable[[Callable[[], None], Recorder], None]
 CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
-# What must not change between the sittings of one run: it decides the run's bits.
-FIXED = (
-    "model",
-    "data",
-    "training.method",
-    "training.subnets",
-    "training.local_steps",
-    "training.batch_size",
-    "training.loss",
-    "training.optimizer",
-    "training.seed",
-    "preemption.policy",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +72,8 @@ def check_run(job: Job, options: Options) -> None:
         JobError: the run exists (or does not, with `resume`), or is another job's.
     """
     faults = []
+    if job.checkpoint.to.startswith("s3://"):
+        faults.append(f"checkpoint.to: {job.checkpoint.to} is for runs in a cloud, with --spot; name a directory here")
     exists = (job.run_dir / "ledger").exists()
     if exists and not options.resume:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
@@ -254,29 +243,9 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _resume_faults(job: Job) -> list[str]:
-    """Why a run cannot be gone on with: it is complete, or it is another job's."""
-    then = Job.model_validate_json((job.run_dir / "job.json").read_text())
     past = read_history(job.run_dir)
-    if past.status == "completed" and job.training.rounds <= past.rounds:
-        return [f"training.rounds: run {job.name} is complete after {past.rounds} rounds; ask for more to go on"]
-    if past.status == "reached" and job.stop == then.stop:
-        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
-    faults = []
-    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
-    for path in (*FIXED, *by_rounds):
-        old: object = then
-        new: object = job
-        for part in path.split("."):
-            old, new = getattr(old, part), getattr(new, part)
-        if old != new:
-            faults.append(
-                f"{path}: {_short(new)} is not what the run began with, {_short(old)}; take that or another name"
-            )
-    return faults
-
-
-def _short(value: object) -> str:
-    return str(value)[:120]
+    then = Job.model_validate_json((job.run_dir / "job.json").read_text())
+    return resume_faults(job, then, past.status, past.rounds)
 
 
 def _scheduler_faults(address: str) -> list[str]:

@@ -17,8 +17,8 @@ from idletrain.export import load_run, save
 from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.reconcile import Limits, why_stop
-from idletrain.fleet.record import Record
-from idletrain.fleet.workdir import unpack
+from idletrain.fleet.record import SUMMARY, Record
+from idletrain.fleet.workdir import RUNS, unpack
 from idletrain.job import Job
 from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
@@ -31,9 +31,7 @@ from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
-RUNS = Path("runs")
 MODEL = "model.safetensors"
-SUMMARY = "summary.json"
 REPORT = "report.html"
 
 

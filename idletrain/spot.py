@@ -34,11 +34,12 @@ from idletrain.fleet.aws import ALIVE, Account, explained
 from idletrain.fleet.books import ENDED
 from idletrain.fleet.catalog import Market, Need, Offer
 from idletrain.fleet.cost import Quote
-from idletrain.fleet.reconcile import Wanted
+from idletrain.fleet.reconcile import LAST_SECONDS, Wanted
 from idletrain.fleet.record import Record
-from idletrain.fleet.requests import Pool, Site
-from idletrain.job import CloudSettings, Job
+from idletrain.fleet.requests import TAG, Pool, Site
+from idletrain.job import CloudSettings, Job, resume_faults
 from idletrain.observe.records import Sink, parse
+from idletrain.observe.summary import summary_of
 from idletrain.rounds import mirror
 from idletrain.storage import Reached, S3Prefix
 
@@ -99,6 +100,7 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
     )
     faults = (
         *data_faults(job, account.bucket),
+        _deadline_fault(quote),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
         doctor.quota_fault(account, nodes.count, offers),
     )
@@ -139,9 +141,10 @@ def start(
         reached: Called behind everything that is made, with its name.
 
     Raises:
-        JobError: the name is taken, or there is nothing to resume.
+        JobError: the name is taken, there is nothing to resume, or it cannot be gone on with as asked.
         RunError: the cloud refuses.
     """
+    _refuse_namesake(account, plan.job.name, prefix)
     made = _write_down(plan, account, prefix, resume, command=command, allow_control=allow_control)
     reached("record")
     try:
@@ -161,7 +164,8 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
         RunError: the head gave up, is gone, or is not heard of any more.
     """
     seen, heard, looked = "", time.monotonic(), time.monotonic()
-    why = ""
+    why, first = "", lease.renewed(prefix)  # or, before the head has taken it, by a sitting before
+    beat = first
 
     def take(content: bytes) -> None:
         for event in parse(content.splitlines()):
@@ -170,6 +174,8 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
     while True:
         if time.monotonic() - max(heard, looked) > LOOK_SECONDS:
             looked, why = time.monotonic(), lost(account, record.read(prefix))
+            before, beat = beat, lease.renewed(prefix)
+            heard = looked if beat != before else heard  # it waits for nodes, or for a long round's end
         now = record.read(prefix)  # behind the look: a head that was done is gone, too
         last = mirror.tail(prefix, "events.jsonl", take, seen)
         if last != seen:
@@ -180,11 +186,11 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
             return now
         if why:
             raise RunError(f"{now.run}: {why}")
-        patience = SILENCE_SECONDS if seen and now.state == "running" else BOOT_SECONDS
+        patience = SILENCE_SECONDS if beat != first and now.state == "running" else BOOT_SECONDS
         if time.monotonic() - heard > patience:
             raise RunError(
-                f"the head of {now.run} has said nothing for {patience:.0f} s; see `idletrain logs {now.run}`, "
-                f"then go on with --resume or end it with `idletrain down {now.run}`"
+                f"the head of {now.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
+                f"then go on with --resume or end it with `idletrain down {prefix.url}`"
             )
         time.sleep(FOLLOW_SECONDS)
 
@@ -193,7 +199,7 @@ def lost(account: Account, run: Record) -> str:
     """Why a run has no head any more, as a sentence; nothing while it has one, or is in another region."""
     if account.region != run.site.region:
         return ""
-    return teardown.lost_head(account.instances(run.run, (*ALIVE, *ENDED)), run.created, time.time())
+    return teardown.lost_head(account.instances(run.run, (*ALIVE, *ENDED)), run, time.time())
 
 
 def outlive(account: Account, run: str) -> None:
@@ -263,6 +269,26 @@ def _heads(job: Job, found: market.Snapshot, site: Site, offers: Sequence[Offer]
     return tuple(Pool("on-demand", type_, zone) for zone in offered), price
 
 
+def _deadline_fault(quote: Quote) -> str:
+    """A run whose last minutes are its only ones would be paid for and train nothing."""
+    if quote.deadline_seconds > 2 * LAST_SECONDS:
+        return ""
+    return (
+        f"nodes.max_duration: machines would live for {quote.deadline_seconds / 60:.0f} min, of which the last "
+        f"{LAST_SECONDS / 60:.0f} are for writing home; allow them (and the budget) {2 * LAST_SECONDS / 60 + 1:.0f}"
+    )
+
+
+def _refuse_namesake(account: Account, run: str, prefix: S3Prefix) -> None:
+    """What a run has made is found by the run's name: of two with one name, either would take the other down."""
+    tagged = [*(i.tags for i in account.instances(run)), *(i.tags for i in account.remnants(run))]
+    if elsewhere := sorted({tags[TAG + "prefix"] for tags in tagged if tags.get(TAG + "prefix")} - {prefix.url}):
+        raise JobError(
+            f"name: a run {run} is there already, in {elsewhere[0]}; choose another --name, or end that one with "
+            f"`idletrain down {elsewhere[0]}`"
+        )
+
+
 def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> Record:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
@@ -289,6 +315,9 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **
         record.claim(prefix, made)
         return made
     before = record.read(prefix)
+    past = summary_of(mirror.events(prefix))
+    if faults := resume_faults(job, Job.model_validate(before.job), past.status, past.rounds):
+        raise JobError(faults)
     teardown.down(account, job.name, prefix)
     if not account.instances(job.name, ("shutting-down",)):  # else its head may write for a moment yet
         lease.end(prefix)

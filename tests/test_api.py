@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ def make_net() -> nn.Module:
             return logits
 
     return Net()
+
+
+def locked() -> Any:
+    """A loss that holds a lock."""
+    lock = threading.Lock()
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        with lock:
+            return nn.functional.cross_entropy(outputs, labels)
+
+    return loss
 
 
 def make_dataset(part: tuple[Any, Any]) -> Any:
@@ -130,6 +142,10 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         ({"subnets": 33}, "training.subnets: 33 is more than the 32 neurons of group first"),
         ({"test": (np.zeros((3, 64), np.float32), np.zeros(2))}, "data: 3 inputs and 2 labels"),
         ({"loss": 3}, "training.loss: 3 should be a name or a function"),
+        (
+            {"loss": locked()},
+            "fit: cannot travel to workers (cannot pickle '_thread.lock' object); keep open",
+        ),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],
 )

@@ -157,6 +157,28 @@ def test_a_job_file_is_the_tree_it_holds(tmp_path: Path) -> None:
     assert load_job(path) == parse_job(tree(stop={"accuracy": 0.5}))
 
 
+@pytest.mark.parametrize(
+    ("sections", "fault"),
+    [
+        (
+            {"training": {"loss": "mse"}},
+            "stop.accuracy: a network trained with training.loss: mse has none; leave it out",
+        ),
+        (
+            {"data": {"train": "a.npz"}},
+            "stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out",
+        ),
+    ],
+)
+def test_an_accuracy_that_is_never_measured_ends_no_run(sections: dict[str, Any], fault: str) -> None:
+    assert faults(tree(stop={"accuracy": 0.9}, **sections)) == (fault,)
+
+
+def test_adamw_s_betas_are_below_one() -> None:
+    (fault,) = faults(tree(training={"optimizer": {"name": "adamw", "lr": 0.1, "betas": [1.0, 0.999]}}))
+    assert fault.startswith("training.optimizer.betas")
+
+
 @pytest.mark.parametrize("paths", [["a", "b", "c"], ["a"], 3, {"x": "a"}])
 def test_data_that_are_neither_a_path_nor_a_pair_are_one_fault(paths: Any) -> None:
     assert faults(tree(data={"train": paths})) == (

@@ -10,7 +10,7 @@ import pytest
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import scheduler
-from idletrain.job import Job, parse_job
+from idletrain.job import CheckpointSettings, Job, parse_job
 from idletrain.launch import Options, check_run, launch
 
 
@@ -48,6 +48,12 @@ def test_a_run_that_does_not_exist_is_not_resumed(tmp_path: Path) -> None:
     assert faults(job(tmp_path), resume=True) == (
         f"name: there is no run t in {tmp_path} to resume; leave out --resume",
     )
+
+
+def test_a_run_on_this_machine_is_not_written_to_a_folder_called_s3(tmp_path: Path) -> None:
+    asked = job(tmp_path).model_copy(update={"checkpoint": CheckpointSettings(to="s3://bucket/runs")})
+    (fault,) = faults(asked)
+    assert fault.startswith("checkpoint.to: s3://bucket/runs is for runs in a cloud, with --spot")
 
 
 def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain import spot
 from idletrain.errors import JobError, RunError
-from idletrain.fleet import books, record, teardown
+from idletrain.fleet import books, lease, record, requests, teardown
 from idletrain.fleet.aws import Account
 from idletrain.fleet.cost import EXTRAS_USD_PER_HOUR
 from idletrain.job import Job, parse_job
@@ -114,6 +116,40 @@ def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, pr
     assert not any(cloud.inventory().values())
 
 
+def test_a_run_of_the_same_name_elsewhere_is_left_alone(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    plan = spot.make_plan(job(), account, cache)
+    made = spot.start(plan, account, prefix, image="idletrain", resume=False)
+    with pytest.raises(JobError, match=rf"name: a run night is there already, in {prefix.url}; choose another --name"):
+        spot.start(plan, account, prefix.below("mine"), image="idletrain", resume=False)
+    (head,) = account.instances("night")
+    assert (head.state in ("pending", "running"), head.sitting) == (True, made.sitting)
+    teardown.down(account, "night", prefix)
+
+
+def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_are_made(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    began = job(training={"rounds": 5})
+    record.claim(prefix, replace(RECORD, job=began.model_dump(mode="json")))
+    ended = {"kind": "run_ended", "s": 9.0, "status": "completed", "rounds": 5, "params_sha256": "", "run_dir": ""}
+    mirror.append_events(prefix, [{**ended, "t": time.time()}])
+    for changed, fault in (
+        (began, r"training\.rounds: run night is complete after 5 rounds; ask for more to go on"),
+        (job(training={"rounds": 6, "seed": 1}), r"training\.seed: 1 is not what the run began with, 0"),
+    ):
+        plan = spot.make_plan(changed, account, cache)
+        with pytest.raises(JobError, match=fault):
+            spot.start(plan, account, prefix, image="idletrain", resume=True)
+    assert not any(cloud.inventory().values())
+
+
+def test_machines_that_would_end_before_they_train_are_refused(account: Account, cache: Path) -> None:
+    with pytest.raises(JobError, match=r"nodes\.max_duration: machines would live for 5 min, of which the last 7"):
+        spot.make_plan(job(nodes={"max_duration": "5m"}), account, cache)
+
+
 def test_what_was_never_started_cannot_be_resumed(account: Account, prefix: S3Prefix, cache: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         spot.start(spot.make_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
@@ -124,13 +160,15 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
 ) -> None:
     worst = spot.make_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
-    # The cloud still lists what other tests' runs of this name had.
-    record.claim(prefix, replace(RECORD, generation=2, created=time.time()))
+    tags = requests.tags("night", prefix.url, "arn:me", "0", time.time() - 7200, time.time())
+    record.claim(
+        prefix, replace(RECORD, job=tight.model_dump(mode="json"), generation=2, created=time.time(), tags=tags)
+    )
     hour, now = 3600.0, time.time()
     fields = {"role": "worker", "type": "m5.large", "zone": "eu-west-1a", "market": "spot"}
     fields |= {"usd_per_hour": 3 * worst - EXTRAS_USD_PER_HOUR, "on_demand_usd_per_hour": None}
-    launched = {"kind": "instance_launched", "t": now - 2 * hour, "instance": "i-1", **fields}
-    last = {"kind": "staged", "t": now - hour - books.SILENT_SECONDS, "s": 1.0}  # and then its head died
+    launched = {"kind": "instance_launched", "t": now - 2 * hour, "s": 0.0, "instance": "i-1", **fields}
+    last = {"kind": "waiting", "reason": "", "t": now - hour - books.SILENT_SECONDS, "s": 1.0}  # and then its head died
     mirror.append_events(prefix, [launched, last])
     spent = spot.spent_usd(account, prefix, "night")
     assert spent == pytest.approx(3 * worst)
@@ -166,6 +204,28 @@ def test_following_gives_up_on_a_head_that_is_not_heard_of(
     monkeypatch.setattr(spot, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
         spot.follow(prefix, lambda _event: None, account)
+
+
+def test_a_head_that_only_renews_its_lease_is_alive(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="beating", created=time.time()))
+    for name, seconds in (("LOOK_SECONDS", 0.2), ("SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
+        monkeypatch.setattr(spot, name, seconds)
+    over = threading.Event()
+
+    def lead() -> None:
+        for beat in range(1, 8):
+            time.sleep(0.5)
+            prefix.put(lease.KEY, json.dumps({"holder": "i-1", "renewed": float(beat)}).encode())
+        over.set()
+
+    leading = threading.Thread(target=lead)
+    leading.start()
+    with pytest.raises(RunError, match="has said nothing for 2 s"):
+        spot.follow(prefix, lambda _event: None, account)
+    assert over.is_set()
+    leading.join()
 
 
 def test_following_tells_that_a_head_is_gone_which_said_nothing(

@@ -33,3 +33,7 @@ def python() -> Path:
             raise RuntimeError(f"pip could not install {REQUIREMENTS}; see its messages above")
         (HOME / READY).write_text(REQUIREMENTS.read_text())
     return interpreter
+
+
+if __name__ == "__main__":
+    python()

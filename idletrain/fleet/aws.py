@@ -53,6 +53,11 @@ class Instance:
         return self.tags[TAG + "run"]
 
     @property
+    def sitting(self) -> str:
+        """When its sitting of the run began, by the launcher's clock, as its tags tell."""
+        return self.tags.get(TAG + "created", "")
+
+    @property
     def role(self) -> str:
         """`head` or `worker`."""
         return self.tags.get(TAG + "role", "")
@@ -316,12 +321,13 @@ class Account:
         """End machines; those that are gone, or not yet visible, are no error (they are looked for again by tag)."""
         if not ids:
             return
-        try:
-            self.ec2.terminate_instances(InstanceIds=list(ids))
-        except ClientError:
-            for id_ in ids:  # a single unknown id refuses them all
-                with explained(), _unless(GONE):
-                    self.ec2.terminate_instances(InstanceIds=[id_])
+        with explained():
+            try:
+                self.ec2.terminate_instances(InstanceIds=list(ids))
+            except ClientError:
+                for id_ in ids:  # a single unknown id refuses them all
+                    with _unless(GONE):
+                        self.ec2.terminate_instances(InstanceIds=[id_])
 
     def _delete_group(self, group: str) -> None:
         """Delete a security group as soon as its machines let go of it."""

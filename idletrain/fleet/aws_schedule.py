@@ -139,9 +139,11 @@ def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
         kept = record.read(runs.below(execution.run))
     except RunError:
         return execution, False
-    if kept.failure:
-        return dataclasses.replace(execution, exit_code=RunError.exit_code), False
-    return dataclasses.replace(execution, exit_code=0 if kept.state == "ended" else None), kept.state != "ended"
+    if kept.state != "ended" and not kept.failure:
+        return execution, True
+    told = runs.below(execution.run).get(record.SUMMARY)
+    well = told is not None and json.loads(told.content)["status"] in ("completed", "reached")
+    return dataclasses.replace(execution, exit_code=0 if well and not kept.failure else RunError.exit_code), False
 
 
 def _resource(name: str) -> str:

@@ -33,7 +33,7 @@ def news(
     launched, ended = bounds(told)
     entries: list[dict[str, Any]] = []
     for instance in found:
-        if instance.launched_at < int(run.created):  # of a sitting before; EC2 tells whole seconds
+        if instance.sitting != run.sitting:
             continue
         if instance.id not in launched:
             entries.append(_launched(instance, run, prices))

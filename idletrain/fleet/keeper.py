@@ -133,7 +133,10 @@ class Keeper:
             match command:
                 case Terminate(ids, why):
                     logger.info("terminating %s: %s", ", ".join(ids), why)
-                    await asyncio.to_thread(self._account.terminate, ids)
+                    try:
+                        await asyncio.to_thread(self._account.terminate, ids)
+                    except RunError as error:  # they are looked for again, and end at their deadline
+                        logger.warning("%s", error)
                 case Launch():
                     self._attempts += 1
                     await self._launch(command, self._body(command))

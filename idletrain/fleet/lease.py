@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 
 from idletrain.errors import RefusedError
 from idletrain.storage import ConflictError, S3Prefix
 
+logger = logging.getLogger(__name__)
 KEY = "lease.json"
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 8.0  # three tries before it runs out
@@ -60,7 +62,12 @@ class Lease:
         """
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            await self._write(self._tag, self._holder)
+            try:
+                await self._write(self._tag, self._holder)
+            except RefusedError:
+                raise
+            except Exception as error:  # noqa: BLE001 (S3's client has retried; who took the lease over is seen in it)
+                logger.warning("%s: the lease is renewed late: %r", self._prefix.url, error)
 
     async def give_back(self) -> None:
         """Let the next head have it at once."""
@@ -82,7 +89,10 @@ class Lease:
         try:
             self._tag = await asyncio.to_thread(self._prefix.put_if, KEY, content, tag)
         except ConflictError:
-            raise self._refusal("another head") from None
+            found = await asyncio.to_thread(self._prefix.get, KEY)
+            if not found or found.tag == tag or json.loads(found.content)["holder"] != self._holder:
+                raise self._refusal("another head") from None
+            await self._write(found.tag, holder)  # a write of ours was carried out, but its answer was lost
 
     def _refusal(self, holder: str) -> RefusedError:
         return RefusedError(f"{holder} leads the run in {self._prefix.url}; stop it first, with `idletrain down`")

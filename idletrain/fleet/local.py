@@ -112,8 +112,8 @@ async def keep(fleet: LocalFleet, count: int, record: Callable[..., None]) -> No
         count: How many are to be there.
         record: Takes what is in the way: a `waiting` event with its `reason`.
     """
-    fleet.start(count)
     quick = 0
+    _start(fleet, count, record)
     while True:
         await asyncio.sleep(POLL_SECONDS)
         if missing := count - len(fleet.alive()):
@@ -121,10 +121,14 @@ async def keep(fleet: LocalFleet, count: int, record: Callable[..., None]) -> No
             if quick == QUICK_DEATHS:
                 record("waiting", reason=f"for workers: they end as soon as they start; {fleet.logs} says why")
             await asyncio.sleep(REPLACE_SECONDS)
-            try:
-                fleet.start(missing)
-            except OSError as error:
-                record("waiting", reason=f"for workers: none can be started ({error}); it is tried again")
+            _start(fleet, missing, record)
+
+
+def _start(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
+    try:
+        fleet.start(count)
+    except OSError as error:
+        record("waiting", reason=f"for workers: none can be started ({error}); it is tried again")
 
 
 async def churn(fleet: LocalFleet, every_seconds: float) -> None:

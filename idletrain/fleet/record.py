@@ -12,10 +12,11 @@ from typing import Any
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet.reconcile import Wanted
-from idletrain.fleet.requests import Pool, Site
+from idletrain.fleet.requests import TAG, Pool, Site
 from idletrain.storage import ConflictError, S3Prefix
 
 KEY = "record.json"
+SUMMARY = "summary.json"  # of a run that its head has brought home
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,11 @@ class Record:
         prices = [[pool, price] for pool, price in self.prices.items()]  # JSON's keys are texts
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"prices": prices}
         return json.dumps(fields, indent=1, default=dataclasses.asdict).encode()
+
+    @property
+    def sitting(self) -> str:
+        """When this sitting of the run began, as its machines' tags tell."""
+        return self.tags.get(TAG + "created", "")
 
     @classmethod
     def from_json(cls, content: bytes) -> Record:

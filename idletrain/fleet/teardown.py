@@ -16,6 +16,7 @@ from types import MappingProxyType
 from idletrain.errors import RunError
 from idletrain.fleet import books, lease, record
 from idletrain.fleet.aws import ALIVE, RUNNING, Account, Instance, Remnant, explained
+from idletrain.fleet.record import Record
 from idletrain.fleet.requests import TAG
 from idletrain.rounds import mirror
 from idletrain.storage import S3Prefix
@@ -105,7 +106,7 @@ def over(account: Account, machines: Collection[Instance], now: float) -> dict[s
         try:
             with explained():
                 kept, held = prefix.get(record.KEY), lease.renewed(prefix)
-            state = record.Record.from_json(kept.content).state if kept else ""
+            state = Record.from_json(kept.content).state if kept else ""
         except (RunError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
             logger.warning("%s cannot be read: %r", prefix.url, error)
             continue
@@ -118,16 +119,16 @@ def over(account: Account, machines: Collection[Instance], now: float) -> dict[s
     return found
 
 
-def lost_head(machines: Collection[Instance], created: float, now: float) -> str:
+def lost_head(machines: Collection[Instance], run: Record, now: float) -> str:
     """Why a run that has not ended has no head any more, as a sentence; nothing while it has one, or one may come.
 
     Args:
         machines: All of the run that EC2 tells of, those that have ended in the last hour among them.
-        created: When this sitting of it began; Unix seconds.
+        run: Its record, as of this sitting.
         now: Unix seconds.
     """
-    heads = [m for m in machines if m.role == "head" and m.launched_at >= int(created)]
-    if any(head.state in RUNNING for head in heads) or (not heads and now - created < START_SECONDS):
+    heads = [m for m in machines if m.role == "head" and m.sitting == run.sitting]
+    if any(head.state in RUNNING for head in heads) or (not heads and now - run.created < START_SECONDS):
         return ""
     newest = max(heads, key=lambda head: head.launched_at, default=None)
     what = f"its head {newest.id} is gone ({newest.reason})" if newest else "it has no head"

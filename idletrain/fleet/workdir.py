@@ -13,8 +13,9 @@ from idletrain.errors import JobError
 from idletrain.storage import S3Prefix
 
 KEY = "workdir.tar.gz"
+RUNS = Path(".idletrain/runs")  # of a head, beside the code: never packed, so never overwritten by what was
 MOST_BYTES = 50 << 20
-NEVER = GitIgnoreSpec.from_lines([".git", "__pycache__/"])
+NEVER = GitIgnoreSpec.from_lines([".git", "__pycache__/", ".idletrain/"])
 NAMED = 3  # of the largest files, in a refusal
 
 Rules = tuple[Path, GitIgnoreSpec]

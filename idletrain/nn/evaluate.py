@@ -14,7 +14,7 @@ from torch.optim.swa_utils import update_bn
 
 from idletrain.nn.data import Samples
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
-from idletrain.nn.randomness import generator
+from idletrain.nn.randomness import generator, key
 
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
 # of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.
@@ -32,9 +32,15 @@ def assembled(module: nn.Module, network: Sequence[Tensor]) -> nn.Module:
 
 
 def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
-    """Set BatchNorm's running statistics to those of the whole network, which no subnet has seen."""
+    """Set BatchNorm's running statistics to those of the whole network, which no subnet has seen.
+
+    Dropout draws the same numbers every time; a last batch of one sample, which has no variance, is left out.
+    """
     order = generator(seed, "statistics").permutation(len(samples))[:STATISTICS_SAMPLES]
-    update_bn((inputs for inputs, _ in _batches(samples, order)), module)
+    order = order[: len(order) - (len(order) % BATCH == 1)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "statistics", "dropout") % 2**63)
+        update_bn((inputs for inputs, _ in _batches(samples, order)), module)
     module.eval()
 
 
@@ -50,7 +56,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float | None
         if not weight:  # the mean over no label is NaN
             continue
         values, weights = values + float(loss(outputs, labels)) * weight, weights + weight
-        if labels.dtype == torch.int64 and outputs.ndim == labels.ndim + 1:
+        if labels.dtype == torch.int64 and outputs.shape[:-1] == labels.shape:
             hits = (outputs.argmax(-1) == labels)[counted]
         elif loss is nn.functional.binary_cross_entropy_with_logits:
             hits = (outputs > 0) == (labels > 0.5)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader
 
-from idletrain.observe.summary import PARTS, RoundEnd, WorkerView
+from idletrain.observe.summary import RoundEnd, WorkerView
+from idletrain.observe.time_use import OUTSIDE, PARTS
 
 WIDTH, HEIGHT = 380, 190  # of a chart: the style sheet's pixels when four are in a row
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
@@ -201,8 +202,8 @@ def stack(shares: Mapping[str, float]) -> list[Box]:
     boxes: list[Box] = []
     x = 0.0
     for name, share in shares.items():
-        width = round(max(0.0, share) * TIMELINE_WIDTH, 1)
-        boxes.append(Box(round(x, 1), 0, width, 28, percent(share), f"p{PARTS.index(name)}", name))
+        width = round(share * TIMELINE_WIDTH, 1)
+        boxes.append(Box(round(x, 1), 0, width, 28, percent(share), f"p{(*PARTS, OUTSIDE).index(name)}", name))
         x += width
     return boxes
 

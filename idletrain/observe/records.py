@@ -18,7 +18,8 @@ and `kind`; the kinds and their fields:
     staged           round, subnet, attempt, worker, steps, train_seconds
     refused          round, subnet, attempt, reply
     attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps, reply,
-                     pull_seconds, wait_seconds (for its turn), train_seconds, push_seconds, pull_bytes, push_bytes
+                     pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
+                     push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves)
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares
     evaluated        round, accuracy, loss, seconds
     snapshot         round, seconds

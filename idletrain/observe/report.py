@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from idletrain.fleet import cost
-from idletrain.observe import draw
+from idletrain.observe import draw, time_use
 from idletrain.observe.display import final_lines
 from idletrain.observe.records import Event
 from idletrain.observe.summary import Summary, summary_of
@@ -42,7 +42,8 @@ class Past:
         if summary.status == "running" and view["heard_seconds"] > LIVE_SECONDS:
             view["status"] = "interrupted"
         view["seconds"], view["heard_seconds"] = summary.seconds, 0.0
-        shares = {part: share for part, share in summary.time_shares().items() if abs(share) >= 0.0005}
+        used = time_use.shares(events, summary.alive_seconds)
+        shares = {part: share for part, share in used.items() if share >= 0.0005}
         ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
         items = cost.accrued(summary.machines, now).items
         wasted = cost.wasted_usd(events, now) if items else None

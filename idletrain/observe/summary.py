@@ -11,16 +11,6 @@ from typing import Any, NamedTuple
 from idletrain.observe.records import Event, read
 
 GRID_ROUNDS = 6  # of which every subnet's state is kept: the open one, and enough to see what preemptions did
-PARTS = (
-    "useful",
-    "lost work",
-    "pull",
-    "push",
-    "rest of attempts",
-    "before the first lease",
-    "idle between leases",
-    "in progress",
-)
 
 
 class Evaluation(NamedTuple):
@@ -58,7 +48,6 @@ class WorkerView:
         subnet: The lease it holds as `round/subnet`, or "".
         pace: Local steps a second in its last attempt, or None before there is one.
         link_bytes_per_second: Its fastest transfer.
-        first_leased: When it got work first.
         cause: Why it left.
     """
 
@@ -72,7 +61,6 @@ class WorkerView:
     subnet: str = ""
     pace: float | None = None
     link_bytes_per_second: float | None = None
-    first_leased: float | None = None
     cause: str = ""
 
 
@@ -91,17 +79,11 @@ class Cell:
     losses: int = 0
 
 
-@dataclass
-class _Lease:
-    """An attempt whose account is not here yet; `until` is when its worker got its next."""
+class _Lease(NamedTuple):
+    """An attempt whose account is not here yet, and the step it began at."""
 
     worker: str
-    since: float
     step: int
-    until: float | None = None
-
-    def seconds(self, now: float) -> float:
-        return (now if self.until is None else self.until) - self.since
 
 
 @dataclass
@@ -167,7 +149,6 @@ class Summary:
     _before: float = 0.0
     _lost: set[tuple[int, int]] = field(default_factory=set)
     _leases: dict[int, _Lease] = field(default_factory=dict)
-    _spent: dict[str, float] = field(default_factory=dict)
 
     @property
     def everybody(self) -> list[WorkerView]:
@@ -184,25 +165,6 @@ class Summary:
     def goodput(self) -> float | None:
         """Useful node-seconds over node-seconds alive."""
         return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None
-
-    def time_shares(self) -> dict[str, float]:
-        """What the workers' time went into, as shares of `alive_seconds` by `PARTS`; empty before there is any."""
-        alive = self.alive_seconds
-        if alive <= 0:
-            return {}
-        seconds = dict.fromkeys(PARTS, 0.0) | self._spent
-        seconds["useful"] = self.useful_seconds
-        seconds["lost work"] = seconds.pop("train", 0.0) - self.useful_seconds
-        leased = seconds.pop("leased", 0.0)
-        seconds["in progress"] = sum(lease.seconds(self.seconds) for lease in self._leases.values())
-        for worker in (*self.former, *self.workers.values()):
-            until = self.seconds if worker.left is None else worker.left
-            seconds["before the first lease"] += (
-                until if worker.first_leased is None else worker.first_leased
-            ) - worker.joined
-        rest = seconds["before the first lease"] + leased + seconds["in progress"]
-        seconds["idle between leases"] = alive - rest
-        return {part: seconds[part] / alive for part in PARTS}
 
     def add(self, event: Event) -> None:
         """Take the next event."""
@@ -322,11 +284,7 @@ def _leased(summary: Summary, event: Event) -> None:
     worker = summary.workers.get(event["worker"])
     if worker is not None:
         worker.subnet = f"{event['round']}/{event['subnet']}"
-        worker.first_leased = summary.seconds if worker.first_leased is None else worker.first_leased
-        for lease in summary._leases.values():
-            if lease.worker == event["worker"] and lease.until is None:
-                lease.until = summary.seconds
-        summary._leases[event["attempt"]] = _Lease(event["worker"], summary.seconds, event["step"])
+        summary._leases[event["attempt"]] = _Lease(event["worker"], event["step"])
     _set(summary, event, "leased", steps=event["step"], worker=event["worker"])
     summary.reissues += (event["round"], event["subnet"]) in summary._lost
     summary._lost.discard((event["round"], event["subnet"]))
@@ -364,9 +322,7 @@ def _ended_attempt(summary: Summary, event: Event) -> None:
         worker.subnet = ""
     if lease is None:
         return
-    whole = lease.seconds(summary.seconds)
     pull, train, push = (event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
-    _spend(summary, whole, pull, train if "pull_seconds" in event else whole, push)
     if worker:
         if train and "steps" in event:
             worker.pace = max(0, event["steps"] - lease.step) / train
@@ -378,16 +334,8 @@ def _ended_attempt(summary: Summary, event: Event) -> None:
 
 
 def _end_leases(summary: Summary, address: str) -> None:
-    """Account for the work of a worker that is gone: it cannot any more."""
     for attempt in [attempt for attempt, lease in summary._leases.items() if lease.worker == address]:
-        whole = summary._leases.pop(attempt).seconds(summary.seconds)
-        _spend(summary, whole, 0.0, whole, 0.0)
-
-
-def _spend(summary: Summary, whole: float, pull: float, train: float, push: float) -> None:
-    parts = {"leased": whole, "pull": pull, "train": train, "push": push}
-    for part, seconds in (parts | {"rest of attempts": whole - pull - train - push}).items():
-        summary._spent[part] = summary._spent.get(part, 0.0) + seconds
+        del summary._leases[attempt]
 
 
 def _committed(summary: Summary, event: Event) -> None:
@@ -421,7 +369,7 @@ def _machine(summary: Summary, event: Event) -> None:
 def _ended(summary: Summary, event: Event) -> None:
     for field_ in ("status", "rounds", "params_sha256", "run_dir"):
         setattr(summary, field_, event[field_])
-    summary.note = event.get("reason", "")
+    summary.note = event.get("reason", summary.note if event["status"] == "stopped" else "")
     summary.machines.append(event)
 
 

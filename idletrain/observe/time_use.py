@@ -21,6 +21,7 @@ from idletrain.observe.records import Event
 
 # Where a worker does two at a time, its second counts as the first of these; what is left is the wait.
 PARTS = ("compute", "push", "pull", "control", "lost", "commit", "look", "wait")
+OUTSIDE = "outside committed rounds"  # before the first, while a head was away, behind the last
 Span = tuple[float, float]  # from and to, in seconds of the head's clock
 
 
@@ -66,7 +67,7 @@ class Attempt:
             kept = self.leased + min(left, self.kept_seconds)
             return {"compute": (self.leased, kept), "lost": (kept, until)}
         seconds = {}
-        for part in ("compute", "pull", "push", "turn"):
+        for part in ("compute", "pull", "push", "turn", "hold"):
             seconds[part] = min(left, self.report.get(part, 0.0))
             left -= seconds[part]
         pulling = self.leased + left
@@ -77,7 +78,7 @@ class Attempt:
             "control": (self.leased, pulling),
             "pull": (pulling, pulled),
             "compute": (computing, pushing),
-            "push": (pushing, until),
+            "push": (pushing + seconds["hold"], until),  # another was pulled meanwhile
         }
 
 
@@ -138,7 +139,13 @@ class Sitting:
     def _report(attempt: Attempt, event: Event) -> None:
         """What a killed worker did, nobody knows; what a revoked one did is lost but for its marks."""
         if "train_seconds" in event and (not attempt.lost or event["ended"] == "drained"):
-            reported = (("compute", "train"), ("pull", "pull"), ("push", "push"), ("turn", "wait"))
+            reported = (
+                ("compute", "train"),
+                ("pull", "pull"),
+                ("push", "push"),
+                ("turn", "wait"),
+                ("hold", "push_wait"),
+            )
             attempt.report = {part: event.get(f"{name}_seconds", 0.0) for part, name in reported}
 
 
@@ -150,6 +157,20 @@ def rounds(events: Iterable[Event]) -> list[Round]:
             sittings.append(Sitting())
         sittings[-1].add(event)
     return [round_ for sitting in sittings for round_ in _rounds_of(sitting)]
+
+
+def shares(events: Iterable[Event], alive_seconds: float) -> dict[str, float]:
+    """What all of the workers' time went into, by `PARTS` and `OUTSIDE`; empty before there is any.
+
+    Args:
+        events: The run's.
+        alive_seconds: Node-seconds that workers were there.
+    """
+    if alive_seconds <= 0:
+        return {}
+    committed = rounds(events)
+    inside = {part: sum(r.worker_seconds[part] for r in committed) / alive_seconds for part in PARTS}
+    return inside | {OUTSIDE: 1.0 - sum(inside.values())}
 
 
 def _rounds_of(sitting: Sitting) -> Iterator[Round]:

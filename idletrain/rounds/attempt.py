@@ -30,7 +30,7 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import TAKEN, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import beside_bytes, need_of
+from idletrain.nn.memory import beside_bytes
 from idletrain.nn.outofcore.disk import ScratchError
 from idletrain.nn.outofcore.plan import InfeasibleError
 from idletrain.nn.outofcore.trainer import Known, PlannedSteps
@@ -43,7 +43,12 @@ T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 BEAT_SECONDS = 1.0  # a tenth of the default lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
-ACCOUNT = ("pull_seconds", "wait_seconds", "train_seconds", "push_seconds", "pull_bytes", "push_bytes")
+WAYS = ("pull", "push")
+ACCOUNT = (
+    "wait_seconds",
+    "train_seconds",
+    *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
+)
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -55,7 +60,6 @@ class Loaded:
     program: Program
     samples: Samples
     order: BatchOrder
-    need_bytes: Callable[[float], int]
     plans: Known = field(default_factory=dict)
 
 
@@ -74,7 +78,7 @@ class LocalRun:
                 program: Program = cloudpickle.loads(call(self.client.program()))
                 samples, training = program.source.open(), program.training
                 order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-                self._loaded = Loaded(program, samples, order, need_of(program))
+                self._loaded = Loaded(program, samples, order)
         return self._loaded
 
 
@@ -92,7 +96,7 @@ class Node:
         self.computing = threading.Lock()
         self.moving = threading.Lock()
         self.memory_bytes: int | None = None
-        self.free_bytes: int | None = None
+        self.free_bytes = 0  # when it joined
         self._runs: dict[tuple[str, str, int], LocalRun] = {}
         self._entering = threading.Lock()
 
@@ -198,7 +202,7 @@ class Attempt:
         beating = self._start(self._beat())
         try:
             loaded = self._run.load(self._call)
-            with self._timed("pull_seconds"), self._moving():
+            with self._moving("pull"):
                 self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
             self.account["pull_bytes"] = pulled.nbytes
             began = self.steps
@@ -213,7 +217,7 @@ class Attempt:
                 return {"ended": "revoked", "steps": self.steps, **self.account}
             if self.steps == began:
                 return {"ended": "drained", "steps": self.steps, **self.account}
-            with self._timed("push_seconds"), self._moving():
+            with self._moving("push"):
                 reply = self._call(self._push(payload, self.account["train_seconds"]))
             self.account["push_bytes"] = payload.nbytes
         finally:
@@ -230,10 +234,12 @@ class Attempt:
         return True
 
     @contextlib.contextmanager
-    def _moving(self) -> Iterator[None]:
-        mine = self._take(self._node.moving)
+    def _moving(self, way: str) -> Iterator[None]:
+        with self._timed(f"{way}_wait_seconds"):
+            mine = self._take(self._node.moving)
         try:
-            yield
+            with self._timed(f"{way}_seconds"):
+                yield
         finally:
             if mine:
                 self._node.moving.release()
@@ -255,16 +261,14 @@ class Attempt:
         return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
 
     def _planned(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Callable[[nn.Module], PlannedSteps] | None:
-        """What trains a subnet by a plan, if it is too large for this node or the job asks for it."""
-        program, memory = loaded.program, loaded.program.memory
-        room = min(filter(None, (memory.budget, self._node.free_bytes)), default=0)
-        fits = not room or loaded.need_bytes(self._spec.share) <= room
-        if memory.out_of_core == "never" or (memory.out_of_core == "auto" and fits):
+        """What trains a subnet out of core, if that is how it is leased."""
+        if not self._spec.alone:
             return None
+        program, memory, free = loaded.program, loaded.program.memory, self._node.free_bytes
         return lambda module: PlannedSteps(
             module,
             program.loss,
-            budget_bytes=room or loaded.need_bytes(self._spec.share),
+            budget_bytes=min(memory.budget or free, free),
             resident_bytes=beside_bytes(program, subnet) if flat.device.type == "cpu" else 0,
             state_slots=len(program.slots) - 1,
             scratch=Path(memory.scratch) if memory.scratch else None,

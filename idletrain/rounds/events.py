@@ -65,11 +65,14 @@ class Stored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """An attempt's task on `worker` is over; `failed` if by an error of its own (not by the loss of its worker)."""
+    """An attempt's task on `worker` is over; `failed` if by an error of its own (not by the loss of its worker),
+    `unfit` if the subnet is too large for the worker after all.
+    """
 
     lease: LeaseId
     worker: str
     failed: bool = False
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +82,12 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Event):
-    """The round is in the network; the next one's subnets need `needs` bytes each; a snapshot is or is not due."""
+    """The round is in the network; the next one's subnets need `needs` bytes each and are to be trained out of core if
+    `alone`; a snapshot is or is not due.
+    """
 
     needs: tuple[int, ...]
+    alone: frozenset[int] = frozenset()
     snapshot_due: bool
 
 

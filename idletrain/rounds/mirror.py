@@ -54,8 +54,8 @@ class Mirror:
     def _copy(self) -> None:
         news = {name: self._news(name) for name in GROWING}  # before the files that it speaks of
         here = self._whole_files()
-        for name in here:
-            self._copy_whole(name)
+        if not all(self._copy_whole(name) for name in here):
+            return  # what the ledger's news speak of is not there any more: the next pass finds what took its place
         for name, content in news.items():
             if content:
                 self._prefix.put(f"{name}/{self._sent[name]:015d}", content)
@@ -73,15 +73,17 @@ class Mirror:
         paths = [*self._run_dir.glob("job.json"), *curves, *sorted(self._run_dir.glob("updates/*")), *snapshots]
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
-    def _copy_whole(self, name: str) -> None:
+    def _copy_whole(self, name: str) -> bool:
+        """Copy a file if it has changed; False if it was pruned meanwhile."""
         try:
             stat = (self._run_dir / name).stat()
             stamp = stat.st_mtime_ns, stat.st_size
             if self._stamps.get(name) != stamp:
                 self._prefix.put_file(name, self._run_dir / name)
                 self._stamps[name] = stamp
-        except FileNotFoundError:  # pruned meanwhile: a newer snapshot has taken its place
-            return
+        except FileNotFoundError:
+            return False
+        return True
 
     def _news(self, name: str) -> bytes:
         """Whole lines behind what was sent."""

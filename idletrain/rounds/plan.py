@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from idletrain.errors import RunError
 
 ALL = 1 - 1e-9  # shares that add up to this cover the network
+STEADY = 4  # 16 steps of memory from one power of two to the next
 STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
@@ -88,8 +89,8 @@ def shares(
 
 @dataclass(frozen=True)
 class _Deal:
-    """Subnets dealt to workers in turn: each subnet's worker, how many that worker gets, and how wide it should be beside
-    the others.
+    """Subnets dealt to workers in turn: each subnet's worker, how many that worker gets, and how wide it should be
+    beside the others.
     """
 
     workers: Sequence[Capacity]
@@ -107,14 +108,13 @@ class _Deal:
 
 
 def _wide(deal: _Deal, need_bytes: Callable[[float], int], beyond: Beyond | None) -> tuple[float, ...] | None:
-    """Shares that cover the network, trained out of core where they do not fit; None where not even that is possible."""
+    """Shares that cover the network, trained out of core where they do not fit; None if that is impossible, too."""
     if beyond is None:
         return None
     wide = tuple(weight / sum(deal.weights) for weight in deal.weights)
     possible = all(
-        min(need_bytes(share), beyond.least_bytes(share)) <= worker.memory_bytes
+        min(need_bytes(share), beyond.least_bytes(share)) <= steady(worker.memory_bytes)
         for share, worker in zip(wide, deal.workers, strict=True)
-        if need_bytes(share) > worker.memory_bytes
     )
     return wide if possible else None
 
@@ -122,7 +122,7 @@ def _wide(deal: _Deal, need_bytes: Callable[[float], int], beyond: Beyond | None
 def _cover_seconds(shares: Sequence[float], deal: _Deal, beyond: Beyond) -> float:
     """Seconds of compute per local step until every neuron had its turn."""
     slowest = max(
-        turn * beyond.seconds(share, worker.memory_bytes)
+        turn * beyond.seconds(share, steady(worker.memory_bytes))
         for share, worker, turn in zip(shares, deal.workers, deal.turns, strict=True)
     )
     return slowest / min(1.0, sum(shares))
@@ -143,8 +143,17 @@ def _whole(
     return (1 / subnets,) * subnets
 
 
+def steady(memory_bytes: int) -> int:
+    """Memory to plan with: some less, in coarse steps, as what a worker measures is never twice the same. Its heir, and
+    the same job's next run, so get the same widths, and subnets that they can hold.
+    """
+    step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY)
+    return memory_bytes * 15 // 16 // step * step
+
+
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
     """The largest share that fits where the narrowest does, by bisection."""
+    memory_bytes = steady(memory_bytes)
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
     low, high = narrowest, 1.0

@@ -6,6 +6,7 @@ Decides nothing about rounds (that is `state.advance`), keeps nothing (that is `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -166,12 +167,13 @@ class Runner:
         )
         staged = {k: update.steps for k, update in journal.staged.items()}
         now = self._opened_at = time.monotonic()
-        needs = await asyncio.to_thread(self._needs)
+        needs, alone = await asyncio.to_thread(self._needs)
         workers = {
             address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases)
             for address, brings in self._capacities().items()
         }
-        opened = state.open_run(rules, self._job.name, journal.epoch, journal.round, needs, staged, now, workers)
+        name, epoch, number = self._job.name, journal.epoch, journal.round
+        opened = state.open_run(rules, name, epoch, number, needs, staged, now, workers, alone)
         self._state = opened
         if opened.looking:
             self._spawn(self._look(events.Look(evaluate=True, snapshot=opened.stage is state.Stage.LAST_LOOK)))
@@ -293,14 +295,6 @@ class Runner:
             for address, brings in self._crew.capacities.items()
         }
 
-    def _on_unfit(self, address: str, need_bytes: int) -> None:
-        """A worker could not train what should fit it: it gets nothing as large again."""
-        if self._state is None or address not in self._crew.capacities or self._state.workers[address].draining:
-            return
-        smaller = replace(self._crew.capacities[address], memory_bytes=need_bytes - 1)
-        self._crew.capacities[address] = smaller
-        self._on_joined(address)
-
     def _on_notice(self, address: str) -> None:
         self._noticed.add(address)  # also before there is a state that knows workers
         self._handle(events.NoticeGiven(now=time.monotonic(), worker=address))
@@ -340,7 +334,8 @@ class Runner:
 
     def _lease(self, commands: Sequence[events.Lease]) -> None:
         """Send leases to their workers, in one graph: the scheduler's work is by the message, not by the task."""
-        journal, preemption = self._journal, self._job.preemption
+        opened, journal, preemption = self._state, self._journal, self._job.preemption
+        assert opened
         keys, specs, workers = [], [], {}
         for lease, worker, step in ((command.lease, command.worker, command.step) for command in commands):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
@@ -350,11 +345,8 @@ class Runner:
                 cutting = asyncio.to_thread(journal.network.pull, journal.subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            blocks, share = (
-                journal.blocks[lease.subnet],
-                journal.shares[lease.subnet] if self._program.layout.groups else 1.0,
-            )
-            specs.append(Spec(lease, self._address, blocks, share, preemption.mark_every, preemption.lease))
+            blocks, alone = journal.blocks[lease.subnet], opened.subnets[lease.subnet].alone
+            specs.append(Spec(lease, self._address, blocks, alone, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -377,14 +369,20 @@ class Runner:
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
             failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
+            if isinstance(error, ConnectionError) and not self._store.bytes_down:
+                self._tell_misfit(
+                    f"workers do not reach the store at {self._address}; let them through to this machine"
+                )
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
-        if record["ended"] == "unfit" and self._state:
-            self._on_unfit(worker, self._state.subnets[lease.subnet].need_bytes)
-        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed))
+        unfit = record["ended"] == "unfit"
+        self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed, unfit=unfit))
+        if unfit and self._state and worker in self._state.workers and worker in self._crew.capacities:
+            memory_bytes = self._state.workers[worker].memory_bytes  # the next rounds are planned with that
+            self._crew.capacities[worker] = replace(self._crew.capacities[worker], memory_bytes=memory_bytes)
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -450,7 +448,8 @@ class Runner:
         journal, started = self._journal, time.monotonic()
         shares = next_shares = journal.shares
         if self._job.preemption.policy == "salvage" and self._crew.capacities:
-            next_shares = await asyncio.to_thread(self._plan)
+            with contextlib.suppress(RunError):  # whoever could hold a subnet is gone just now
+                next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
         ended = time.monotonic()
         traffic = self._store.bytes_down, self._store.bytes_up
@@ -466,8 +465,8 @@ class Runner:
         )
         self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, {}, {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
-        needs = await asyncio.to_thread(self._needs)
-        self._handle(events.Committed(now=ended, needs=needs, snapshot_due=due))
+        needs, alone = await asyncio.to_thread(self._needs)
+        self._handle(events.Committed(now=ended, needs=needs, alone=alone, snapshot_due=due))
 
     async def _look(self, command: events.Look) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
@@ -501,16 +500,21 @@ class Runner:
             beyond = plan.Beyond(self._foresight.least_bytes, self._foresight.seconds, always=how == "always")
         return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
 
-    def _needs(self) -> tuple[int, ...]:
-        """What each subnet needs: in core, unless nobody has that much and it can be trained out of core."""
+    def _needs(self) -> tuple[tuple[int, ...], frozenset[int]]:
+        """What each subnet needs, and which are trained out of core: those that nobody here can hold, or all."""
         widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
-        there = [capacity.memory_bytes for capacity in self._capacities().values()]
-        how, largest = self._job.memory.out_of_core, max(there, default=0)
-        beyond = [how != "never" and there and self._need_bytes(width) > largest for width in widths]
-        return tuple(
-            self._foresight.least_bytes(width) if out else self._need_bytes(width)
-            for width, out in zip(widths, beyond, strict=True)
+        largest = max((capacity.memory_bytes for capacity in self._capacities().values()), default=sys.maxsize)
+        how = self._job.memory.out_of_core
+        alone = frozenset(
+            k
+            for k, width in enumerate(widths)
+            if how == "always" or (how == "auto" and self._need_bytes(width) > largest)
         )
+        needs = (
+            self._foresight.least_bytes(width) if k in alone else self._need_bytes(width)
+            for k, width in enumerate(widths)
+        )
+        return tuple(needs), alone
 
 
 def _own_host(scheduler: str) -> str:

@@ -11,12 +11,16 @@ from idletrain.nn.partition import Block
 
 @dataclass(frozen=True)
 class Spec:
-    """One lease as it is sent to a worker; picklable in under 1 KB."""
+    """One lease as it is sent to a worker; picklable in under 1 KB.
+
+    Attributes:
+        alone: Whether the subnet is to be trained out of core, in all the memory that the worker has for it.
+    """
 
     lease: LeaseId
     store: str
     blocks: tuple[Block, ...]
-    share: float
+    alone: bool
     mark_seconds: float
     lease_seconds: float
 

@@ -102,7 +102,8 @@ class State:
 
     Attributes:
         attempts: Leases given so far; the next one's label.
-        typical_seconds: How long a whole subnet took in the last round, or None.
+        typical_seconds: How long the slowest whole subnet took in the last round that had one, or None.
+        slowest_seconds: The same of this round so far.
         looking: Whether the committed network is being evaluated or written; it must not change meanwhile.
     """
 
@@ -116,6 +117,7 @@ class State:
     attempts: int = 0
     opened_at: float = 0.0
     typical_seconds: float | None = None
+    slowest_seconds: float | None = None
     looking: bool = False
     stopping: bool = False
 
@@ -136,15 +138,17 @@ def open_run(
     staged: Mapping[int, int],
     now: float,
     workers: Mapping[str, Worker],
+    alone: frozenset[int] = frozenset(),
 ) -> State:
-    """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps.
+    """The state at a run's (re)start; `staged` maps subnets whose updates are durable to their steps, those in `alone`
+    are to be trained out of core.
 
     Where a look was due after the last commit, it may not have been taken: the caller takes it if the state is
     `looking`, and says Looked. After the last round nothing else is left to do.
     """
     subnets = Table.of(
-        Subnet(need_bytes=need, phase=Phase.STAGED, steps=staged[k]) if k in staged else Subnet(need_bytes=need)
-        for k, need in enumerate(needs)
+        replace(subnet, phase=Phase.STAGED, steps=staged[k]) if k in staged else subnet
+        for k, subnet in enumerate(_fresh(needs, alone))
     )
     last = round_ >= rules.rounds  # all rounds are done, but the last look at them was not
     due = last or (round_ > 0 and round_ % rules.evaluate_every == 0)
@@ -225,7 +229,7 @@ def _pushed(state: State, event: Pushed) -> Step:
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
     state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING, ahead=False))
     if not (subnet.lost or subnet.ahead):
-        state = replace(state, typical_seconds=event.now - subnet.leased_at)
+        state = replace(state, slowest_seconds=max(event.now - subnet.leased_at, state.slowest_seconds or 0.0))
     return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
 
 
@@ -262,11 +266,17 @@ def _ended(state: State, event: AttemptEnded) -> Step:
         if failures >= FAILED_AFTER:
             return replace(state, stage=Stage.DONE), (Finish("failed"),)
     worker = state.workers.get(event.worker)
+    if worker and event.failed:  # it may be this machine that lacks something: others get the subnet next
+        worker = replace(worker, faults=worker.faults + 1)
+        state = _with_worker(state, event.worker, worker)
     if worker and event.lease.attempt in worker.attempts:
         state = _free(state, event.worker, event.lease.attempt, event.now)
         cause = "notice" if worker.draining else cause
     subnet = state.subnets[k]
     holds = subnet.phase is Phase.LEASED and subnet.attempt == event.lease.attempt
+    if worker and holds and event.unfit and subnet.alone:  # it gets nothing as large again
+        worker = replace(state.workers[event.worker], memory_bytes=subnet.need_bytes - 1)
+        state = _with_worker(state, event.worker, worker)
     return _lose(state, (k,) if holds else (), event.now, cause)
 
 
@@ -294,8 +304,10 @@ def _committed(state: State, event: Committed) -> Step:
         state,
         round=done,
         stage=Stage.TRAINING,
-        subnets=Table.of(Subnet(need_bytes=need) for need in event.needs),
+        subnets=Table.of(_fresh(event.needs, event.alone)),
         opened_at=event.now,
+        typical_seconds=state.slowest_seconds or state.typical_seconds,
+        slowest_seconds=None,
         looking=bool(looks),
     )
     return opened, looks
@@ -376,8 +388,7 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
     """Lease subnets, in their order, each to the smallest willing worker that can hold it beside what it has."""
     staying = {name: worker for name, worker in state.workers.items() if subnets and not worker.draining}
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
-    sound = {name for name, worker in staying.items() if worker.faults < QUARANTINE_AFTER}
-    largest_sound = max((staying[name].memory_bytes for name in sound), default=0)
+    largest_sound = max((worker.memory_bytes for worker in staying.values() if _is_sound(worker)), default=0)
     commands: list[Command] = []
     before = state
     for k in subnets if room else ():
@@ -385,8 +396,7 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
         if not _worth_leasing(before, subnet):
             continue
         able = range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room))
-        # Those in quarantine get what nobody else can hold.
-        chosen = next((i for i in able if room[i][1] in sound or subnet.need_bytes > largest_sound), None)
+        chosen = next((i for i in able if _takes(staying[room[i][1]], subnet, largest_sound)), None)
         if chosen is None:
             continue
         _, name = room.pop(chosen)
@@ -410,6 +420,16 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
     return state, tuple(commands)
 
 
+def _is_sound(worker: Worker) -> bool:
+    return worker.faults < QUARANTINE_AFTER
+
+
+def _takes(worker: Worker, subnet: Subnet, largest_sound: int) -> bool:
+    """Those in quarantine get what nobody else can hold; what is trained out of core has its worker for itself."""
+    trusted = _is_sound(worker) or subnet.need_bytes > largest_sound
+    return trusted and not (subnet.alone and worker.attempts)
+
+
 def _worth_leasing(state: State, subnet: Subnet) -> bool:
     """Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone, unless
     there are no steps at all that the round could be closed with.
@@ -429,15 +449,22 @@ def _should_close(state: State, now: float) -> bool:
         return False
     if not leased and all(subnets[k].lost for k in subnets.waiting):
         return True
-    if state.typical_seconds is None:
+    if not (expected := _expected_seconds(state)):
         return False
     active = sum(not worker.draining for worker in state.workers.values())
     turns = -(-len(state.subnets) // max(1, active))
-    return now > state.opened_at + PATIENCE * state.typical_seconds * turns
+    return now > state.opened_at + PATIENCE * expected * turns
+
+
+def _expected_seconds(state: State) -> float:
+    """How long a whole subnet may take, of the last round or of this one if it is slower; 0 before there is any."""
+    return max(state.typical_seconds or 0.0, state.slowest_seconds or 0.0)
 
 
 def _close(state: State, now: float) -> Step:
     commands: list[Command] = []
+    if state.subnets.are(Phase.LEASED):  # they would have taken longer: the next round waits longer
+        state = replace(state, slowest_seconds=PATIENCE * _expected_seconds(state))
     for k, subnet in enumerate(state.subnets):
         if subnet.phase is Phase.LEASED:
             commands.append(_lost(state, k, now, "closed"))
@@ -488,7 +515,8 @@ def _free(state: State, name: str, attempt: int, now: float) -> State:
 
 
 def _free_bytes(state: State, worker: Worker) -> int:
-    return worker.memory_bytes - sum(state.subnets[k].need_bytes for k in worker.attempts.values())
+    held = [state.subnets[k] for k in worker.attempts.values()]
+    return 0 if any(subnet.alone for subnet in held) else worker.memory_bytes - sum(s.need_bytes for s in held)
 
 
 def _lost(state: State, k: int, now: float, cause: str) -> Lost:
@@ -497,7 +525,7 @@ def _lost(state: State, k: int, now: float, cause: str) -> Lost:
     told = subnet.seen_steps - subnet.steps
     if cause in ("kill", "error", "refused", "closed") and not subnet.ahead:
         done, since = subnet.seen_steps - subnet.base_steps, subnet.seen_at - subnet.leased_at
-        pace = done / since if done and since > 0 else state.rules.local_steps / (state.typical_seconds or math.inf)
+        pace = done / since if done and since > 0 else state.rules.local_steps / (_expected_seconds(state) or math.inf)
         told += min(round(pace * (now - subnet.seen_at)), state.rules.local_steps - subnet.seen_steps)
     return Lost(
         subnet=k,
@@ -507,6 +535,10 @@ def _lost(state: State, k: int, now: float, cause: str) -> Lost:
         kept_steps=subnet.steps - subnet.base_steps,
         lost_steps=told,
     )
+
+
+def _fresh(needs: Sequence[int], alone: frozenset[int]) -> Iterable[Subnet]:
+    return (Subnet(need_bytes=need, alone=k in alone) for k, need in enumerate(needs))
 
 
 def _with_worker(state: State, name: str, worker: Worker) -> State:

@@ -28,7 +28,8 @@ class Subnet:
     """One subnet of the open round.
 
     Attributes:
-        need_bytes: Memory that training it takes.
+        need_bytes: Memory that training it takes; if `alone`, the least that it can do with.
+        alone: Whether it is trained out of core in all the memory of its worker, with no other subnet beside it.
         steps: Steps that are safe at home, in a mark or in the final update.
         base_steps: Those that the current lease started from.
         seen_steps: Steps that the last beat told of, at `seen_at`.
@@ -37,6 +38,7 @@ class Subnet:
     """
 
     need_bytes: int
+    alone: bool = False
     phase: Phase = Phase.WAITING
     attempt: int = 0
     worker: str = ""

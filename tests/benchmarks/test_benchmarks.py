@@ -9,7 +9,6 @@ import math
 import pytest
 
 import benchmarks.__main__ as everything
-from benchmarks.churn import losses
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
@@ -79,7 +78,8 @@ def _check_churn(written):
         assert run["status"] == "stopped"
         assert run["preemptions"][cause] == 1
         assert 0 < run["goodput"] <= 1
-        assert sum(run["losses"].values()) + run["goodput"] == pytest.approx(1, abs=0.01)
+        assert sum(run["shares"].values()) == pytest.approx(1)
+        assert run["shares"]["compute"] == pytest.approx(run["goodput"], abs=0.05)
 
 
 def _check_accuracy(written):
@@ -147,27 +147,3 @@ def test_an_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
         everything.main(["nothing"])
     assert "there is no benchmark nothing" in capsys.readouterr().err
-
-
-def test_the_parts_of_a_nodes_time_add_up():
-    events = [
-        {"kind": "run_started", "s": 0.0, "run": "r", "subnets": 1, "rounds": 1, "target": None}
-        | {"parameters": 1, "run_dir": "", "dashboard": "", "resumed_at": 0},
-        {"kind": "worker_joined", "s": 1.0, "worker": "a", "name": "a", "pid": 1, "device": "cpu"},
-        {"kind": "leased", "s": 2.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a", "step": 0},
-        {"kind": "staged", "s": 8.0, "round": 0, "subnet": 0, "attempt": 1, "train_seconds": 4.0},
-        {"kind": "attempt_ended", "s": 9.0, "round": 0, "subnet": 0, "attempt": 1, "worker": "a"}
-        | {"pull_seconds": 1.0, "train_seconds": 4.0, "push_seconds": 1.5},
-        {"kind": "waiting", "s": 11.0, "reason": ""},
-    ]
-    assert losses(events) == pytest.approx(
-        {
-            "pull": 0.1,
-            "push": 0.15,
-            "rest of attempts": 0.05,
-            "lost work": 0.0,
-            "before the first lease": 0.1,
-            "idle between leases": 0.2,
-            "in progress": 0.0,
-        }
-    )

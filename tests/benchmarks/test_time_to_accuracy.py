@@ -17,7 +17,7 @@ from idletrain.job import parse_job
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),
-    reason="the peers' environment is not installed; python -m benchmarks.time_to_accuracy makes it",
+    reason="the peers' environment is not installed; make peers",
 )
 
 
@@ -89,11 +89,20 @@ def test_of_settings_that_did_not_get_there_the_bound_that_says_least_is_kept():
     assert kept["more_than"] == 120.0
 
 
+def test_of_settings_whose_schedule_ended_below_the_target_the_longest_is_kept():
+    runs = [record(settings={"horizon": steps}, curve=[[steps, 1.0, 1.0, 0.5]]) for steps in (10, 20)]
+    assert standings(runs)[0]["more_than"] == 240.0
+    going_on = record(settings={"horizon": 100}, curve=[[15, 1.0, 1.0, 0.5]])  # it may get there with its next step
+    assert standings([*runs, going_on])[0]["more_than"] == 180.0
+
+
 def test_a_bound_that_is_too_low_tells_nothing_of_a_target():
     bound = record(curve=[[50, 600.0, 5e10, 0.87]])
     figures = {f.what: f for f in figures_of([bound, IST])}
     ratio = figures["case b, 8 nodes, 100mbit: time, ddp / ist"]
     assert (ratio.value, ratio.unit, ratio.met) == (6.0, "x or more", None)
+    sent = figures["case b, 8 nodes, 100mbit: bytes, ddp / ist"]
+    assert (sent.value, sent.unit, sent.met) == (50.0, "x or more", True)
 
 
 def test_what_is_only_timed_says_so():

@@ -69,7 +69,7 @@ def test_a_tiny_replay_kills_a_node_of_idletrain():
     assert run["steps"] > 0
 
 
-@pytest.mark.skipif(not environment.installed(), reason="the peers' environment is not installed")
+@pytest.mark.skipif(not environment.installed(), reason="the peers' environment is not installed; make peers")
 def test_a_tiny_replay_kills_a_node_of_torchft():
     (run,) = main(["--tiny", "--methods", "torchft"])["runs"]
     assert run["kills"] == 1

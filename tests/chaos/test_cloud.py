@@ -355,6 +355,28 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
     until("the head's end", lambda: not any(cloud.inventory().values()))
 
 
+def test_a_launch_asks_before_it_makes_anything_and_detached_goes_on_by_itself(
+    cloud: Sandbox, account: Account, tmp_path: Path
+) -> None:
+    tree = {**job_tree("asked"), "cloud": {"region": cloud.region, "image": "idletrain"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
+
+    def launch(answer: str) -> subprocess.CompletedProcess[str]:
+        command = [*IDLETRAIN, "launch", str(tmp_path / "job.yaml"), "--spot", "--cloud", "aws", "--detach"]
+        return subprocess.run(command, input=answer, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    declined = launch("n\n")
+    assert (declined.returncode, "Start it? [y/N]" in declined.stdout) == (130, True), declined.stderr
+    assert not any(cloud.inventory().values())
+    assert S3Prefix.at(f"s3://{account.bucket}/runs/asked", account.s3).get(record.KEY) is None
+    agreed = launch("y\n")
+    assert agreed.returncode == 0, agreed.stderr
+    assert "asked goes on by itself" in agreed.stdout
+    assert head_of(account, "asked").state in ("pending", "running")
+    run_command("down", "asked")
+    until("the machines' end", lambda: not any(cloud.inventory().values()))
+
+
 # At ten times its speed: two nodes, of which one goes every 40 s, the first at 45 s, its heir there before.
 TRACE = """\
 0,add,n1

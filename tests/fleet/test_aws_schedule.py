@@ -149,14 +149,17 @@ def test_runs_without_a_place_of_their_own_go_into_the_accounts_bucket(account: 
 def test_the_history_tells_what_came_of_each_time(account: Account) -> None:
     runs = aws_schedule.runs_of(account, a_job())
     prefix = aws_schedule.prefix_of(account, "nightly", a_job())
-    for day, state, failure in ((1, "ended", ""), (2, "ended", "no node came"), (3, "running", "")):
+    met = ((1, "ended", ""), (2, "ended", "no node came"), (3, "running", ""), (5, "ended", ""))
+    for (day, state, failure), came_of_it in zip(met, ("completed", "failed", "", "stopped"), strict=True):
         due = CREATED.replace(day=day)
         aws_schedule.note(prefix, "nightly", due)
         run = run_name("nightly", due)
         record.claim(runs.below(run), dataclasses.replace(RECORD, run=run, state=state, failure=failure))
+        if came_of_it:
+            runs.below(run).put(record.SUMMARY, json.dumps({"status": came_of_it}).encode())
     aws_schedule.note(prefix, "nightly", CREATED.replace(day=4), "skipped: still running")
-    told = [result(e, running=on) for e, on in aws_schedule.history(account, "nightly", a_job(), 4)]
-    assert told == ["done", "failed with 1", "running", "skipped: still running"]
+    told = [result(e, running=on) for e, on in aws_schedule.history(account, "nightly", a_job(), 5)]
+    assert told == ["done", "failed with 1", "running", "skipped: still running", "failed with 1"]
     assert len(aws_schedule.history(account, "nightly", a_job(), 3)) == 3
 
 

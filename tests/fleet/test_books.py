@@ -45,8 +45,15 @@ def test_an_end_is_told_with_its_reason_and_once() -> None:
 
 
 def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
-    assert books.news([], [instance("i-old", at=999.0)], RUN, RUN.prices, NOW) == []
-    assert len(books.news([], [instance("i-new", at=1000.0)], RUN, RUN.prices, NOW)) == 1  # EC2 tells whole seconds
+    def sitting(began: str) -> dict[str, str]:
+        return {"idletrain:role": "worker", "idletrain:created": began}
+
+    run = replace(RUN, tags=sitting("2026-11-22T06:00:00+00:00"))
+    old, new = (
+        replace(instance(id_, at=999.0), tags=sitting(f"2026-11-22T{hour}:00:00+00:00"))  # by EC2's clock, not ours
+        for id_, hour in (("i-old", "05"), ("i-new", "06"))
+    )
+    assert [told["instance"] for told in books.news([], [old, new], run, run.prices, NOW)] == ["i-new"]
 
 
 def test_what_was_there_ends_now_and_what_was_not_soon_behind_the_last_word() -> None:

@@ -156,6 +156,20 @@ def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, ac
     asyncio.run(check())
 
 
+def test_a_machine_that_cannot_be_ended_now_is_ended_later(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account, count=1) as fleet:
+            await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
+            (first,) = fleet.alive()
+            cloud.ask("POST", "fault", action="TerminateInstances", code="UnauthorizedOperation", status=403, times=2)
+            fleet.keeper(joined("tls://w", first))
+            fleet.keeper({"kind": "worker_left", "worker": "tls://w"})
+            await fleet.until("its end", lambda: first not in fleet.alive())
+        assert cloud.ask("GET", "faults") == []
+
+    asyncio.run(check())
+
+
 def test_what_the_cloud_refuses_for_good_ends_the_run_with_its_words(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", status=403, times=1)

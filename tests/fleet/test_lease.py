@@ -90,3 +90,35 @@ def test_a_head_that_lost_its_lease_learns_it_when_it_renews(prefix: S3Prefix, m
             await asyncio.wait_for(first.keep(), 10)
 
     asyncio.run(check())
+
+
+def test_renewals_that_fail_or_whose_answer_is_lost_cost_no_lease(
+    prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
+    put, troubles = prefix.put_if, ["before", "behind", ""]
+
+    def flaky(key: str, content: bytes, tag: str | None) -> str:
+        trouble = troubles.pop(0) if troubles else ""
+        if trouble == "before":
+            raise OSError("unreachable")
+        new = put(key, content, tag)
+        if trouble == "behind":
+            raise OSError("unreachable")
+        return new
+
+    async def check() -> None:
+        first = Lease(prefix, "i-1")
+        await first.take()
+        monkeypatch.setattr(prefix, "put_if", flaky)
+        keeping = asyncio.ensure_future(first.keep())
+        while troubles:
+            await asyncio.sleep(0.05)
+        renewed = lease.renewed(prefix)
+        while lease.renewed(prefix) == renewed:
+            assert not keeping.done()
+            await asyncio.sleep(0.05)
+        keeping.cancel()
+        assert holder(prefix) == "i-1"
+
+    asyncio.run(asyncio.wait_for(check(), 20))

@@ -94,7 +94,6 @@ def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
         ([("terminated", NOW - 60), ("pending", NOW)], 3600.0, ""),
         ([], 60.0, ""),
         ([], 3600.0, "it has no head; go on with --resume"),
-        ([("terminated", NOW - 3601)], 3600.0, "it has no head; go on with --resume"),  # of a sitting before
         ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
     ],
 )
@@ -102,13 +101,25 @@ def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: 
     of_all = [
         replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
     ]
-    assert teardown.lost_head([*of_all, machine("night", "worker")], NOW - age, NOW) == words
+    run = replace(RECORD, created=NOW - age, tags=tags("night"))
+    assert teardown.lost_head([*of_all, machine("night", "worker")], run, NOW) == words
 
 
-def make(cloud: Sandbox, account: Account, run: str) -> list[str]:
-    """A run's group, template and two machines."""
+def test_a_head_of_a_sitting_before_is_not_this_one_s() -> None:
+    run = replace(RECORD, created=NOW - 3600, tags=tags("night", age=3600.0))
+    before = machine("night", "head", age=7200.0)
+    assert teardown.lost_head([before], run, NOW) == "it has no head; go on with --resume"
+    assert teardown.lost_head([before, machine("night", "head")], run, NOW) == ""
+
+
+def marks(run: str) -> dict[str, str]:
     now = time.time()
-    marked = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 60)
+    return requests.tags(run, "s3://none/", "arn:me", "0", now, now + 60)
+
+
+def make(cloud: Sandbox, account: Account, run: str, tags: dict[str, str] | None = None) -> list[str]:
+    """A run's group, template and two machines."""
+    marked = tags or marks(run)
     site = account.site(None, gpu=False)
     group = account.make_group(run, site.vpc, marked)
     made = requests.Site(**{**vars(site), "group": group})
@@ -129,9 +140,10 @@ def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Accoun
 def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
     cloud: Sandbox, account: Account, prefix: S3Prefix
 ) -> None:
-    record.claim(prefix, replace(RECORD, run="night-bill", created=time.time()))
+    marked = marks("night-bill")
+    record.claim(prefix, replace(RECORD, run="night-bill", created=time.time(), tags=marked))
     mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
-    machines = make(cloud, account, "night-bill")
+    machines = make(cloud, account, "night-bill", marked)
     teardown.down(account, "night-bill", prefix)
     teardown.down(account, "night-bill", prefix)
     told = mirror.events(prefix)

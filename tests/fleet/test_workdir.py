@@ -33,7 +33,7 @@ def names(place: Path) -> list[str]:
 
 def test_code_travels_without_what_git_ignores(tmp_path: Path) -> None:
     ignore(tmp_path, "*.npz", "secret/")
-    make(tmp_path, "mine", "large.npz", "secret/key", "sub/__pycache__/mine")
+    make(tmp_path, "mine", "large.npz", "secret/key", "sub/__pycache__/mine", f"{workdir.RUNS}/night/ledger")
     assert names(tmp_path) == ["mine"]
 
 

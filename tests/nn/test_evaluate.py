@@ -80,3 +80,29 @@ def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:
     assert accuracy == 0.75
     expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
     assert loss == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [512, 513, 1025])
+def test_a_last_batch_of_one_sample_which_has_no_variance_is_left_out(samples: int) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    estimate_statistics(module, Arrays(np.ones((samples, 4), np.float32), np.zeros(samples)), seed=0)
+    assert module[1].num_batches_tracked == samples // 512
+
+
+def test_statistics_behind_dropout_are_the_same_every_time_and_leave_other_random_numbers_alone() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
+    data = Arrays(np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32), np.zeros(600))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        drawn = torch.get_rng_state()
+        estimate_statistics(module, data, seed=0)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        found.append(module[1].running_mean.clone())
+    assert torch.equal(*found)
+
+
+def test_outputs_whose_classes_are_not_last_have_no_accuracy() -> None:
+    outputs, labels = np.zeros((2, 3, 4, 4), np.float32), np.zeros((2, 4, 4), np.int64)
+    accuracy, loss = score(Echo(), Arrays(outputs, labels), lambda out, _labels: out.mean())
+    assert (accuracy, loss) == (None, 0.0)

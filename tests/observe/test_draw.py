@@ -7,6 +7,7 @@ import pytest
 from idletrain.observe import draw
 from idletrain.observe.draw import Line
 from idletrain.observe.summary import RoundEnd, WorkerView
+from idletrain.observe.time_use import OUTSIDE
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,10 @@ def test_a_timeline_of_nobody_is_drawn() -> None:
 
 
 def test_shares_stand_behind_each_other() -> None:
-    first, second, third = draw.stack({"useful": 0.25, "rest of attempts": -0.01, "pull": 0.5})
-    assert (first.x, first.width, second.width) == (0, draw.TIMELINE_WIDTH / 4, 0)
-    assert (third.x, third.text) == (draw.TIMELINE_WIDTH / 4, "50.0%")
-    assert [box.kind for box in draw.stack({"pull": 1.0})] == [third.kind]  # of several runs' bars, the same colour
+    first, second, _ = draw.stack({"compute": 0.25, "pull": 0.5, OUTSIDE: 0.25})
+    assert (first.x, first.width) == (0, draw.TIMELINE_WIDTH / 4)
+    assert (second.x, second.text) == (draw.TIMELINE_WIDTH / 4, "50.0%")
+    assert [box.kind for box in draw.stack({"pull": 1.0})] == [second.kind]  # of several runs' bars, the same colour
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from idletrain.observe.summary import PARTS, Summary
+from idletrain.observe.summary import Summary
 
 RECORD_KEYS = {
     "status",
@@ -98,17 +96,17 @@ CHURN = [
     joined(0.0, "a"),
     joined(0.0, "b"),
     leased(0.0, 0, "a"),
-    leased(0.0, 1, "b"),
+    {**leased(0.0, 1, "b"), "attempt": 2},
     event("worker_notice", 3.5, worker="tcp://a"),
     lost(4.0, 0, "notice", 30, 0, 3.0),
     event("worker_left", 4.0, worker="tcp://a", name="a", cause="notice"),
     staged(5.0, 1, 4.0),
-    leased(5.0, 0, "b"),
-    lost(6.0, 0, "kill", 0, 5, 0.0),
+    {**leased(5.0, 0, "b"), "attempt": 3},
+    {**lost(6.0, 0, "kill", 0, 5, 0.0), "attempt": 3, "worker": "tcp://b"},
     event("worker_left", 6.0, worker="tcp://b", name="b", cause="kill"),
     joined(6.0, "c"),
-    leased(6.0, 0, "c"),
-    staged(8.0, 0, 2.0),
+    {**leased(6.0, 0, "c"), "attempt": 4},
+    {**staged(8.0, 0, 2.0), "attempt": 4, "worker": "tcp://c"},
     committed(8.0, 0),
     event("evaluated", 8.5, round=1, accuracy=0.8, loss=0.5, seconds=0.1),
     event(
@@ -260,44 +258,6 @@ def test_a_worker_s_pace_and_link_come_from_its_last_and_its_fastest_transfer() 
     worker = summary.workers["tcp://a"]
     assert worker.pace == 5.0  # 20 of its 50 steps, in 4 s
     assert worker.link_bytes_per_second == summary.link_bytes_per_second == 8000.0
-
-
-def test_every_second_of_the_workers_time_has_its_part() -> None:
-    first = ended(9.0, 1, "a", pull_seconds=1.0, train_seconds=4.0, push_seconds=1.5)
-    lost_with_its_worker = {**leased(3.0, 1, "b"), "attempt": 2}
-    going_on = {**leased(9.5, 1, "a"), "attempt": 3}
-    summary = summary_of(
-        [
-            started(),
-            joined(1.0, "a"),
-            joined(1.0, "b"),
-            leased(2.0, 0, "a"),
-            lost_with_its_worker,
-            event("worker_left", 7.0, worker="tcp://b", name="b", cause="kill"),
-            staged(8.0, 0, 4.0),
-            first,
-            going_on,
-            event("waiting", 11.0, reason=""),
-        ]
-    )
-    shares = summary.time_shares()
-    assert tuple(shares) == PARTS
-    assert sum(shares.values()) == pytest.approx(1)
-    seconds = {part: pytest.approx(share * summary.alive_seconds) for part, share in shares.items()}
-    assert seconds == {
-        "useful": 4.0,
-        "lost work": 4.0,  # b's
-        "pull": 1.0,
-        "push": 1.5,
-        "rest of attempts": 0.5,
-        "before the first lease": 1.0 + 2.0,
-        "idle between leases": 0.5,
-        "in progress": 1.5,
-    }
-
-
-def test_nobody_s_time_went_nowhere() -> None:
-    assert Summary().time_shares() == {}
 
 
 def test_a_worker_that_comes_back_under_its_old_address_is_another_one() -> None:

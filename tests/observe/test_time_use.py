@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.observe.time_use import PARTS, divided, merged, rounds
+from idletrain.observe.time_use import OUTSIDE, PARTS, divided, merged, rounds, shares
 
 Event = dict[str, Any]
 
@@ -209,3 +209,28 @@ def test_the_parts_of_any_story_s_rounds_add_up_to_the_workers_seconds(
     for round_ in result:
         assert min(round_.worker_seconds.values()) >= -1e-9
         assert 0 <= round_.down_seconds <= round_.seconds + 1e-9
+
+
+def test_all_of_the_workers_time_has_its_share_also_outside_rounds() -> None:
+    events = [
+        event("run_started", 0.0),
+        event("worker_joined", 2.0, worker="a"),
+        leased(12.0, 1),
+        staged(18.0, 1, train=5.0),
+        ended(18.0, 1, train=5.0),
+        committed(20.0),
+    ]
+    told = shares(events, alive_seconds=20.0)  # to 22 s
+    assert {part: share for part, share in told.items() if share} == pytest.approx(
+        {"compute": 5 / 20, "control": 3 / 20, "look": 2 / 20, OUTSIDE: 10 / 20}
+    )
+
+
+def test_nobody_s_time_went_nowhere() -> None:
+    assert shares([], alive_seconds=0.0) == {}
+
+
+def test_a_push_that_waits_for_another_s_pull_is_no_push_yet() -> None:
+    done = {**ended(7.0, 1, pull=1.0, train=3.0, push=1.0), "push_wait_seconds": 2.0}
+    events = [*joined("a"), leased(0.0, 1), staged(7.0, 1), done, committed(10.0, commit_seconds=3.0)]
+    assert parts_of(events) == {"pull": 1.0, "compute": 3.0, "wait": 2.0, "push": 1.0, "commit": 3.0}

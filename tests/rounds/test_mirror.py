@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from idletrain.rounds import mirror
 from idletrain.rounds.mirror import Mirror
 from idletrain.storage import S3Prefix
@@ -109,3 +111,24 @@ def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> No
     copy.copy()
     mirror.tail(prefix, "ledger", take, seen)
     assert lines == [b"one", b"two", b"half"]
+
+
+def test_a_pass_that_finds_a_file_pruned_sends_no_ledger_that_speaks_of_it(
+    tmp_path: Path, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_dir(tmp_path)
+    (made / "updates" / "1").write_bytes(b"another")
+    put = prefix.put_file
+
+    def slow(key: str, path: Path) -> None:
+        put(key, path)
+        (made / "updates" / "1").unlink(missing_ok=True)  # a snapshot holds it now
+
+    monkeypatch.setattr(prefix, "put_file", slow)
+    copy = Mirror(made, prefix)
+    copy.copy()
+    assert not any(key.startswith("ledger/") for key in prefix.names())
+    snapshot(made, 1)
+    copy.copy()
+    assert mirror.restore(prefix, tmp_path / "again")
+    assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}

@@ -109,3 +109,13 @@ def test_prune_keeps_the_newest_and_removes_what_a_crash_left(tmp_path: Path) ->
     snapshots.prune(tmp_path, 2)
     assert snapshots.rounds(tmp_path) == [5, 9]
     assert sorted(p.name for p in (tmp_path / "snapshots").iterdir()) == ["00000005", "00000009", "00000012"]
+
+
+def test_a_whole_snapshot_is_not_written_again_as_it_may_be_the_only_one(tmp_path: Path) -> None:
+    def killed(_name: str) -> None:
+        raise KilledError
+
+    snapshots.write(tmp_path, 7, network(1), ignore)
+    snapshots.write(tmp_path, 7, network(1), killed)
+    with pytest.raises(KilledError):
+        snapshots.write(tmp_path, 7, network(2), killed)

@@ -48,10 +48,11 @@ class World:
         asked = {"salvage": False, "local_steps": STEPS, "rounds": 3, "lease_seconds": 10.0, "evaluate_every": 2}
         needs = rules.pop("needs", (SMALL, LARGE, SMALL))
         staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
-        self.needs = needs
+        self.needs, self.alone = needs, rules.pop("alone", frozenset())
         self.now = 0.0
         workers = {name: Worker(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
-        self.state = state.open_run(Rules(**(asked | rules)), "run", 1, round_, needs, staged, self.now, workers)
+        rules_ = Rules(**(asked | rules))
+        self.state = state.open_run(rules_, "run", 1, round_, needs, staged, self.now, workers, self.alone)
         self.leases: list[Lease] = []
         self.running: list[Lease] = []  # attempts whose tasks have not ended
         self.to_store: list[int] = []
@@ -94,14 +95,14 @@ class World:
         self.to_store.remove(subnet)
         self.do(Stored, subnet=subnet)
 
-    def end(self, lease: LeaseId, *, failed: bool = False) -> None:
+    def end(self, lease: LeaseId, *, failed: bool = False, unfit: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
         (worker,) = (c.worker for c in self.leases if c.lease == lease)
-        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed)
+        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed, unfit=unfit)
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
-        self.do(Committed, needs=self.needs, snapshot_due=snapshot_due)
+        self.do(Committed, needs=self.needs, alone=self.alone, snapshot_due=snapshot_due)
 
     def look(self, accuracy: float | None = None) -> None:
         self.look_due = False
@@ -174,6 +175,7 @@ class World:
             assert {s.attempt for s in held} <= worker.attempts.keys()
             assert len(worker.attempts) <= worker.leases
             assert sum(s.need_bytes for s in held) <= worker.memory_bytes
+            assert len(held) == 1 or not any(s.alone for s in held)
             first = next(iter(worker.attempts), None)
             assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
@@ -182,6 +184,7 @@ ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "fault", "foreign"
 EVENTS = st.lists(
     st.tuples(st.sampled_from((*ACTIONS, "look", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
 )
+ALONE = st.frozensets(st.integers(0, 2))
 
 
 def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one case an action)
@@ -216,7 +219,7 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
             assert world.tell(Pushed if b % 4 else Beat, other, steps=STEPS) is not Reply.ACCEPTED
             assert world.state.subnets == before.subnets or world.state.rules.salvage
         case "end" if world.running:
-            world.end(world.running[a % len(world.running)].lease, failed=b % 3 == 0)
+            world.end(world.running[a % len(world.running)].lease, failed=b % 3 == 0, unfit=b % 3 == 1)
         case "tick":
             world.now += b
             world.do(Tick)
@@ -249,9 +252,11 @@ def refuse_illegal(world: World) -> None:
 
 
 @settings(deadline=None, max_examples=400)
-@given(EVENTS)
-def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(events: list[tuple[str, int, int]]) -> None:
-    world = World()
+@given(EVENTS, ALONE)
+def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(
+    events: list[tuple[str, int, int]], alone: frozenset[int]
+) -> None:
+    world = World(alone=alone)
     for event in events:
         play(world, *event)
     world.drive()
@@ -263,9 +268,11 @@ def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(events: lis
 
 
 @settings(deadline=None, max_examples=400)
-@given(EVENTS)
-def test_salvage_ends_and_takes_every_subnet_at_most_once(events: list[tuple[str, int, int]]) -> None:
-    world = World(salvage=True)
+@given(EVENTS, ALONE)
+def test_salvage_ends_and_takes_every_subnet_at_most_once(
+    events: list[tuple[str, int, int]], alone: frozenset[int]
+) -> None:
+    world = World(salvage=True, alone=alone)
     for event in events:
         play(world, *event)
     world.drive()
@@ -344,6 +351,32 @@ def test_a_second_subnet_must_fit_beside_the_first() -> None:
     world = World(needs=(LARGE,) * 4)
     world.join("a", memory_bytes=2 * LARGE - 1, leases=2)
     assert len(world.leases) == 1
+
+
+def test_a_subnet_trained_out_of_core_has_its_worker_for_itself() -> None:
+    world = World(needs=(SMALL,) * 3, alone=frozenset({0}))
+    world.join("a", leases=2)
+    assert [c.lease.subnet for c in world.leases] == [0]
+    world.finish_subnet(0)
+    assert [c.lease.subnet for c in world.leases] == [0, 1, 2]
+
+
+def test_nothing_is_trained_out_of_core_beside_a_subnet_in_core() -> None:
+    world = World(needs=(LARGE, SMALL, SMALL), alone=frozenset({1, 2}))
+    world.join("a", leases=2)
+    assert [c.lease.subnet for c in world.leases] == [0]
+    world.finish_subnet(0)
+    assert [c.lease.subnet for c in world.leases] == [0, 1]
+
+
+def test_a_worker_that_a_subnet_did_not_fit_gets_smaller_ones() -> None:
+    world = World(needs=(LARGE, SMALL), alone=frozenset({0}))
+    world.join("a")
+    assert [c.lease.subnet for c in world.leases] == [0]
+    world.end(world.lease_of(0), unfit=True)
+    assert [c.lease.subnet for c in world.leases] == [0, 1]
+    world.join("b")
+    assert (world.leases[-1].worker, world.leases[-1].lease.subnet) == ("b", 0)
 
 
 def test_a_worker_that_dies_loses_both_its_subnets_but_steps_of_the_first_alone() -> None:
@@ -449,12 +482,24 @@ def test_an_attempt_that_ends_without_its_update_is_leased_again() -> None:
 
 
 def test_a_subnet_whose_attempts_end_in_three_errors_of_the_code_ends_the_run() -> None:
-    world = World(needs=(SMALL, SMALL))
-    world.join("a", "b")
+    world = World(needs=(SMALL,))
+    world.join("a")
     for nth in range(3):
         assert world.finished is None
         world.end(world.lease_of(0), failed=True)
         assert world.finished == (None if nth < 2 else "failed")
+
+
+def test_a_worker_on_which_attempts_fail_twice_is_passed_over() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("a", "b")
+    for _ in range(2):
+        world.end(world.lease_of(0), failed=True)
+    assert [c.worker for c in world.running] == ["b"]
+    world.finish_subnet(1)
+    assert [(c.worker, c.lease.subnet) for c in world.running] == [("b", 0)]
+    world.finish_subnet(0)
+    assert world.commit_due
 
 
 def test_errors_after_the_update_is_home_do_not_count() -> None:
@@ -718,3 +763,37 @@ def test_reissue_never_closes_a_round_early() -> None:
     world.do(Tick)
     assert not world.commit_due
     assert world.to_store == []
+
+
+def test_salvage_goes_by_the_slowest_subnet_of_a_round_not_by_one_that_was_pulled_ahead() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 4)
+    world.join("a", "b", leases=2)
+    first, second, third, fourth = (c.lease.subnet for c in sorted(world.leases, key=lambda c: c.lease.attempt))
+    world.now = 3.0
+    world.finish_subnet(first)
+    world.finish_subnet(second)
+    world.now = 4.0
+    world.finish_subnet(third)
+    world.now = 5.0
+    world.do(Tick)
+    assert world.lost == []
+    world.finish_subnet(fourth)
+    assert world.commit_due
+
+
+def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
+    world = World(salvage=True, needs=(SMALL, SMALL))
+    world.join("a", "b")
+    world.now = 4.0
+    world.finish_subnet(0)
+    world.now = 6.1
+    world.do(Tick)
+    assert [c.cause for c in world.lost] == ["closed"]
+    world.commit()
+    world.end(world.lease_of(1))
+    world.now = 10.1
+    world.finish_subnet(0)
+    world.now = 6.1 + 8.0
+    world.tell(Beat, world.lease_of(1), steps=1)
+    world.do(Tick)
+    assert [c.cause for c in world.lost] == ["closed"]
