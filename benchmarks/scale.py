@@ -143,13 +143,17 @@ def account(events: Sequence[Event], meter: Meter, plan: Plan, workers: int) -> 
     """What one size cost, round by round.
 
     Raises:
-        RuntimeError: not all workers took part, or one lost a lease.
+        RuntimeError: in a round that counts, not all workers took part, or one lost a lease.
     """
     committed = of_kind(events, "round_committed")[plan.warm_up_rounds :]
     for event in committed:
-        took_part = {e["worker"] for e in of_kind(events, "leased") if e["round"] == event["round"]}
-        if len(took_part) != workers or of_kind(events, "lost"):
-            raise RuntimeError(f"{len(took_part)} of {workers} workers trained round {event['round']}")
+        here = [e for e in events if e.get("round") == event["round"]]
+        took_part, lost = {e["worker"] for e in of_kind(here, "leased")}, of_kind(here, "lost")
+        if len(took_part) != workers or lost:
+            number = event["round"]
+            raise RuntimeError(
+                f"round {number}: {len(took_part)} of {workers} workers trained, {len(lost)} leases lost"
+            )
     rounds = []
     for event in committed:
         first = min(e["t"] for e in of_kind(events, "staged") if e["round"] == event["round"])
