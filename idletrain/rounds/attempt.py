@@ -246,7 +246,8 @@ class Attempt:
             self.steps += 1
             now = time.perf_counter()
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
-            if due and self._node.moving.acquire(blocking=False):
+            left = self.steps < program.training.local_steps  # else the update itself comes next
+            if due and left and self._node.moving.acquire(blocking=False):
                 self._node.mark_now.clear()
                 mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
                 mark.add_done_callback(lambda _: self._node.moving.release())
