@@ -35,7 +35,7 @@ from idletrain.rounds.spec import Spec
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
-BEAT_SECONDS = 1.0  # a tenth of the default lease
+BEATS = 10  # to a lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
 WAYS = ("pull", "push")
 ACCOUNT = (
@@ -263,7 +263,7 @@ class Attempt:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""
         heard = time.monotonic()
         while not self._revoked.is_set():
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self._spec.lease_seconds / BEATS)
             try:
                 reply = await self._run.client.beat(self._spec.lease, self.steps)
             except ConnectionError as error:

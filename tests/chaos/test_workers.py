@@ -172,7 +172,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.rounds.attempt.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.rounds.attempt.BEATS", 1e-3).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli import main
 
