@@ -159,18 +159,20 @@ def measure_speed(device: torch.device) -> float:
     return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
 
 
-def train_subnet(spec: Spec) -> dict[str, Any]:
+def train_subnet(spec: Spec) -> None:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
-    Returns:
-        How it ended (`done`, `drained`, `revoked`), the steps it holds, seconds by kind of work, payload bytes moved.
+    The account (how it ended: `done`, `drained` or `revoked`; the steps it holds, seconds by kind of work, payload
+    bytes moved) goes to the head as an event of the store's topic, right ahead of the task's end. The head would have
+    to fetch a result by way of the scheduler: two more calls between three processes.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
-        return attempt.run()
+        account = attempt.run()
     except (RefusedError, CancelledError) as refusal:
-        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
+        account = {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
+    worker.log_event(spec.store, {"attempt": spec.lease.attempt, "account": account})
 
 
 class Attempt:
