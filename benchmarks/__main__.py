@@ -2,7 +2,8 @@
 
 python -m benchmarks [--tiny] [NAME ...]
 
-Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files.
+Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files;
+link_use, which needs root.
 """
 
 from __future__ import annotations

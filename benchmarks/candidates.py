@@ -30,6 +30,8 @@ def _tiny() -> Iterator[Entry]:
     rates: dict[str, Any] = {"lr": 0.2}
     yield Entry(method="ist", settings={**rates, "local_steps": 20}, steps=120, snapshot_every=20)
     yield Entry(method="ddp", settings=rates, steps=40, snapshot_every=20)
+    settings = {**rates, "rank": 2, "start_iter": 3}
+    yield Entry(method="ddp-powersgd", settings=settings, steps=20, snapshot_every=20, budget_seconds=30.0)
     for method in ("post-local-sgd", "torchft-diloco"):
         yield Entry(method=method, settings={**rates, "sync_every": 10}, steps=40, snapshot_every=20)
     yield Entry(method="hivemind", settings={**rates, "sync_every": 10, "timeout": 5.0}, steps=20, snapshot_every=1)

@@ -29,6 +29,7 @@ from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.program import cross_entropy
 from idletrain.nn.subnets import views
 
+STILL = 10  # times the usual time between two steps (idletrain's rounds): what does not go on for so long hangs
 LAST_SNAPSHOT_SECONDS = 20.0  # between the first node's end and that of the one that writes
 START_SECONDS = 120.0  # eight interpreters that import torch on two cores
 
@@ -175,7 +176,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
     """Run the processes until they are done or the budget is spent.
 
     Raises:
-        RuntimeError: they did not start, took no step, or one ended before.
+        RuntimeError: they did not start, took no step, stood still, or one ended before.
     """
     snapshot_seconds = max(entry.budget_seconds / 16, 0.001) if entry.snapshot_every else 3600.0
     with Cast(bed, folder) as cast:
@@ -191,6 +192,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
         ended = "run_ended" if ours else "done"
         while time.monotonic() < until and cast.all_alive() and not cast.output.of(ended):
             time.sleep(0.1)
+        left_at = time.time()
         counter.close()
         cores_used = cores_shares(cores, psutil.cpu_times())
         if cast.output.of(ended) or not cast.all_alive():  # who writes the snapshots may be the last to be done
@@ -200,6 +202,9 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
     progress = progress_of(lines, ours, nodes)
     if not progress:
         raise RuntimeError(f"no step in {entry.budget_seconds:g} s")
+    steps, last = max(progress.values())
+    if not cast.output.of(ended) and left_at - last > STILL * (last - begun) / len(progress):
+        raise RuntimeError(f"it stood still after {steps} steps, for {left_at - last:.0f} s")
     return Timed(begun, progress, lines, counter, cores_used)
 
 

@@ -89,10 +89,11 @@ class BenchHead:
 def worker_side(address: str, security: Security, repeats: int, answers: multiprocessing.connection.Connection) -> None:
     """Pull and push in turn; sends back the seconds of each. Runs in a process of its own."""
     settings.apply()
-    answers.send(asyncio.run(_pull_and_push(address, security, repeats)))
+    answers.send(asyncio.run(pull_and_push(address, security, repeats)))
 
 
-async def _pull_and_push(address: str, security: Security, repeats: int) -> list[tuple[float, float]]:
+async def pull_and_push(address: str, security: Security, repeats: int) -> list[tuple[float, float]]:
+    """The seconds of each pull and of each push; the first pair, which opens the connection, is left out."""
     client = StoreClient(address, security.get_connection_args("worker"))
     seconds = []
     for _ in range(repeats + 1):
@@ -105,7 +106,7 @@ async def _pull_and_push(address: str, security: Security, repeats: int) -> list
         assert reply is Reply.ACCEPTED
         seconds.append((pulled - started, pushed - pulled))
     await client.close()
-    return seconds[1:]  # the first opens the connection
+    return seconds[1:]
 
 
 async def serve(plan: Plan, security: Security) -> list[tuple[float, float]]:

@@ -43,20 +43,33 @@ SUBNET_BYTES = (1e6, 10e6, 100e6)
 WIDTH = 4  # neurons a subnet
 SAMPLE_SECONDS = 0.1
 REST_SECONDS = 2.0  # before the first update comes home, all sleep
+NOTE = """
+Workers, scheduler and head share this machine's cores. CPU time of the simulated workers, which a fleet has on its
+nodes, is most of what a round lasts beyond the sleep here; the scheduler's and the head's, each with a core of its own,
+would be all.
+""".strip()
 COSTS = ("scheduler", "head", "wire")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many workers, how long they sleep, and how many rounds count (behind those that load the program)."""
+    """How many workers, how long they sleep, and how many rounds count (behind those that load the program).
+
+    A thousand sleep longer than a few: all should have their leases, and the head be at rest, before the first is back.
+    """
 
     workers: tuple[int, ...] = (8, 32, 100, 300, 1000)
-    sleep_seconds: float = 6.0
+    least_seconds: float = 6.0
+    seconds_a_worker: float = 0.02
     rounds: int = 4
     warm_up_rounds: int = 1
 
+    def sleep_seconds(self, workers: int) -> float:
+        """How long each of so many sleeps."""
+        return self.least_seconds + self.seconds_a_worker * workers
 
-TINY = Plan(workers=(2, 4), sleep_seconds=0.5, rounds=2)
+
+TINY = Plan(workers=(2, 4), least_seconds=0.5, rounds=2)
 
 
 def tree(workers: int, plan: Plan) -> dict[str, Any]:
@@ -67,7 +80,7 @@ def tree(workers: int, plan: Plan) -> dict[str, Any]:
             "factory": "idletrain.nn.models:mlp",
             "args": {"widths": [simulated.INPUTS, WIDTH * workers, 2], "norm": None},
         },
-        "data": {"factory": "benchmarks.simulated:samples", "args": {"seconds": plan.sleep_seconds}},
+        "data": {"factory": "benchmarks.simulated:samples", "args": {"seconds": plan.sleep_seconds(workers)}},
         "training": {
             "subnets": workers,
             "local_steps": 1,
@@ -143,22 +156,26 @@ def account(events: Sequence[Event], meter: Meter, plan: Plan, workers: int) -> 
     """What one size cost, round by round.
 
     Raises:
-        RuntimeError: not all workers took part, or one lost a lease.
+        RuntimeError: in a round that counts, not all workers took part, or one lost a lease.
     """
-    committed = of_kind(events, "round_committed")[plan.warm_up_rounds :]
+    committed, slept = of_kind(events, "round_committed")[plan.warm_up_rounds :], plan.sleep_seconds(workers)
     for event in committed:
-        took_part = {e["worker"] for e in of_kind(events, "leased") if e["round"] == event["round"]}
-        if len(took_part) != workers or of_kind(events, "lost"):
-            raise RuntimeError(f"{len(took_part)} of {workers} workers trained round {event['round']}")
+        here = [e for e in events if e.get("round") == event["round"]]
+        took_part, lost = {e["worker"] for e in of_kind(here, "leased")}, of_kind(here, "lost")
+        if len(took_part) != workers or lost:
+            number = event["round"]
+            raise RuntimeError(
+                f"round {number}: {len(took_part)} of {workers} workers trained, {len(lost)} leases lost"
+            )
     rounds = []
     for event in committed:
         first = min(e["t"] for e in of_kind(events, "staged") if e["round"] == event["round"])
-        rest = min(REST_SECONDS, plan.sleep_seconds / 2)
+        rest = min(REST_SECONDS, slept / 2)
         a_second = {what: meter.between(what, first - rest, first) / rest for what in COSTS}
         whole = {what: meter.between(what, event["t"] - event["seconds"], event["t"]) for what in COSTS}
         rounds.append(
             {
-                "overhead_seconds": event["seconds"] - plan.sleep_seconds,
+                "overhead_seconds": event["seconds"] - slept,
                 "commit_seconds": event["commit_seconds"],
                 "workers_cpu_seconds": meter.between("workers", event["t"] - event["seconds"], event["t"]),
                 "store_bytes": event["bytes_down"] + event["bytes_up"],
@@ -166,7 +183,7 @@ def account(events: Sequence[Event], meter: Meter, plan: Plan, workers: int) -> 
                 "a_round": {what: whole[what] - a_second[what] * event["seconds"] for what in COSTS},
             }
         )
-    return {"workers": workers, "peak_bytes": meter.peak_bytes, "rounds": rounds}
+    return {"workers": workers, "sleep_seconds": slept, "peak_bytes": meter.peak_bytes, "rounds": rounds}
 
 
 def median(size: Mapping[str, Any], what: str, kind: str = "") -> float:
@@ -195,6 +212,9 @@ def figures_of(sizes: Sequence[dict[str, Any]]) -> list[Figure]:
     ]
     name, limit = f"overhead of a round, {counts[-1]} workers", SHARE * ROUND_SECONDS
     figures.append(at_most(name, overheads[-1], "s", limit, _overheads(sizes[-1])))
+    busy = {"simulated workers": median(sizes[-1], "workers_cpu_seconds")}
+    busy |= {what: median(sizes[-1], what, "a_round") for what in ("scheduler", "head")}
+    figures += [Figure(f"CPU time of the {what} in it", seconds, "s") for what, seconds in busy.items()]
     figures.append(at_most("exponent of the overhead over the workers", exponent(counts, overheads), "", 1.0))
     for what, unit, scale in (("scheduler", "ms CPU", 1e3), ("head", "ms CPU", 1e3), ("wire", "kB", 1e-3)):
         a_round, a_second = (
@@ -241,7 +261,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             events, meter = asyncio.run(measured(job, workers))
         sizes.append(account(events, meter, plan, workers))
         print(f"{workers} workers: {median(sizes[-1], 'overhead_seconds'):.3f} s beyond the sleep", flush=True)
-    return report("scale", options, figures_of(sizes), sleep_seconds=plan.sleep_seconds, sizes=sizes)
+    return report("scale", options, figures_of(sizes), notes=[NOTE], sizes=sizes)
 
 
 if __name__ == "__main__":

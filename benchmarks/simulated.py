@@ -31,7 +31,7 @@ A_PROCESS = 125  # more share one interpreter's lock, fewer cost 200 MB of RAM t
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "5s",
-    "distributed.admin.system-monitor.interval": "10s",
+    "distributed.admin.system-monitor.interval": "1h",
 }
 
 

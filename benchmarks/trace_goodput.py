@@ -10,7 +10,8 @@ costs them nothing as long as the node lives until the next). `goodput` is that 
 was ready; `of all` over those since its process started, with imports and joining. Steps are not alike: idletrain's are
 of a subnet, a peer's of the whole network; the time to an accuracy compares them.
 
-The peers run with several intervals between synchronisations; the one with the best goodput is kept.
+Peers run with several intervals between synchronisations, idletrain with several numbers of subnets; the one with the
+best goodput is kept.
 
     python -m benchmarks.trace_goodput --trace FILE [--methods NAME,...] [--seconds S] [--tiny] [--json FILE]
 
@@ -38,6 +39,7 @@ from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
 from idletrain.errors import JobError
 from idletrain.fleet.sandbox.takings import Change, read_trace
+from idletrain.observe import time_use
 from idletrain.observe.summary import summary_of
 
 RESULTS = Path(__file__).parent / "results" / "trace_goodput.json"
@@ -46,13 +48,14 @@ SPEED = 100.0
 EVERY, OFFSET = 3, 2  # of the trace's nodes, in the order in which they come
 TARGETS = {"ist-salvage": 0.95, "ist-reissue": 0.85}
 INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
+SUBNETS = (16, 24, 32)  # two to four for each of the eight nodes that are there at most
 FOREVER = 1_000_000
 
 
-def _ist(policy: str, local_steps: int = 400) -> Entry:
+def _ist(policy: str, subnets: int = 16, local_steps: int = 400) -> Entry:
     """Rounds that begin with whoever is there, of more subnets than nodes."""
     preemption = {"policy": policy, "mark_every": "500ms"}
-    settings = {"lr": 0.2, "local_steps": local_steps, "subnets": 16, "count": 1, "preemption": preemption}
+    settings = {"lr": 0.2, "local_steps": local_steps, "subnets": subnets, "count": 1, "preemption": preemption}
     return Entry(method="ist", settings=settings, steps=FOREVER, snapshot_every=1)
 
 
@@ -61,14 +64,14 @@ def _peer(method: str, every: int, **own: Any) -> Entry:
 
 
 CONTENDERS: dict[str, tuple[Entry, ...]] = {
-    "ist-salvage": (_ist("salvage"),),
-    "ist-reissue": (_ist("reissue"),),
+    "ist-salvage": tuple(_ist("salvage", subnets) for subnets in SUBNETS),
+    "ist-reissue": tuple(_ist("reissue", subnets) for subnets in SUBNETS),
     "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in INTERVALS),
     "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in INTERVALS),
 }
 
 
-TINY = CONTENDERS | {"ist-reissue": (_ist("reissue", 20),), "torchft": CONTENDERS["torchft"][:1]}
+TINY = {name: entries[:1] for name, entries in CONTENDERS.items()} | {"ist-reissue": (_ist("reissue", local_steps=20),)}
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def replay(plan: Plan, name: str, entry: Entry) -> dict[str, Any]:
         "node_seconds": all_seconds,
         "goodput": counted["useful"] / max(counted["alive"], 1e-9),
         "of_all": counted["useful"] / all_seconds,
+        "shares": counted.get("shares"),
         "steps": counted["steps"],
         "steps_per_node_second": counted["steps"] / all_seconds,
         "target": plan.case.target,
@@ -197,10 +201,17 @@ def _over(life: Life, ended: float | None = None) -> Life:
     return replace(life, ended=ended or time.time())
 
 
-def _of_idletrain(lines: Sequence[Line]) -> dict[str, float]:
+def _of_idletrain(lines: Sequence[Line]) -> dict[str, Any]:
     """What the run's own events say."""
-    summary = summary_of(line for line in lines if "v" in line)
-    return {"useful": summary.useful_seconds, "alive": summary.alive_seconds, "steps": summary.local_steps}
+    events = [line for line in lines if "v" in line]
+    summary = summary_of(events)
+    shares = time_use.shares(events, summary.alive_seconds)
+    return {
+        "useful": summary.useful_seconds,
+        "alive": summary.alive_seconds,
+        "steps": summary.local_steps,
+        "shares": shares,
+    }
 
 
 def _of_peer(lines: Sequence[Line], lives: Sequence[Life], ended: float) -> dict[str, float]:
@@ -250,6 +261,23 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
     return figures
 
 
+def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Every setting that was tried, not only each contender's best."""
+    target = f"seconds to {runs[0]['target']:g}"
+    head = ["contender", "subnets or steps between meetings", "goodput", "with starting", target]
+    rows = [
+        [
+            run["contender"],
+            str(run["settings"].get("subnets") or run["settings"]["sync_every"]),
+            f"{run['goodput']:.3f}",
+            f"{run['of_all']:.3f}",
+            "not reached" if run["seconds_to_target"] is None else f"{run['seconds_to_target']:.0f}",
+        ]
+        for run in sorted(runs, key=lambda run: -float(run["goodput"]))
+    ]
+    return {"title": f"{runs[0]['starts']} starts and {runs[0]['kills']} kills of nodes", "head": head, "rows": rows}
+
+
 def tiny_plan() -> Plan:
     """Three nodes, of which one is killed and replaced."""
     text = "0,add,a\n0,add,b\n300000,remove,b\n350000,add,c\n"
@@ -297,7 +325,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             sys.stderr.write(f"{name} {entry.settings}\n")
             record = replay(plan, name, entry)
             runs = [run for run in runs if (run["contender"], run["settings"]) != (name, entry.settings)] + [record]
-            result = report("trace_goodput", options, figures_of(runs), runs=runs)
+            result = report("trace_goodput", options, figures_of(runs), tables=[table_of(runs)], runs=runs)
     return result
 
 

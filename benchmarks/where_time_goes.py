@@ -8,8 +8,8 @@ Every second of every worker is one part of its round (idletrain.observe.time_us
 wait for the slowest, look (an evaluation or a snapshot), commit. A run of its own is case (b) of the comparison, MLP
 784-4096-4096-10 on Fashion-MNIST, with as many workers as cores, on loopback.
 
-Target, with a link of 1 Gbit/s: at least 90 % of the workers' time is compute. With --link: at least 85 % of a worker's
-link is used while data moves.
+Targets: at least 90 % of the workers' time is compute, with links of 1 Gbit/s or more; with --link, at least 85 % of a
+worker's link is used while data moves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from idletrain.observe.records import Event
 
 COMPUTE, LINK = 0.90, 0.85
 WARM_UP_ROUNDS = 1  # the first loads the program
+TARGET_LINK = 1e9 / 8  # bytes a second, from which on compute has a target
 RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+NOTE = """
+Nodes, head and the emulated links share this machine's cores: what a pull or a push here falls short of `link use`,
+which has them for itself, it waited for a core that trained.
+""".strip()
 
 
 def tree(tiny: bool) -> dict[str, Any]:
@@ -85,16 +90,13 @@ def figures_of(events: Sequence[Event], rate: str) -> list[Figure]:
     alive = sum(sum(r.worker_seconds.values()) for r in rounds)
     shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.PARTS}
     compute = [r.worker_seconds["compute"] / sum(r.worker_seconds.values()) for r in rounds]
+    unit, share = "of the workers' time", shares.pop("compute")
     figures = [
-        at_least(
-            f"{where}compute" if link else "compute, on loopback",
-            shares.pop("compute"),
-            "of the workers' time",
-            COMPUTE,
-            compute,
-        )
+        Figure(f"{where}compute", share, unit, samples=compute)
+        if link and link < TARGET_LINK
+        else at_least(f"{where}compute" if link else "compute, on loopback", share, unit, COMPUTE, compute)
     ]
-    figures += [Figure(part, share, "of the workers' time") for part, share in shares.items()]
+    figures += [Figure(part, share, unit) for part, share in shares.items()]
     for part, of_attempts in rates(events).items():
         typical = statistics.median(of_attempts)
         figures.append(Figure(f"{part}: rate of a worker", typical / 1e6, "MB/s", samples=of_attempts))
@@ -132,7 +134,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
     rounds = time_use.rounds(events)
     Console().print(by_round(rounds))
-    return report("where_time_goes", options, figures_of(events, options.link or ""), rounds=[vars(r) for r in rounds])
+    figures = figures_of(events, options.link or "")
+    notes = [NOTE] if options.link else []
+    return report("where_time_goes", options, figures, notes=notes, rounds=[vars(r) for r in rounds])
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ class PreemptionSettings(_Settings):
 
     policy: Literal["reissue", "salvage"] = "reissue"
     mark_every: Seconds = 5.0
-    lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # a beat a second: fewer than three would lose to noise
+    lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below, its ten beats would lose to noise
     """Silence after which a subnet is given to another node: ten heartbeats, as workers of a busy
     machine can be starved for seconds; a process that dies is noticed at once by other means."""
 

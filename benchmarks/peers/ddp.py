@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.node import Task, read_spec, say
 
+ONE_BUCKET_MB = 4096
 LOCAL_STEPS = 3  # without synchronisation, before the clock starts: what the gradients alone take, all nodes at once
 
 
@@ -20,7 +21,9 @@ def main() -> None:
     spec = read_spec()
     task = Task(spec)
     dist.init_process_group("gloo", init_method=f"tcp://{spec.root}:{spec.port}", rank=spec.rank, world_size=spec.nodes)
-    ddp = DistributedDataParallel(task.module, broadcast_buffers=False, gradient_as_bucket_view=True)
+    # PowerSGD's callbacks wait for further collectives on gloo's two threads: two buckets at once would wait for ever.
+    cap = ONE_BUCKET_MB if spec.settings.get("hook") == "powersgd" else None
+    ddp = DistributedDataParallel(task.module, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=cap)
     match spec.settings.get("hook"):
         case "fp16":
             ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)

@@ -41,7 +41,7 @@ from idletrain.rounds.spec import Spec
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
-BEAT_SECONDS = 1.0  # a tenth of the default lease
+BEATS = 10  # to a lease
 TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
 WAYS = ("pull", "push")
 ACCOUNT = (
@@ -168,22 +168,24 @@ def measure_speed(device: torch.device) -> float:
     return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
 
 
-def train_subnet(spec: Spec) -> dict[str, Any]:
+def train_subnet(spec: Spec) -> None:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
-    Returns:
-        How it ended (`done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after all), the
-        steps it holds, seconds by kind of work, payload bytes moved.
+    The account (how it ended: `done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after
+    all; the steps it holds, seconds by kind of work, payload bytes moved) goes to the head as an event of the store's
+    topic, right ahead of the task's end. The head would have to fetch a result by way of the scheduler: two more calls
+    between three processes.
     """
     worker = get_worker()
     attempt = Attempt(spec, Node.of(worker), worker)
     try:
-        return attempt.run()
+        account = attempt.run()
     except (RefusedError, CancelledError) as refusal:
-        return {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
+        account = {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
     except (ScratchError, InfeasibleError) as lack:
         logger.warning("subnet %d: %s", spec.lease.subnet, lack)
-        return {"ended": "unfit", "reason": str(lack), "steps": attempt.steps, **attempt.account}
+        account = {"ended": "unfit", "reason": str(lack), "steps": attempt.steps, **attempt.account}
+    worker.log_event(spec.store, {"attempt": spec.lease.attempt, "account": account})
 
 
 class Attempt:
@@ -286,7 +288,8 @@ class Attempt:
             self.steps += 1
             now = time.perf_counter()
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
-            if due and self._node.moving.acquire(blocking=False):
+            left = self.steps < program.training.local_steps  # else the update itself comes next
+            if due and left and self._node.moving.acquire(blocking=False):
                 self._node.mark_now.clear()
                 mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
                 mark.add_done_callback(lambda _: self._node.moving.release())
@@ -300,7 +303,7 @@ class Attempt:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""
         heard = time.monotonic()
         while not self._revoked.is_set():
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self._spec.lease_seconds / BEATS)
             try:
                 reply = await self._run.client.beat(self._spec.lease, self.steps)
             except ConnectionError as error:

@@ -34,7 +34,6 @@ from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 from idletrain.rounds.spec import Spec, version
-from idletrain.rounds.table import Phase
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
@@ -88,6 +87,7 @@ class Runner:
         self._module = assembled(prepared.module, journal.network.values)
         self._score: tuple[float | None, float | None] = (None, None)
         self._futures: dict[int, tuple[str, Future]] = {}
+        self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
         self._marks: dict[int, Payload] = {}
@@ -112,6 +112,7 @@ class Runner:
         """
         try:
             self._address = await self._store.listen(_own_host(self._client.scheduler.address))
+            self._client.subscribe_topic(self._address, self._on_account)
             self._announce()
             self._spawn(self._watch_scheduler())
             await self._crew.watch()
@@ -320,10 +321,11 @@ class Runner:
                     f"{address} has {has} MiB free and the narrowest subnet needs {needs}: it gets no work"
                 )
         largest = max(capacity.memory_bytes for capacity in capacities.values())
-        for k, subnet in enumerate(self._state.subnets):
-            reason = f"subnet {k} needs {subnet.need_bytes >> 20} MiB; the largest worker has {largest >> 20} MiB"
-            if subnet.phase is Phase.WAITING and subnet.need_bytes > largest:
-                self._tell_misfit(reason)
+        for k in self._state.subnets.waiting:
+            need = self._state.subnets[k].need_bytes
+            if need <= largest:  # and so do all that follow
+                break
+            self._tell_misfit(f"subnet {k} needs {need >> 20} MiB; the largest worker has {largest >> 20} MiB")
 
     def _tell_misfit(self, reason: str) -> None:
         if reason not in self._misfits:
@@ -356,16 +358,18 @@ class Runner:
         # Only now: Dask sends a worker something every 5 ms at most, and a release would make the lease wait.
         self._ended.clear()
 
+    def _on_account(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Keep what a worker tells of an attempt; the task's end comes right behind it."""
+        attempt = event[1]["attempt"]
+        if attempt in self._futures:
+            self._accounts[attempt] = event[1]["account"]
+
     async def _follow(self, lease: LeaseId, worker: str, future: Future) -> None:
         """Wait for an attempt's end, of whatever kind; only the ledger says what it achieved."""
         failed = False
-        try:
-            record = await future
-        except asyncio.CancelledError:
-            if not future.cancelled():
-                raise
-            record = {"ended": "cancelled"}
-        except Exception as error:  # noqa: BLE001 (a task may die of anything; the subnet is leased again)
+        error = await future.exception()
+        record = self._accounts.pop(lease.attempt, {"ended": "cancelled"})
+        if error is not None:  # a task may die of anything; the subnet is leased again
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
             failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}

@@ -363,12 +363,15 @@ def _give_out(state: State, now: float) -> Step:
     """Lease waiting subnets to idle workers; then one more to each, to be pulled while the first trains, if there is
     one for everybody: who takes the last ones of a round is decided by who is done first.
     """
-    state, first = _lease(state, now, state.subnets.waiting, _is_idle)
-    state, moved = _lease(state, now, _ahead(state), _is_idle)  # rather now than behind another
+    commands: tuple[Command, ...] = ()
+    if any(map(_is_idle, state.workers.values())):  # it mostly is not so, and this comes with every event
+        state, first = _lease(state, now, state.subnets.waiting, _is_idle)
+        state, moved = _lease(state, now, _ahead(state), _is_idle)  # rather now than behind another
+        commands = first + moved
     if not state.subnets.waiting or len(state.subnets.waiting) < sum(map(_has_room, state.workers.values())):
-        return state, first + moved
+        return state, commands
     state, second = _lease(state, now, state.subnets.waiting, _has_room)
-    return state, first + moved + second
+    return state, commands + second
 
 
 def _is_idle(worker: Worker) -> bool:
@@ -380,13 +383,15 @@ def _has_room(worker: Worker) -> bool:
 
 
 def _ahead(state: State) -> Sequence[int]:
-    held = (subnet for worker in state.workers.values() for subnet in list(worker.attempts.values())[1:])
-    return [k for k in held if state.subnets[k].ahead]
+    several = (worker.attempts for worker in state.workers.values() if len(worker.attempts) > 1)
+    return [k for attempts in several for k in list(attempts.values())[1:] if state.subnets[k].ahead]
 
 
 def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[Worker], bool]) -> Step:
     """Lease subnets, in their order, each to the smallest willing worker that can hold it beside what it has."""
-    staying = {name: worker for name, worker in state.workers.items() if subnets and not worker.draining}
+    if not subnets:
+        return state, ()
+    staying = {name: worker for name, worker in state.workers.items() if not worker.draining}
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
     largest_sound = max((worker.memory_bytes for worker in staying.values() if _is_sound(worker)), default=0)
     commands: list[Command] = []

@@ -18,8 +18,8 @@ def describe() -> dict[str, Any]:
     return attempt.describe()
 
 
-def train_subnet(spec: Spec) -> dict[str, Any]:
+def train_subnet(spec: Spec) -> None:
     """See `attempt.train_subnet`."""
     from idletrain.rounds import attempt
 
-    return attempt.train_subnet(spec)
+    attempt.train_subnet(spec)

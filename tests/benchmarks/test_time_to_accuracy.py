@@ -167,8 +167,8 @@ def test_idletrain_reaches_a_tiny_target(tmp_path):
 
 @needs_peers
 def test_peers_reach_a_tiny_target(tmp_path):
-    result = main(["--tiny", "--methods", "ddp,hivemind", "--json", str(tmp_path / "peers.json")])
-    assert {run["method"] for run in result["runs"]} == {"ddp", "hivemind"}
+    result = main(["--tiny", "--methods", "ddp,ddp-powersgd,hivemind", "--json", str(tmp_path / "peers.json")])
+    assert {run["method"] for run in result["runs"]} == {"ddp", "ddp-powersgd", "hivemind"}
     for run in result["runs"]:
         assert run["curve"][-1][3] >= run["target"], run
     assert (tmp_path / "peers.svg").stat().st_size > 0

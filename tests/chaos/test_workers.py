@@ -144,6 +144,14 @@ def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[.
     assert len(run.events("marked")) == 1
 
 
+def test_no_mark_goes_ahead_of_the_update_itself(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=3, local_steps=1)
+    control.pace(0.2)  # a mark would be due after every step
+    head = run.launch()
+    assert head.exit_code() == 0, head.text
+    assert [event["reply"] for event in run.events("attempt_ended")] == ["accepted"] * 6
+
+
 def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
     run = make_run(rounds=3)
     control.pace(0.1)
@@ -164,7 +172,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.rounds.attempt.BEAT_SECONDS", 3600).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.rounds.attempt.BEATS", 1e-3).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli import main
 

@@ -52,12 +52,12 @@ def test_rules_of_the_repository_that_a_directory_is_in_hold_there(tmp_path: Pat
     make(repository, ".git/info/exclude")
     (repository / ".git" / "info" / "exclude").write_text("notes\n")
     ignore(tmp_path, "outside")
-    ignore(repository, "/work/data", "secret")
-    make(repository / "work", "data", "secret", "notes", "outside", "mine")
-    assert names(repository / "work") == ["mine", "outside"]
-    ignore(repository, "work/")
-    with pytest.raises(JobError, match=r"work holds nothing that git does not ignore"):
-        workdir.pack(repository / "work")
+    ignore(repository, "/part/data", "secret")
+    make(repository / "part", "data", "secret", "notes", "outside", "mine")
+    assert names(repository / "part") == ["mine", "outside"]
+    ignore(repository, "part/")
+    with pytest.raises(JobError, match=r"part holds nothing that git does not ignore"):
+        workdir.pack(repository / "part")
 
 
 def test_a_link_within_travels_as_one(tmp_path: Path, prefix: S3Prefix) -> None:

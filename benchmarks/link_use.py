@@ -1,0 +1,137 @@
+"""How much of a link does the exchange use while it moves data, with nothing else to do?
+
+Two machines of the testbed with shaped links (root only). A subnet is pulled and pushed through the real Store and
+StoreClient as in a round, from the request to the answer: checksum, inspection and the durable write of a push are in
+its time. Beside it as many bytes come over a plain socket: what the link itself gives.
+
+    python -m benchmarks.link_use [--tiny] [--json FILE]
+
+Target: 85 % of a link of 100 Mbit/s and of one of 1 Gbit/s. `where_time_goes` tells the same of pulls and pushes that
+share the cores with training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from distributed.security import Security
+
+from benchmarks.exchange import BenchHead, pull_and_push
+from benchmarks.machines import Cast, Line, machines
+from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.where_time_goes import LINK, link_bytes
+from idletrain.exchange.store import Store
+from idletrain.fleet import settings
+
+START_SECONDS = 60.0
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is sent how often over which links."""
+
+    links: tuple[str, ...] = ("100mbit", "1gbit")
+    subnet_bytes: int = 23_000_000  # of case b of the comparison, on two nodes
+    repeats: int = 7
+
+
+TINY = Plan(links=("1gbit",), subnet_bytes=1_000_000, repeats=2)
+
+
+async def be_head(host: str, size: int) -> None:
+    """Serve one subnet, and as many bytes over a plain socket, until killed."""
+    flat = torch.rand(size // 4)
+
+    async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(flat.numpy().data.cast("B"))
+        await writer.drain()
+        writer.close()
+
+    plain = await asyncio.start_server(send, host)
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        address = await Store(BenchHead(Path(folder), flat), Security()).listen(host)
+        _print({"kind": "serving", "address": address, "port": plain.sockets[0].getsockname()[1]})
+        await asyncio.Event().wait()
+
+
+async def be_worker(host: str, port: int, store: str, repeats: int) -> None:
+    """Fetch over the plain socket, then pull and push; prints the seconds of each."""
+    plain = [await _fetch(host, port) for _ in range(repeats)]
+    moved = await pull_and_push(store, Security(), repeats)
+    pulls, pushes = zip(*moved, strict=True)
+    _print({"kind": "moved", "plain socket": plain, "pull": pulls, "push": pushes})
+
+
+async def _fetch(host: str, port: int) -> float:
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
+    while await reader.read(READ_BYTES):
+        pass
+    writer.close()
+    return time.perf_counter() - started
+
+
+def _print(line: Line) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def measure(plan: Plan, link: str) -> Line:
+    """The seconds of every transfer over one link.
+
+    Raises:
+        RuntimeError: links cannot be shaped here, or a process ended early.
+    """
+    me = [sys.executable, "-m", "benchmarks.link_use"]
+    with (
+        tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
+        machines(1, link) as bed,
+        Cast(bed, Path(folder)) as cast,
+    ):
+        host = bed.address("head")
+        cast.start("head", [*me, "head", host, str(plan.subnet_bytes)])
+        (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
+        cast.start("n0", [*me, "worker", host, str(serving["port"]), serving["address"], str(plan.repeats)])
+        patience = START_SECONDS + 10 * plan.repeats * plan.subnet_bytes / link_bytes(link)
+        return cast.output.wait("moved", 1, patience, lambda: cast.processes["head"].poll() is None)[0]
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure every link and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    figures: list[Figure] = []
+    for link in plan.links:
+        moved = measure(plan, link)
+        ideal = plan.subnet_bytes / link_bytes(link)
+        for what in ("plain socket", "pull", "push"):
+            used = [ideal / seconds for seconds in moved[what]]
+            name, typical = f"{link}: {what}: share of the link", statistics.median(used)
+            figures.append(
+                Figure(name, typical, "", samples=used)
+                if what == "plain socket"
+                else at_least(name, typical, "", LINK, used)
+            )
+    return report("link_use", options, figures, subnet_bytes=plan.subnet_bytes)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["head", host, size]:
+            settings.apply()
+            asyncio.run(be_head(host, int(size)))
+        case ["worker", host, port, store, repeats]:
+            settings.apply()
+            asyncio.run(be_worker(host, int(port), store, int(repeats)))
+        case _:
+            main()
