@@ -1,10 +1,10 @@
-"""A worker's side of the exchange. Another transport (bounded loss, UDP) is another class with these four methods."""
+"""A worker's side of the exchange. Another transport (bounded loss, UDP) is another class with these methods."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,29 +41,46 @@ class StoreClient:
             content: bytes = (await self._rpc.program())["program"]
         return content
 
-    async def pull(self, lease: LeaseId) -> tuple[int, Tensor]:
-        """The step to go on from, and the flat buffer, writable.
+    async def pull(self, lease: LeaseId, start: int = 0, stop: int | None = None) -> tuple[int, Tensor]:
+        """The step to go on from, and the flat buffer or a part of it, writable.
 
         Raises:
             RefusedError: the lease is not ours any more.
             ConnectionError: the store cannot be reached.
         """
         with _link():
-            answer = await self._rpc.pull(lease=as_message(lease))
+            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         return answer["step"], torch.from_numpy(answer["flat"])
 
-    async def push(self, header: PushHeader, flat: Tensor) -> Reply:
+    async def push(self, header: PushHeader, flat: Tensor | None) -> Reply:
         """Send an update or a mark; sent again, with the same header, when the connection breaks.
+
+        Args:
+            header: What it is.
+            flat: Its payload, or None if that was sent in parts.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
+        payload = to_serialize((torch.empty(0) if flat is None else flat).numpy())
+        return await self._sent(lambda: self._rpc.push(header=as_message(header), flat=payload))
+
+    async def part(self, lease: LeaseId, steps: int, start: int, values: Tensor) -> Reply:
+        """Send a part of the payload that will be pushed after so many steps; again when the connection breaks.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        part, whose = to_serialize(values.numpy()), as_message(lease)
+        return await self._sent(lambda: self._rpc.part(lease=whose, steps=steps, start=start, flat=part))
+
+    async def _sent(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> Reply:
         for last in (False,) * (RESENDS - 1) + (True,):
             try:
                 with _link():
-                    answer = await self._rpc.push(header=as_message(header), flat=to_serialize(flat.numpy()))
+                    answer = await send()
             except ConnectionError:
                 if last:
                     raise

@@ -26,7 +26,12 @@ class Head(Protocol):
         """The step to go on from and the flat buffer; or why not."""
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
-        """Take an update or a mark; returns once it is durable (a mark: once it is held)."""
+        """Take an update or a mark, of the parts that are held if there are no frames; returns once it is durable (a
+        mark: once it is held).
+        """
+
+    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
+        """Hold a part of a payload, from its value number `start` on, until the push that counts."""
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Prolong a lease."""
@@ -43,7 +48,13 @@ class Store:
     def __init__(self, head: Head, security: Security) -> None:
         self._head, self._security = head, security
         self.bytes_down = self.bytes_up = 0
-        handlers = {"program": self._program, "pull": self._pull, "push": self._push, "beat": self._beat}
+        handlers = {
+            "program": self._program,
+            "pull": self._pull,
+            "part": self._part,
+            "push": self._push,
+            "beat": self._beat,
+        }
         # deserialize=False: payloads stay frames; nothing that a peer sends is ever unpickled here.
         self._server = Server(handlers, deserialize=False)
 
@@ -61,19 +72,26 @@ class Store:
     def _program(self) -> Any:
         return {"program": self._head.program()}
 
-    async def _pull(self, lease: dict[str, Any]) -> Any:
+    async def _pull(self, lease: dict[str, Any], start: int, stop: int | None) -> Any:
         answer = await self._head.pull(LeaseId(**lease))
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, flat = answer
-        self.bytes_down += flat.nbytes
-        return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(flat.numpy())}
+        part = flat[start:stop]
+        self.bytes_down += part.nbytes
+        return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(part.numpy())}
+
+    def _part(self, lease: dict[str, Any], steps: int, start: int, flat: Serialized) -> Any:
+        return {"reply": self._head.part(LeaseId(**lease), steps, start, self._received(flat)).value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
-        frames = [memoryview(frame).cast("B") for frame in flat.frames]
-        self.bytes_up += sum(len(frame) for frame in frames)
         lease = LeaseId(**header.pop("lease"))
-        return {"reply": (await self._head.push(PushHeader(lease, **header), frames)).value}
+        return {"reply": (await self._head.push(PushHeader(lease, **header), self._received(flat))).value}
+
+    def _received(self, flat: Serialized) -> list[memoryview]:
+        frames = [memoryview(frame).cast("B") for frame in flat.frames if len(frame)]
+        self.bytes_up += sum(len(frame) for frame in frames)
+        return frames
 
     def _beat(self, lease: dict[str, Any], steps: int) -> Any:
         return {"reply": self._head.beat(LeaseId(**lease), steps).value}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from idletrain.job import TrainingSettings
+from idletrain.job import OptimizerSettings, TrainingSettings
 from idletrain.nn.data import Samples
-from idletrain.nn.outofcore.trainer import PlannedSteps
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator, key
 from idletrain.nn.subnets import Subnet, views
+
+if TYPE_CHECKING:
+    from idletrain.nn.outofcore.trainer import PlannedSteps
+    from idletrain.nn.outofcore.weights import Update
 
 ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
 
@@ -52,9 +56,10 @@ class LocalSteps:
     Args:
         program: The run's program.
         subnet: Where its tensors lie.
-        flat: `[slots * P]`, on the device to train on; trained in place.
+        flat: `[slots * P]`; trained in place, or the home of what `planned` trains.
         number: The subnet's number.
         round_: The round.
+        device: To train on; the buffer's if None.
         planned: What runs the steps by a plan, when the subnet does not fit; made from the module.
     """
 
@@ -65,14 +70,19 @@ class LocalSteps:
         flat: Tensor,
         number: int,
         round_: int,
-        planned: Callable[[nn.Module], PlannedSteps] | None = None,
+        device: torch.device | None = None,
+        planned: Callable[[nn.Module, Update], PlannedSteps] | None = None,
     ) -> None:
         self._training, self._loss = program.training, program.loss
-        self._number, self._round, self._device = number, round_, flat.device
-        self.flat = flat
-        self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(flat.device)
-        self._optimizer = LocalOptimizer(program, subnet, flat, self.module)
-        self.planned = planned(self.module) if planned else None
+        self._number, self._round, self._device = number, round_, device or flat.device
+        tensors, P = program.layout.tensors, subnet.parameters
+        self.module = assemble(program.module, subnet, flat[:P]).to(self._device)
+        self._parameters = list(self.module.parameters())
+        self._trained = [i for i, t in enumerate(tensors) if t.trainable]
+        self._slots = [list(views(flat[s * P : (s + 1) * P], subnet.shapes)) for s in range(1, len(program.slots))]
+        self._optimizer = LocalOptimizer(program.training.optimizer, len(tensors))
+        self._lr = 0.0
+        self.planned = planned(self.module, self._update) if planned else None
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> None:
         """Do step `step` of this round's J."""
@@ -80,13 +90,17 @@ class LocalSteps:
         since_start = self._round * self._training.local_steps + step
         index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
-        self.module.zero_grad(set_to_none=True)
         inputs, labels = inputs.to(self._device), labels.to(self._device)
+        self._lr = learning_rate(self._training, since_start)
         if self.planned:
-            self.planned.backward(inputs, labels)
-        else:
-            self._loss(self.module(inputs), labels).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.step(learning_rate(self._training, since_start))
+            self.planned.step(inputs, labels, last=step + 1 == self._training.local_steps)
+            return
+        self.module.zero_grad(set_to_none=True)
+        self._loss(self.module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        having = [i for i in self._trained if self._parameters[i].grad is not None]
+        self._optimizer.move(
+            having, [self._parameters[i] for i in having], [[slot[i] for i in having] for slot in self._slots], self._lr
+        )
 
     def resume_at(self, step: int) -> None:
         """Tell AdamW's bias correction how many steps its moments have seen."""
@@ -94,21 +108,20 @@ class LocalSteps:
         seen = step + travels * self._round * self._training.local_steps
         self._optimizer.seen(seen)
 
+    def _update(self, number: int, parameter: nn.Parameter, state: list[Tensor]) -> None:
+        self._optimizer.move([number], [parameter], [[values] for values in state], self._lr)
+
 
 class LocalOptimizer:
-    """The local optimizer that the job names; its state is the flat buffer's later slots.
+    """The local optimizer that the job names; its state is kept by whoever keeps the parameters.
 
     Made of torch's optimizer functions: the first `torch.optim.SGD` of a process imports torch._dynamo, which takes
     a worker 1.4 s on an idle core before its first step, at every replacement of a node.
     """
 
-    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, module: nn.Module) -> None:
-        self._asked = program.training.optimizer
-        tensors, P = program.layout.tensors, subnet.parameters
-        slots = [list(views(flat[s * P : (s + 1) * P], subnet.shapes)) for s in range(1, len(program.slots))]
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._slots = [[view for t, view in zip(tensors, slot, strict=True) if t.trainable] for slot in slots]
-        self._steps = [torch.zeros(()) for _ in self._parameters]
+    def __init__(self, asked: OptimizerSettings, tensors: int) -> None:
+        self._asked = asked
+        self._steps = [torch.zeros(()) for _ in range(tensors)]
 
     def seen(self, steps: int) -> None:
         """Say how many steps the state has seen."""
@@ -116,22 +129,28 @@ class LocalOptimizer:
             count.fill_(steps)
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Move every parameter that has a gradient."""
-        asked = self._asked
-        having = [i for i, p in enumerate(self._parameters) if p.grad is not None]
-        parameters: list[Tensor] = [self._parameters[i] for i in having]
+    def move(
+        self, numbers: Sequence[int], parameters: Sequence[Tensor], state: Sequence[Sequence[Tensor]], lr: float
+    ) -> None:
+        """Move parameters by their gradients.
+
+        Args:
+            numbers: Which of the network's tensors they are.
+            parameters: With a gradient each.
+            state: For every slot of it, each parameter's.
+            lr: The learning rate.
+        """
+        asked, moved = self._asked, list(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
-        state = [[slot[i] for i in having] for slot in self._slots]
         if asked.name == "adamw":
-            means, squares = state
+            means, squares = map(list, state)
             adamw(
-                parameters,
+                moved,
                 gradients,
                 means,
                 squares,
                 [],
-                [self._steps[i] for i in having],
+                [self._steps[i] for i in numbers],
                 amsgrad=False,
                 beta1=asked.betas[0],
                 beta2=asked.betas[1],
@@ -142,9 +161,9 @@ class LocalOptimizer:
             )
         else:
             sgd(
-                parameters,
+                moved,
                 gradients,
-                list(state[0]) if state else [None] * len(having),
+                list(state[0]) if state else [None] * len(moved),
                 weight_decay=asked.weight_decay,
                 momentum=asked.momentum,
                 lr=lr,

@@ -28,13 +28,6 @@ def subnet_of_share(program: Program, share: float) -> Subnet:
     return cut(program.layout, draw(program.training.seed, 0, program.layout.sizes, [share])[0])
 
 
-def beside_bytes(program: Program, subnet: Subnet) -> int:
-    """What is in memory beside a subnet's values, optimizer state and gradients, and its activations: the copy of them
-    that is on its way as a mark, what was pulled, and scratch.
-    """
-    return (len(program.slots) + 1) * 4 * subnet.parameters + SCRATCH_BYTES
-
-
 def need_of(program: Program) -> Callable[[float], int]:
     """A function from a subnet's share of every group to the bytes that training it takes.
 
@@ -51,9 +44,8 @@ def need_of(program: Program) -> Callable[[float], int]:
     @functools.cache
     def need_bytes(share: float) -> int:
         subnet = subnet_of_share(program, share)
-        copies = len(program.slots) + 1
-        outputs = 2 * _output_bytes(program, subnet, batch)
-        return copies * 4 * subnet.parameters + outputs + beside_bytes(program, subnet)
+        copies = 2 * len(program.slots) + 2
+        return copies * 4 * subnet.parameters + 2 * _output_bytes(program, subnet, batch) + SCRATCH_BYTES
 
     return need_bytes
 

@@ -14,29 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import psutil
 import torch
 from distributed import Worker, get_worker
 from distributed.worker import WORKER_ANY_RUNNING
-from torch import Tensor, nn
+from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import TAKEN, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import beside_bytes
-from idletrain.nn.outofcore.disk import ScratchError
-from idletrain.nn.outofcore.plan import InfeasibleError
-from idletrain.nn.outofcore.trainer import Known, PlannedSteps
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds.spec import Spec
+
+if TYPE_CHECKING:
+    from idletrain.nn.outofcore.trainer import Known
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,12 +53,12 @@ CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run's program and data on this worker."""
+    """A run's program and data on this worker, and what was planned of subnets that are trained out of core."""
 
     program: Program
     samples: Samples
     order: BatchOrder
-    plans: Known = field(default_factory=dict)
+    plans: Known
 
 
 class LocalRun:
@@ -78,7 +76,7 @@ class LocalRun:
                 program: Program = cloudpickle.loads(call(self.client.program()))
                 samples, training = program.source.open(), program.training
                 order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-                self._loaded = Loaded(program, samples, order)
+                self._loaded = Loaded(program, samples, order, {})
         return self._loaded
 
 
@@ -177,14 +175,16 @@ def train_subnet(spec: Spec) -> None:
     between three processes.
     """
     worker = get_worker()
-    attempt = Attempt(spec, Node.of(worker), worker)
+    kind = Attempt
+    if spec.alone:  # imported by those who need it: a worker's start is counted in seconds
+        from idletrain.rounds.outofcore import OutOfCoreAttempt
+
+        kind = OutOfCoreAttempt
+    attempt = kind(spec, Node.of(worker), worker)
     try:
         account = attempt.run()
     except (RefusedError, CancelledError) as refusal:
-        account = {"ended": "revoked", "reason": str(refusal), "steps": attempt.steps, **attempt.account}
-    except (ScratchError, InfeasibleError) as lack:
-        logger.warning("subnet %d: %s", spec.lease.subnet, lack)
-        account = {"ended": "unfit", "reason": str(lack), "steps": attempt.steps, **attempt.account}
+        account = attempt.told("revoked", reason=str(refusal))
     worker.log_event(spec.store, {"attempt": spec.lease.attempt, "account": account})
 
 
@@ -196,106 +196,78 @@ class Attempt:
         self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
         self._revoked = threading.Event()
         self._calls: set[Future[Any]] = set()
+        self._flat = torch.empty(0)
         self.steps = 0
         self.account: dict[str, Any] = dict.fromkeys(ACCOUNT, 0.0)
 
     def run(self) -> dict[str, Any]:
-        """Pull, wait for the turn to train, train, push."""
+        """Pull, wait for the turn to train, train, push; returns the account."""
         beating = self._start(self._beat())
         try:
             loaded = self._run.load(self._call)
+            subnet = loaded.program.subnet(self._spec.lease.round, self._spec.blocks)
             with self._moving("pull"):
-                self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
-            self.account["pull_bytes"] = pulled.nbytes
+                self._pull(loaded, subnet)
             began = self.steps
             with self._timed("wait_seconds"):
                 mine = self._take(self._node.computing)
             if mine:
                 try:
-                    payload = self._train(loaded, pulled)
+                    self._train(loaded, subnet)
                 finally:
                     self._node.computing.release()
             if self._revoked.is_set():
-                return {"ended": "revoked", "steps": self.steps, **self.account}
+                return self.told("revoked")
             if self.steps == began:
-                return {"ended": "drained", "steps": self.steps, **self.account}
+                return self.told("drained")
+            whole = self.steps == loaded.program.training.local_steps
             with self._moving("push"):
-                reply = self._call(self._push(payload, self.account["train_seconds"]))
-            self.account["push_bytes"] = payload.nbytes
+                reply = self._push(loaded, subnet, whole=whole)
         finally:
             beating.cancel()
-        whole = self.steps == loaded.program.training.local_steps
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return {"ended": ended, "steps": self.steps, "reply": reply.value, **self.account}
+        return self.told(ended, reply=reply.value)
 
-    def _take(self, turn: threading.Lock) -> bool:
-        """Wait until the other subnet is done with it; False if this one cannot wait for that or is not wanted."""
-        while not turn.acquire(timeout=TURN_SECONDS):
-            if self._node.draining.is_set() or self._revoked.is_set():
-                return False
-        return True
+    def told(self, ended: str, **why: str) -> dict[str, Any]:
+        """The account as it stands."""
+        return {"ended": ended, **why, "steps": self.steps, **self.account}
 
-    @contextlib.contextmanager
-    def _moving(self, way: str) -> Iterator[None]:
-        with self._timed(f"{way}_wait_seconds"):
-            mine = self._take(self._node.moving)
-        try:
-            with self._timed(f"{way}_seconds"):
-                yield
-        finally:
-            if mine:
-                self._node.moving.release()
+    def _pull(self, _loaded: Loaded, _subnet: Subnet) -> None:
+        self.steps, self._flat = self._call(self._run.client.pull(self._spec.lease))
+        self.account["pull_bytes"] = self._flat.nbytes
 
-    def _train(self, loaded: Loaded, pulled: Tensor) -> Tensor:
-        """Do the steps that are left, with marks; returns what is to be pushed."""
+    def _train(self, loaded: Loaded, subnet: Subnet) -> None:
+        """Do the steps that are left."""
         program, lease = loaded.program, self._spec.lease
-        subnet = program.subnet(lease.round, self._spec.blocks)
-        flat = _all_slots(pulled, len(program.slots) * subnet.parameters).to(pick_device())
-        work = LocalSteps(program, subnet, flat, lease.subnet, lease.round, self._planned(loaded, subnet, flat))
-        try:
-            self._steps(loaded, work, flat)
-        finally:
-            if work.planned:
-                work.planned.close()
-        if work.planned:
-            self.account |= _told(work.planned)
-        whole = self.steps == program.training.local_steps
-        return (flat[: program.travelling * subnet.parameters] if whole else flat).cpu()
+        self._flat = _all_slots(self._flat, len(program.slots) * subnet.parameters).to(pick_device())
+        self._steps(loaded, LocalSteps(program, subnet, self._flat, lease.subnet, lease.round))
 
-    def _planned(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Callable[[nn.Module], PlannedSteps] | None:
-        """What trains a subnet out of core, if that is how it is leased."""
-        if not self._spec.alone:
-            return None
-        program, memory, free = loaded.program, loaded.program.memory, self._node.free_bytes
-        return lambda module: PlannedSteps(
-            module,
-            program.loss,
-            budget_bytes=min(memory.budget or free, free),
-            resident_bytes=beside_bytes(program, subnet) if flat.device.type == "cpu" else 0,
-            state_slots=len(program.slots) - 1,
-            scratch=Path(memory.scratch) if memory.scratch else None,
-            known=loaded.plans,
-        )
-
-    def _steps(self, loaded: Loaded, work: LocalSteps, flat: Tensor) -> None:
-        program = loaded.program
+    def _steps(self, loaded: Loaded, work: LocalSteps) -> None:
+        """The steps that are left, with marks."""
+        all_steps = loaded.program.training.local_steps
         work.resume_at(self.steps)
         started = marked = time.perf_counter()
-        while self.steps < program.training.local_steps and not (
-            self._revoked.is_set() or self._node.draining.is_set()
-        ):
+        while self.steps < all_steps and not (self._revoked.is_set() or self._node.draining.is_set()):
             work.step(loaded.samples, loaded.order, self.steps)
             self.steps += 1
             now = time.perf_counter()
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
-            left = self.steps < program.training.local_steps  # else the update itself comes next
+            left = self.steps < all_steps  # else the update itself comes next
             if due and left and self._node.moving.acquire(blocking=False):
                 self._node.mark_now.clear()
-                mark, marked = self._start(self._push(flat.cpu().clone(), now - started)), now
+                mark, marked = self._start(self._mark(now - started)), now
                 mark.add_done_callback(lambda _: self._node.moving.release())
         self.account["train_seconds"] = time.perf_counter() - started
 
-    def _push(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
+    def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
+        return self._send(self._flat.cpu().clone(), seconds)
+
+    def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
+        payload = (self._flat[: loaded.program.travelling * subnet.parameters] if whole else self._flat).cpu()
+        self.account["push_bytes"] = payload.nbytes
+        return self._call(self._send(payload, self.account["train_seconds"]))
+
+    def _send(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])
         return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest), flat)
 
@@ -343,10 +315,3 @@ def _all_slots(pulled: Tensor, size: int) -> Tensor:
     flat = torch.zeros(size)
     flat[: len(pulled)] = pulled
     return flat
-
-
-def _told(planned: PlannedSteps) -> dict[str, Any]:
-    """What a record says of steps by a plan."""
-    plan = planned.plan
-    letters = "".join(plan.letters) if plan else ""
-    return {"plan": letters, "swapped_bytes": planned.swapped_bytes, "saved_peak_bytes": planned.peak_bytes}

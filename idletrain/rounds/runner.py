@@ -23,6 +23,7 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RunError
+from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
 from idletrain.exchange.wire import LeaseId, PushHeader, Reply, inspect
 from idletrain.job import Job
@@ -90,6 +91,7 @@ class Runner:
         self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
+        self._parts = Parts()
         self._marks: dict[int, Payload] = {}
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -380,6 +382,7 @@ class Runner:
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
         self._pulls.pop(lease.attempt, None)
+        self._parts.drop(lease.attempt)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
         unfit = record["ended"] == "unfit"
@@ -401,14 +404,23 @@ class Runner:
         if (reply := state.standing(self._state, lease)) is not Reply.ACCEPTED:
             return reply
         step = self._state.subnets[lease.subnet].base_steps
-        if step:
-            mark = bytearray().join(self._marks[lease.subnet].frames)
-            return step, torch.frombuffer(mark, dtype=torch.float32)
+        if lease.attempt not in self._pulls:
+            self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_whole, self._marks[lease.subnet]))
         return step, await self._pulls[lease.attempt]
+
+    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
+        """See `Head`."""
+        reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
+        if reply is Reply.ACCEPTED:
+            most = 4 * len(self._program.slots) * self._journal.subnets[lease.subnet].parameters
+            if not self._parts.hold(lease.attempt, steps, start, frames, most):
+                return Reply.WRONG_SHAPE
+        return reply
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         lease = header.lease
+        frames = frames or self._parts.take(lease.attempt, header.steps)
         payload, expected = Payload(frames, header.train_seconds, header.checksum), self._expected_bytes(header)
         if payload.size_bytes <= INLINE_BYTES:
             fault = inspect(header, frames, expected)
@@ -519,6 +531,11 @@ class Runner:
             for k, width in enumerate(widths)
         )
         return tuple(needs), alone
+
+
+def _whole(mark: Payload) -> Tensor:
+    """A mark as one buffer."""
+    return torch.frombuffer(bytearray().join(mark.frames), dtype=torch.float32)
 
 
 def _own_host(scheduler: str) -> str:

@@ -12,15 +12,29 @@ import pytest
 
 from idletrain.job import parse_job
 from idletrain.nn.outofcore.foresee import Foresight
+from idletrain.nn.outofcore.plan import least_bytes
 from idletrain.nn.prepare import from_settings
 
-from .helpers import Run, job_tree, train_alone, until
+from .helpers import Control, Run, job_tree, train_alone, until
 
 ROUNDS = 2
 WIDE: dict[str, Any] = {
     "model": {"args": {"widths": [64, 1024, 1024, 1024, 1024, 10]}},
     "training": {"batch_size": 1500, "local_steps": 3, "rounds": ROUNDS},
 }
+DEEP: dict[str, Any] = {
+    "model": {"args": {"widths": [64, *[1024] * 12, 10]}},
+    "training": {"local_steps": 4, "rounds": ROUNDS},
+}
+
+
+def streaming_budget(tmp_path: Path) -> int:
+    """What is too little for the parameters and optimizer state of half of a deep network."""
+    job = parse_job(job_tree(tmp_path, **DEEP))
+    foresight = Foresight(from_settings(job.model, job.data, job.training).program)
+    budget = int(1.03 * foresight.least_bytes(0.5))
+    assert budget < least_bytes(foresight.profile(0.5), stream=False)
+    return budget
 
 
 def tight_budget(tmp_path: Path) -> int:
@@ -58,6 +72,33 @@ def test_a_run_out_of_core_ends_in_the_bits_of_one_in_core(make_run: Callable[..
     assert len(ended) == 2 * ROUNDS
     assert all(set(event["plan"]) & set("SRQ") for event in ended)
     assert sum(event["swapped_bytes"] for event in ended) > 0 or all("R" in event["plan"] for event in ended)
+    assert list(scratch.iterdir()) == []
+    assert not head.survivors()
+
+
+def test_parameters_that_do_not_fit_are_streamed_and_end_in_the_same_bits_whoever_is_killed(
+    make_run: Callable[..., Run], control: Control, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    memory = {"budget": streaming_budget(tmp_path), "out_of_core": "always", "scratch": str(scratch)}
+    run = make_run(**DEEP, memory=memory)
+    control.pace(0.3)
+    head = run.launch()
+    marked = run.wait("a mark, sent in parts", "marked")
+    victim = next(event["worker"] for event in run.events("leased") if event["attempt"] == marked["attempt"])
+    process = run.workers()[victim]
+    process.kill()
+    lost = run.wait("its loss", "lost", lambda event: event["subnet"] == marked["subnet"])
+    assert lost["kept_steps"] >= marked["steps"]
+    run.wait("its heir to go on from the mark", "leased", lambda event: event["step"] >= marked["steps"])
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(parse_job(job_tree(tmp_path, **DEEP))))
+    done = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
+    assert len(done) == 2 * ROUNDS
+    assert all(event["streamed"] for event in done)
+    assert all(event["push_bytes"] > 0 and event["pull_bytes"] > 0 for event in done)
     assert list(scratch.iterdir()) == []
     assert not head.survivors()
 

@@ -14,6 +14,7 @@ from distributed.security import Security
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
 from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum, inspect
 
@@ -28,6 +29,7 @@ class Memory:
         self.flat = torch.arange(float(SIZE))
         self.pushed: list[tuple[PushHeader, torch.Tensor]] = []
         self.beats: list[int] = []
+        self.parts = Parts()
 
     def program(self) -> bytes:
         return b"a program"
@@ -36,11 +38,16 @@ class Memory:
         return (7, self.flat) if lease == LEASE else Reply.NOT_LEASED
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+        frames = frames or self.parts.take(header.lease.attempt, header.steps)
         fault = inspect(header, frames, 4 * SIZE)
         if fault is None:
             content = b"".join(frames)
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
         return fault or Reply.ACCEPTED
+
+    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
+        held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE)
+        return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         self.beats.append(steps)
@@ -98,6 +105,28 @@ async def test_what_is_pushed_arrives_with_its_header(security: Security) -> Non
         assert got == header
         assert torch.equal(values, flat)
         assert store.bytes_up == 4 * SIZE
+
+
+@both_kinds
+async def test_parts_are_pulled_and_pushed_in_any_order(security: Security) -> None:
+    async with serving(security) as (head, store, address), connected(address, security) as client:
+        step, none = await client.pull(LEASE, 0, 0)
+        assert (step, len(none)) == (7, 0)
+        _, middle = await client.pull(LEASE, 10, 1_000_010)
+        assert torch.equal(middle, head.flat[10:1_000_010])
+        assert store.bytes_down == 4_000_000
+        flat = torch.randn(SIZE)
+        header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
+        assert await client.part(LEASE, 9, 2_000_000, flat[2_000_000:]) is Reply.ACCEPTED
+        assert await client.push(header, None) is Reply.WRONG_SHAPE  # the rest is missing
+        assert await client.part(LEASE, 9, 2_000_000, flat[2_000_000:]) is Reply.ACCEPTED
+        assert await client.part(LEASE, 9, 0, flat[:2_000_000]) is Reply.ACCEPTED
+        assert await client.push(header, None) is Reply.ACCEPTED
+        ((got, values),) = head.pushed
+        assert got == header
+        assert torch.equal(values, flat)
+        other = LeaseId("run", 1, 2, 3, 5)
+        assert await client.part(other, 9, 0, flat[:5]) is Reply.NOT_LEASED
 
 
 @both_kinds

@@ -111,7 +111,7 @@ class DiskSwap:
     def __init__(self, folder: Path, capacity_bytes: int, pace: Pace | None = None) -> None:
         check_free(folder, capacity_bytes)
         self._folder, self._pace = folder, pace
-        self._file, self.direct = _open_nameless(folder)
+        self._file, self.direct = _open_direct(folder)
         self._extents, self._lock = Extents(pages(capacity_bytes)), threading.Lock()
         self._out, self._in = _Lane("swap-out"), _Lane("swap-in")
 
@@ -298,19 +298,32 @@ def check_free(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _open_nameless(folder: Path) -> tuple[int, bool]:
+def _open_direct(folder: Path) -> tuple[int, bool]:
     """A new file without a name, and whether it passes the page cache by."""
-    for flags in (os.O_DIRECT, 0):
-        try:
-            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | flags, 0o600), bool(flags)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
-                raise ScratchError(f"memory.scratch: {folder} cannot be written ({error.strerror})") from None
+    try:
+        return nameless(folder, os.O_DIRECT), True
+    except OSError:
+        logger.warning("scratch in %s: its file system refuses O_DIRECT; swapping goes through memory", folder)
+        return nameless(folder, 0), False
+
+
+def nameless(folder: Path, flags: int) -> int:
+    """A new file that is in no directory: it is gone once nobody holds it.
+
+    Raises:
+        ScratchError: the folder cannot be written to.
+        OSError: its file system refuses the flags.
+    """
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
+            raise ScratchError(f"memory.scratch: {folder} cannot be written ({error.strerror})") from None
         if flags:
-            logger.warning("scratch in %s: its file system refuses O_DIRECT; swapping goes through memory", folder)
+            raise
     descriptor, name = tempfile.mkstemp(dir=folder)  # a file system without O_TMPFILE
     os.unlink(name)  # noqa: PTH108 (mkstemp's own kind of path)
-    return descriptor, False
+    return descriptor
 
 
 def _buffer(size: int) -> mmap.mmap:

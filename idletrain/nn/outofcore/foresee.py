@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.memory import beside_bytes, need_of, subnet_of_share
+from idletrain.nn.memory import SCRATCH_BYTES, need_of, subnet_of_share
 from idletrain.nn.outofcore.plan import InfeasibleError, Plan, least_bytes, make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
 from idletrain.nn.outofcore.trainer import profile_of
@@ -30,7 +30,7 @@ class Foresight:
         self._program = program
         self.need_bytes = need_of(program)
         self.profile = functools.cache(self._profile)
-        self.least_bytes = functools.cache(lambda share: least_bytes(self.profile(share), stream=False))
+        self.least_bytes = functools.cache(lambda share: least_bytes(self.profile(share)))
         self.seconds = functools.cache(self._seconds)
 
     def plan(self, share: float, memory_bytes: int) -> Plan:
@@ -39,7 +39,7 @@ class Foresight:
         Raises:
             InfeasibleError: there is none.
         """
-        return make_plan(self.profile(share), memory_bytes, stream=False)
+        return make_plan(self.profile(share), memory_bytes)
 
     def _seconds(self, share: float, memory_bytes: int) -> float:
         """Of a step on such a node at this machine's pace, in core where it fits; infinite where nothing does."""
@@ -62,7 +62,7 @@ class Foresight:
             labels,
             program.loss,
             state_slots=len(program.slots) - 1,
-            resident_bytes=beside_bytes(program, subnet),
+            resident_bytes=SCRATCH_BYTES,
             link=ASSUMED_LINK,
         )
         return profile

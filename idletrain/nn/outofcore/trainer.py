@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +13,14 @@ from torch import Tensor, nn
 from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.extents import PAGE
+from idletrain.nn.outofcore.home import Home
 from idletrain.nn.outofcore.measure import across_batch, measure
 from idletrain.nn.outofcore.pinned import PinnedSwap
 from idletrain.nn.outofcore.plan import Plan, make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
 from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Piece, pieces_of
+from idletrain.nn.outofcore.weights import Final, Members, Update, Weights
 
 WRONG = 0.15  # measured and predicted CPU time differ by more: the profile is not this node's any more
 PROBE_ROOM_BYTES = 32 << 20  # of scratch, to learn the link's speed before there is a plan
@@ -63,10 +64,12 @@ def profile_of(
 
 
 def scratch_bytes(footprint: Footprint) -> int:
-    """The scratch space that a plan's swapped tensors take, with a page at each end of every tensor for alignment and
-    as much again for what is freed in pieces.
+    """The scratch space that a plan's swapped tensors and streamed parameters take, with a page at each end of every
+    tensor for alignment and as much again for what is freed in pieces.
     """
     swapped = sum(segment.stored_bytes for segment in footprint.segments if segment.swapped)
+    if footprint.streamed:
+        swapped += sum(segment.parameter_bytes + segment.state_bytes for segment in footprint.segments)
     return 2 * swapped + 64 * PAGE * len(footprint.segments)
 
 
@@ -79,6 +82,17 @@ class Prepared:
     plan: Plan
 
 
+@dataclass(frozen=True)
+class _Built:
+    """A plan and what carries it out."""
+
+    plan: Plan
+    footprint: Footprint
+    swap: DiskSwap | PinnedSwap
+    weights: Weights
+    executor: Executor
+
+
 Known = dict[tuple[tuple[int, ...], ...], Prepared]
 
 
@@ -86,12 +100,14 @@ class PlannedSteps:
     """Runs a module's steps within a budget.
 
     Args:
-        module: In training mode, its parameters in memory.
+        module: In training mode; its parameters are bound to `home`, whose values may still be on their way.
         loss: `(outputs, labels) -> scalar`.
+        home: Where parameters and optimizer state are taken from, and given back to.
+        update: Moves one parameter by its gradient.
         budget_bytes: For all that a step takes.
         resident_bytes: What is in memory beside the module's parameters and their optimizer state.
-        state_slots: Tensors of optimizer state per parameter.
-        scratch: A directory on a local disk; the system's for temporary files if None.
+        scratch: A directory on a local disk.
+        leaving: In the last step, the slots that are given home, and who is told of tensors that are there.
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
 
     Attributes:
@@ -105,106 +121,142 @@ class PlannedSteps:
         self,
         module: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
+        home: Home,
+        update: Update,
         *,
         budget_bytes: int,
         resident_bytes: int,
-        state_slots: int,
-        scratch: Path | None,
+        scratch: Path,
+        leaving: tuple[int, Final] | None = None,
         known: Known | None = None,
     ) -> None:
-        self._module, self._loss = module, loss
+        self._module, self._loss, self._home, self._update = module, loss, home, update
         self._known: Known = {} if known is None else known
-        self._shapes = tuple(tuple(p.shape) for p in module.parameters())
-        self._budget, self._resident, self._slots = budget_bytes, resident_bytes, state_slots
-        self._scratch = scratch or Path(tempfile.gettempdir())
+        self._leaving = leaving
+        self._parameters = list(module.parameters())
+        self._shapes = tuple(tuple(p.shape) for p in self._parameters)
+        self._budget, self._resident, self._scratch = budget_bytes, resident_bytes, scratch
         self._pieces: list[Piece] = []
         self._profile: Profile | None = None
-        self._swap: DiskSwap | PinnedSwap | None = None
-        self._executor: Executor | None = None
-        self._footprint: Footprint | None = None
+        self._built: _Built | None = None
         self._steps = 0
         self.plan: Plan | None = None
         self.plans = 0
         self.swapped_bytes = self.peak_bytes = 0
 
-    def backward(self, inputs: Tensor, labels: Tensor) -> None:
-        """One forward and backward pass, with the bits of one in core.
+    def step(self, inputs: Tensor, labels: Tensor, *, last: bool = False) -> None:
+        """One step, with the bits of one in core.
+
+        Args:
+            inputs: The batch.
+            labels: Its labels.
+            last: Whether to give home, and tell of, what is final while the rest still computes.
 
         Raises:
             InfeasibleError: no plan fits the budget.
             ScratchError: there is no room to swap to; the step was not done.
             DamageError: a tensor came back changed.
         """
-        if self._executor is None:
-            self._begin(inputs, labels)
-        assert self._executor
-        with self._executor.step():
+        built = self._ready(inputs, labels)
+        if last and self._leaving:
+            built.weights.last(*self._leaving)
+        with built.executor.step():
             self._loss(self._module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        built.weights.finish()
         self._steps += 1
-        self.swapped_bytes += self._executor.swapped_bytes
-        self.peak_bytes = max(self.peak_bytes, self._executor.peak_bytes)
+        self.swapped_bytes += built.executor.swapped_bytes
+        self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
         if math.log2(self._steps).is_integer() and inputs.device.type == "cpu":  # a plan costs a fraction of a second
-            self._look_again()
+            self._look_again(built)
+
+    def store(self, home: Home) -> None:
+        """Write parameters and state, as they are, to a home."""
+        if self._built:
+            self._built.weights.store(home, home.slots)
 
     def close(self) -> None:
         """Give module and scratch back."""
-        if self._executor:
-            self._executor.close()
-        if self._swap:
-            self._swap.close()
-        self._executor = self._swap = None
+        if self._built:
+            self._built.weights.close()
+            self._built.executor.close()
+            self._built.swap.close()
+        self._built = None
+
+    def _ready(self, inputs: Tensor, labels: Tensor) -> _Built:
+        """What the plan needs, made with this batch if there is none, made anew if another was found better."""
+        device = inputs.device
+        if self.plan is None:
+            self._begin(inputs, labels)
+        assert self.plan
+        if self._built and self._built.plan is not self.plan:
+            self.store(self._home)
+            self.close()
+        if self._built is None:
+            self._built = self._build(self.plan, device)
+        return self._built
 
     def _begin(self, inputs: Tensor, labels: Tensor) -> None:
-        """Profile with this batch, plan, and make what the plan needs."""
-        device = inputs.device
+        """Take the plan that is known, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
             named = {piece.name: piece for piece in pieces_of(self._module)}
-            self._pieces, self._profile = [named[name] for name in known.names], known.profile
-            self._take(known.plan, device)
+            self._pieces = [named[name] for name in known.names]
+            self._adopt(known.profile, known.plan)
             return
-        probe = self._make_swap(device, PROBE_ROOM_BYTES)
+        probe = self._make_swap(inputs.device, PROBE_ROOM_BYTES)
         link = probe.speed()
         probe.close()
-        self._pieces, self._profile = profile_of(
+        self._pieces, profile = profile_of(
             self._module,
             inputs,
             labels,
             self._loss,
-            state_slots=self._slots,
+            state_slots=self._home.slots - 1,
             resident_bytes=self._resident,
             link=link,
         )
-        self._take(make_plan(self._profile, self._budget, stream=False), device)
+        self._adopt(profile, make_plan(profile, self._budget, stream=inputs.device.type == "cpu"))
 
-    def _take(self, plan: Plan, device: torch.device) -> None:
+    def _adopt(self, profile: Profile, plan: Plan) -> None:
+        self._profile, self.plan, self.plans = profile, plan, self.plans + 1
+        self._known[self._shapes] = Prepared(tuple(piece.name for piece in self._pieces), profile, plan)
+
+    def _build(self, plan: Plan, device: torch.device) -> _Built:
         assert self._profile
-        self.close()
-        self._footprint = plan.footprint(self._profile)
-        self._swap = self._make_swap(device, scratch_bytes(self._footprint))
-        self._executor = Executor(self._module, self._pieces, self._footprint, self._swap)
-        self.plan, self.plans = plan, self.plans + 1
-        names = tuple(piece.name for piece in self._pieces)
-        self._known[self._shapes] = Prepared(names, self._profile, plan)
+        footprint = plan.footprint(self._profile)
+        swap = self._make_swap(device, scratch_bytes(footprint))
+        groups, others = self._groups(footprint)
+        weights = Weights(self._home, groups, others, swap, self._update, streamed=plan.streamed)
+        return _Built(plan, footprint, swap, weights, Executor(self._module, self._pieces, footprint, swap, weights))
+
+    def _groups(self, footprint: Footprint) -> tuple[list[Members], Members]:
+        """Each segment's own parameters, and those of several or none."""
+        number = {p: i for i, p in enumerate(self._parameters)}
+        users: dict[nn.Parameter, set[int]] = {p: set() for p in self._parameters}
+        segments = [s for s in footprint.segments if s.last < len(self._pieces)]
+        for i, segment in enumerate(segments):
+            for piece in self._pieces[segment.first : segment.last + 1]:
+                for p in piece.parameters():
+                    users[p].add(i)
+        groups = [[(number[p], p) for p, mine in users.items() if mine == {i}] for i in range(len(segments))]
+        return groups, [(number[p], p) for p, mine in users.items() if len(mine) != 1]
 
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._scratch, size)
 
-    def _look_again(self) -> None:
+    def _look_again(self, built: _Built) -> None:
         """Plan anew where the last step's CPU time is far from what was predicted."""
-        assert self._executor
-        assert self._footprint
         assert self._profile
-        segments = self._footprint.segments[:-1]  # without the loss, which has no module to time
+        segments, executor = built.footprint.segments[:-1], built.executor  # without the loss: no module to time
         forward = [
             measured / max(s.forward_seconds, 1e-9)
-            for measured, s in zip(self._executor.forward_seconds, segments, strict=False)
+            for measured, s in zip(executor.forward_seconds, segments, strict=False)
         ]
         backward = [
             measured / max(s.backward_seconds + s.recompute_seconds, 1e-9)
-            for measured, s in zip(self._executor.backward_seconds, segments, strict=False)
+            for measured, s in zip(executor.backward_seconds, segments, strict=False)
         ]
         predicted = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in segments)
-        measured = sum(self._executor.forward_seconds[:-1]) + sum(self._executor.backward_seconds[:-1])
+        measured = sum(executor.forward_seconds[:-1]) + sum(executor.backward_seconds[:-1])
         if abs(measured / max(predicted, 1e-9) - 1) <= WRONG:
             return
         units = list(self._profile.units)
@@ -216,7 +268,7 @@ class PlannedSteps:
                     recompute_seconds=units[u].recompute_seconds * back,
                     backward_seconds=units[u].backward_seconds * back,
                 )
-        assert self._swap
-        link = self._swap.speed() if isinstance(self._swap, DiskSwap) and self._swap.used else self._profile.link
-        self._profile = replace(self._profile, units=tuple(units), link=link)
-        self._take(make_plan(self._profile, self._budget, stream=False), next(self._module.parameters()).device)
+        swap = built.swap
+        link = swap.speed() if isinstance(swap, DiskSwap) and swap.used else self._profile.link
+        profile = replace(self._profile, units=tuple(units), link=link)
+        self._adopt(profile, make_plan(profile, self._budget))

@@ -1,34 +1,40 @@
-"""Parameters and optimizer state out of core: brought in a segment at a time, updated as gradients become ready.
+"""Parameters and optimizer state while a subnet is trained out of core: taken from its home as its units are needed,
+updated as gradients become ready, and given back as they become final.
 
-Three segments' buffers are in memory at once: in the forward pass the one that computes and two on their way; in the
-backward pass the one that computes, one on its way and one being written back.
+Where they are streamed, three segments' buffers are in memory at once: in the forward pass the one that computes and
+two on their way; in the backward pass the one that computes, one on its way and one being written back.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from idletrain.nn.outofcore.home import Home
 from idletrain.nn.outofcore.saved import Copy, Swap
 from idletrain.nn.outofcore.simulate import LOOKAHEAD
 
-Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (the parameter's number, itself with .grad, its state)
+Members = Sequence[tuple[int, nn.Parameter]]  # parameters with their numbers
+Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
+Final = Callable[[Sequence[int]], None]  # (numbers)
 
 
 class _Group:
     """One segment's parameters: a flat tensor of values `[P]` and one of state `[slots * P]`, here or away."""
 
-    def __init__(self, members: list[tuple[int, nn.Parameter]], slots: int) -> None:
-        self.members, self.slots = members, slots
+    def __init__(self, members: Members, slots: int, *, streamed: bool) -> None:
+        self.members, self.slots, self.streamed = members, slots, streamed
+        self.numbers = [number for number, _ in members]
         self.count = sum(p.numel() for _, p in members)
         self.parts: list[Tensor | None] = [None, None]  # values, state
         self.copies: list[Copy | None] = [None, None]
         self.arriving = [False, False]
-        self.changed = False
+        self.taken = self.changed = self.given = False
+        self.left: set[int] = set()  # of the last step's updates
 
     def views(self, part: int) -> list[list[Tensor]]:
         """Per slot, each parameter's view."""
@@ -45,90 +51,93 @@ class _Group:
 
 
 class Weights:
-    """Keeps a module's parameters and their optimizer state on the other side of a link.
+    """Keeps a module's parameters and their optimizer state.
 
     Args:
-        groups: Each segment's parameters with their numbers; one that several segments use belongs to `resident`.
-        resident: Parameters that stay in memory, with their numbers.
-        state: Of every parameter by number, its tensors of optimizer state, as they are now.
-        swap: Where they go.
+        home: What they are taken from and given back to.
+        groups: Each segment's own parameters.
+        others: Parameters that several segments use, or none; they are always in memory.
+        swap: Where streamed ones are between two uses.
         update: Moves one parameter by its gradient.
+        streamed: Whether only three segments' parameters are in memory at once.
     """
 
     def __init__(
-        self,
-        groups: Sequence[list[tuple[int, nn.Parameter]]],
-        resident: Sequence[tuple[int, nn.Parameter]],
-        state: Sequence[Sequence[Tensor]],
-        swap: Swap,
-        update: Update,
+        self, home: Home, groups: Sequence[Members], others: Members, swap: Swap, update: Update, *, streamed: bool
     ) -> None:
-        self._swap, self._update, self._state = swap, update, state
-        self._groups = [_Group(members, len(state[members[0][0]]) if members else 0) for members in groups]
-        self._of: dict[int, int] = {}  # storage of resident values -> segment
-        self._kept = {p.untyped_storage()._cdata for _, p in resident}
+        self._home, self._swap, self._update = home, swap, update
+        slots = home.slots - 1
+        self._groups = [_Group(members, slots, streamed=streamed) for members in groups]
+        self._segments = len(groups)
+        self._groups.append(_Group(others, slots, streamed=False))
+        self._of: dict[int, int] = {}  # storage of values -> group
+        self._final: tuple[int, Final] | None = None
         self._hooks = []
-        for number, p in resident:
-            if p.requires_grad:
-                hook = functools.partial(self._move_resident, number)
-                self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-        for s in range(len(groups)):
-            self._take_in(s)
+        for s, group in enumerate(self._groups):
+            for number, p in group.members:
+                if p.requires_grad:
+                    hook = functools.partial(self._move, s, number)
+                    self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._bring(self._segments, (0, 1))
 
     def close(self) -> None:
-        """Bind every parameter to memory again, with the values it has now."""
+        """Bind every parameter to its home again."""
         for hook in self._hooks:
             hook.remove()
-        for s in range(len(self._groups)):
-            self._bring(s, (0,))
+        for group in self._groups:
+            for copy in group.copies:
+                if copy:
+                    copy.drop()
+            for number, p in group.members:
+                p.data = self._home.slot(number)
 
-    def values(self) -> Iterable[tuple[int, Tensor, list[Tensor]]]:
-        """Every streamed parameter's number, value and state, a segment at a time; each is good until the next."""
-        for s, group in enumerate(self._groups):
-            here = [part is not None for part in group.parts]
-            self._bring(s, (0, 1))
-            states = group.views(1) if group.slots else []
-            for i, ((number, _), value) in enumerate(zip(group.members, group.views(0)[0], strict=True)):
-                yield number, value, [row[i] for row in states]
-            for part in (0, 1):
-                if not here[part]:
-                    self._release(s, part)
+    def store(self, home: Home, slots: int) -> None:
+        """Write the first so many slots of everything to a home."""
+        for s in range(len(self._groups)):
+            self._store(s, home, slots)
 
     def finish(self) -> None:
         """End a step: what was updated last is written back; what is needed first stays."""
-        for s in range(len(self._groups)):
+        for s, group in enumerate(self._groups):
+            if self._final and group.members and not group.given:  # some had no gradient
+                self._give_home(s)
             self._write_back(s)
+
+    def last(self, slots: int, final: Final) -> None:
+        """The next step is the last: give the first so many slots home, and tell, as soon as they are final."""
+        self._final = slots, final
+        for group in self._groups:
+            group.left = {number for number, p in group.members if p.requires_grad}
 
     # --- what the executor asks ---------------------------------------------------------------------------------
 
     def stand_in(self, tensor: Tensor) -> Any:
-        """Something that gives a saved parameter back when it is needed; None if the tensor is none."""
-        key = tensor.untyped_storage()._cdata
-        if key in self._kept:
-            return tensor
-        s = self._of.get(key)
+        """A saved parameter, or something that gives it back when it is needed; None if the tensor is none."""
+        s = self._of.get(tensor.untyped_storage()._cdata)
         if s is None:
             return None
+        if not self._groups[s].streamed:
+            return tensor
         layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        return functools.partial(self._give, s, layout)
+        return functools.partial(self._again, s, layout)
 
     def forward(self, s: int) -> None:
         """Segment `s` is about to run forward."""
-        lowest = min(s, len(self._groups) - 1 - LOOKAHEAD)  # the last ones stay: the backward pass begins with them
-        for other in range(len(self._groups)):
+        lowest = min(s, self._segments - 1 - LOOKAHEAD)  # the last ones stay: the backward pass begins with them
+        for other in range(self._segments):
             if not lowest <= other <= s + LOOKAHEAD:
                 self._write_back(other)
                 self._release(other, 0)
                 self._release(other, 1)
-        for ahead in range(s, min(s + LOOKAHEAD + 1, len(self._groups))):
-            self._fetch(ahead, 0)
         self._bring(s, (0,))
+        for ahead in range(s + 1, min(s + LOOKAHEAD + 1, self._segments)):
+            self._fetch(ahead, 0)
 
     def backward(self, s: int) -> None:
         """Segment `s`'s backward pass begins."""
-        if s >= len(self._groups):
+        if s >= self._segments:
             return
-        for other in range(len(self._groups)):
+        for other in range(self._segments):
             if other > s:
                 self._write_back(other)
             if other > s + 1 or other < s - 1:
@@ -143,55 +152,67 @@ class Weights:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    def _take_in(self, s: int) -> None:
-        """Send a segment's parameters and state away, as they are now."""
+    def _take(self, s: int) -> None:
+        """Take a group from its home, once it is there."""
         group = self._groups[s]
-        if not group.members:
-            return
-        group.parts[0] = torch.cat([p.detach().reshape(-1) for _, p in group.members])
+        self._home.wait(group.numbers)
+        device = group.members[0][1].device
+        rows = [
+            [self._home.slot(number, slot).reshape(-1) for number in group.numbers] for slot in range(1 + group.slots)
+        ]
+        group.parts[0] = torch.cat(rows[0]).to(device)
         if group.slots:
-            rows = [self._state[n][slot].reshape(-1) for slot in range(group.slots) for n, _ in group.members]
-            group.parts[1] = torch.cat(rows).to(group.members[0][1].device)
-        for part, flat in enumerate(group.parts):
-            if flat is not None:
-                group.copies[part] = self._swap.put(flat.untyped_storage())
-        for number, p in group.members:
-            if p.requires_grad:
-                hook = functools.partial(self._move, s, number)
-                self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-        for part in (0, 1):
-            self._release(s, part)
+            group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
+        group.taken = True
+        self._bind(s)
+        if group.streamed:
+            for part, flat in enumerate(group.parts):
+                if flat is not None:
+                    group.copies[part] = self._swap.put(flat.untyped_storage())
+
+    def _bind(self, s: int) -> None:
+        group = self._groups[s]
+        assert group.parts[0] is not None
+        self._of[group.parts[0].untyped_storage()._cdata] = s
+        for (_, p), view in zip(group.members, group.views(0)[0], strict=True):
+            p.data = view
 
     def _fetch(self, s: int, part: int) -> None:
+        """Begin to bring a part back, or take the group if that needs no wait."""
         group = self._groups[s]
-        copy = group.copies[part]
-        if group.parts[part] is None and copy and not group.arriving[part]:
+        if not group.members or group.parts[part] is not None or group.arriving[part]:
+            return
+        if not group.taken:
+            if self._home.has(group.numbers):
+                self._take(s)
+            return
+        if copy := group.copies[part]:
             copy.wait_written()
             copy.fetch()
             group.arriving[part] = True
 
     def _bring(self, s: int, parts: Sequence[int]) -> None:
         group = self._groups[s]
+        if group.members and not group.taken:
+            self._take(s)
         for part in parts:
             self._fetch(s, part)
-            copy = group.copies[part]
             if group.arriving[part]:
+                copy = group.copies[part]
                 assert copy
                 storage, group.arriving[part] = copy.fetched(), False
                 values = torch.empty(0, dtype=torch.float32, device=storage.device)
                 group.parts[part] = values.set_(storage)
                 if part == 0:
-                    self._of[storage._cdata] = s
-                    for (_, p), view in zip(group.members, group.views(0)[0], strict=True):
-                        p.data = view
+                    self._bind(s)
 
     def _release(self, s: int, part: int) -> None:
         """Free a part's memory; what was changed has been written back."""
         group = self._groups[s]
-        copy, flat = group.copies[part], group.parts[part]
+        copy = group.copies[part]
         if group.arriving[part]:
             self._bring(s, (part,))
-            flat = group.parts[part]
+        flat = group.parts[part]
         if flat is None or copy is None:
             return
         copy.wait_written()
@@ -212,7 +233,7 @@ class Weights:
                 old.drop()
                 group.copies[part] = self._swap.put(flat.untyped_storage())
 
-    def _give(self, s: int, layout: Any) -> Tensor:
+    def _again(self, s: int, layout: Any) -> Tensor:
         self._bring(s, (0,))
         flat = self._groups[s].parts[0]
         assert flat is not None
@@ -220,13 +241,32 @@ class Weights:
         given = torch.empty(0, dtype=dtype, device=flat.device)
         return given.set_(flat.untyped_storage(), offset, shape, stride)
 
+    @torch.no_grad()
+    def _store(self, s: int, home: Home, slots: int) -> None:
+        """Copy a group's first so many slots to a home; what is not in memory is there for no longer than that."""
+        group = self._groups[s]
+        if not group.members:
+            return
+        parts = (0, 1) if slots > 1 and group.slots else (0,)
+        here = [part is not None for part in group.parts]
+        self._bring(s, parts)
+        rows = [row for part in parts for row in group.views(part)]
+        for slot, row in enumerate(rows[:slots]):
+            for number, values in zip(group.numbers, row, strict=True):
+                home.slot(number, slot).copy_(values)
+        for start, stop in home.parts(group.numbers, slots):
+            home.settle(start, stop)
+        for part in parts:
+            if not here[part]:
+                self._release(s, part)
+
     # --- updating -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _move(self, s: int, number: int, p: Tensor) -> None:
         self._bring(s, (0, 1))
         group = self._groups[s]
-        i = next(i for i, (n, _) in enumerate(group.members) if n == number)
+        i = group.numbers.index(number)
         states = group.views(1) if group.slots else []
         assert isinstance(p, nn.Parameter)
         if not group.changed:
@@ -236,9 +276,15 @@ class Weights:
         self._update(number, p, [row[i] for row in states])
         group.changed = True
         p.grad = None
+        if self._final:
+            group.left.discard(number)
+            if not group.left:
+                self._give_home(s)
 
-    @torch.no_grad()
-    def _move_resident(self, number: int, p: Tensor) -> None:
-        assert isinstance(p, nn.Parameter)
-        self._update(number, p, list(self._state[number]))
-        p.grad = None
+    def _give_home(self, s: int) -> None:
+        assert self._final
+        slots, final = self._final
+        group = self._groups[s]
+        self._store(s, self._home, slots)
+        group.given, group.changed = True, False  # nothing reads it again
+        final(group.numbers)

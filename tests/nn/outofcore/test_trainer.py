@@ -16,21 +16,36 @@ from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES
 from idletrain.nn.outofcore.plan import InfeasibleError
 from idletrain.nn.outofcore.trainer import Known, PlannedSteps
 from outofcore.networks import Case
+from outofcore.test_weights import home_of
 
 STEPS = 5
 
 
-def planned(case: Case, module: nn.Module, scratch: Path, budget: int, known: Known | None = None) -> PlannedSteps:
-    loss = functional.cross_entropy
+def move(_number: int, p: nn.Parameter, _state: list[torch.Tensor]) -> None:
+    assert p.grad is not None
+    p.sub_(p.grad, alpha=0.1)
+
+
+def planned(
+    case: Case, module: nn.Module, scratch: Path, budget: int, known: Known | None = None, resident: int = 0
+) -> PlannedSteps:
+    home = home_of(scratch, module, 1)
     return PlannedSteps(
-        module, loss, budget_bytes=budget, resident_bytes=0, state_slots=0, scratch=scratch, known=known
+        module,
+        functional.cross_entropy,
+        home,
+        move,
+        budget_bytes=budget,
+        resident_bytes=resident,
+        scratch=scratch,
+        known=known,
     )
 
 
 def least(case: Case, scratch: Path) -> int:
     steps = planned(case, copy.deepcopy(case.module), scratch, 1 << 20)
     with pytest.raises(InfeasibleError) as raised:
-        steps.backward(case.x, case.y)
+        steps.step(case.x, case.y)
     steps.close()
     return raised.value.least_bytes
 
@@ -47,23 +62,24 @@ def test_steps_have_the_bits_of_plain_ones_and_are_planned_once(tmp_path: Path) 
         for _ in range(STEPS):
             module.zero_grad()
             if module is ours:
-                steps.backward(case.x, case.y)
-            else:
-                case.loss(module(case.x)).backward()
+                steps.step(case.x, case.y)
+                continue
+            case.loss(module(case.x)).backward()
             with torch.no_grad():
-                for p in module.parameters():
-                    p.sub_(p.grad, alpha=0.1)
-    for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
+                for i, p in enumerate(module.parameters()):
+                    move(i, p, [])
     assert steps.plan
     assert set(steps.plan.letters) != {"K"}
     assert steps.swapped_bytes > 0
+    steps.store(steps._home)
     steps.close()
+    for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
     assert "forward" not in ours.features.__dict__
     assert list(tmp_path.iterdir()) == []
     (prepared,) = known.values()
     again = planned(case, copy.deepcopy(case.module), tmp_path, budget, known)
-    again.backward(case.x, case.y)
+    again.step(case.x, case.y)
     assert again.plans >= 1
     assert prepared.names == tuple(piece.name for piece in steps._pieces)
     again.close()
@@ -74,7 +90,7 @@ def test_a_profile_that_is_no_longer_true_is_taken_again(tmp_path: Path) -> None
     known: Known = {}
     module = copy.deepcopy(case.module)
     first = planned(case, module, tmp_path, 1 << 30, known)
-    first.backward(case.x, case.y)
+    first.step(case.x, case.y)
     first.close()
     (shapes,) = known
     true = known[shapes].profile
@@ -83,7 +99,7 @@ def test_a_profile_that_is_no_longer_true_is_taken_again(tmp_path: Path) -> None
     )
     known[shapes] = replace(known[shapes], profile=replace(true, units=slow))
     second = planned(case, module, tmp_path, 1 << 30, known)
-    second.backward(case.x, case.y)
+    second.step(case.x, case.y)
     second.close()
     assert second.plans == 2  # the one it was given, and one by what it saw
     assert known[shapes].profile.compute_seconds < 0.7 * sum(u.forward_seconds + u.backward_seconds for u in slow)
@@ -93,5 +109,5 @@ def test_a_budget_that_nothing_fits_is_told_with_the_smallest_that_does(tmp_path
     case: Any = Case("mlp")
     steps = planned(case, case.module, tmp_path, 1 << 20)
     with pytest.raises(InfeasibleError, match=r"no plan fits 1.0 MiB: the smallest budget that one fits is"):
-        steps.backward(case.x, case.y)
+        steps.step(case.x, case.y)
     steps.close()

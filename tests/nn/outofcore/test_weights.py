@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.execute import Executor
+from idletrain.nn.outofcore.home import Home
 from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Piece
 from idletrain.nn.outofcore.weights import Weights
@@ -56,26 +59,40 @@ def updater(name: str, count: int) -> Callable[[int, nn.Parameter, list[Tensor]]
     return update
 
 
-def streamed(case: Case, letters: str, optimizer: str, swap: DiskSwap) -> tuple[nn.Module, Weights, Executor]:
+def home_of(folder: Path, module: nn.Module, slots: int) -> Home:
+    """A home with a module's values, all there."""
+    parameters = list(module.parameters())
+    home = Home(folder, [tuple(p.shape) for p in parameters], slots)
+    for i, p in enumerate(parameters):
+        home.slot(i).copy_(p.detach())
+    home.came(range(len(parameters)))
+    return home
+
+
+def kept(
+    case: Case, letters: str, optimizer: str, swap: DiskSwap, folder: Path, *, streamed: bool
+) -> tuple[nn.Module, Home, Weights, Executor]:
     module, pieces = case.fresh()
-    slots = OPTIMIZERS[optimizer][0]
     numbers = {p: i for i, p in enumerate(module.parameters())}
-    footprint = Footprint(case.units, letters, ROOMY, 0, streamed=True)
+    footprint = Footprint(case.units, letters, ROOMY, 0, streamed=streamed)
     groups = [
         [(numbers[p], p) for piece in pieces[s.first : s.last + 1] for p in piece.parameters()]
         for s in footprint.segments
         if s.last < len(pieces)
     ]
     within = {number for group in groups for number, _ in group}
-    resident = [(i, p) for p, i in numbers.items() if i not in within]
-    state = [[torch.zeros_like(p) for _ in range(slots)] for p in numbers]
-    weights = Weights(groups, resident, state, swap, updater(optimizer, len(numbers)))
-    return module, weights, Executor(module, pieces, footprint, swap, weights)
+    others = [(i, p) for p, i in numbers.items() if i not in within]
+    home = home_of(folder, module, 1 + OPTIMIZERS[optimizer][0])
+    weights = Weights(home, groups, others, swap, updater(optimizer, len(numbers)), streamed=streamed)
+    return module, home, weights, Executor(module, pieces, footprint, swap, weights)
 
 
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "kept"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["mlp", "vgg", "transformer"])
-def test_steps_have_the_bits_of_steps_in_core(name: str, optimizer: str, swap: DiskSwap) -> None:
+def test_steps_have_the_bits_of_steps_in_core(
+    name: str, optimizer: str, streamed: bool, swap: DiskSwap, tmp_path: Path
+) -> None:
     case = Case(name)
     n = len(case.units)
     reference = copy.deepcopy(case.module)
@@ -88,23 +105,31 @@ def test_steps_have_the_bits_of_steps_in_core(name: str, optimizer: str, swap: D
     for letters in ("K" * n, "S" * n, "R" * (n - 1) + "K", "Qm" + "S" * (n - 2)):
         from idletrain.nn.outofcore.plan import legal
 
-        module, weights, executor = streamed(case, legal(case.units, letters), optimizer, swap)
+        module, home, weights, executor = kept(
+            case, legal(case.units, letters), optimizer, swap, tmp_path, streamed=streamed
+        )
+        left: list[int] = []
+        midway = Home(tmp_path, [tuple(p.shape) for p in module.parameters()], home.slots)
         torch.manual_seed(5)
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if step == STEPS - 1:
+                weights.store(midway, home.slots)
+                weights.last(home.slots, left.extend)
             with executor.step():
                 case.loss(module(case.x)).backward()
             weights.finish()
-        values = {number: (value.clone(), [s.clone() for s in state]) for number, value, state in weights.values()}
         executor.close()
         weights.close()
+        assert sorted(left) == list(range(len(list(module.parameters()))))
         for i, (p, its) in enumerate(zip(module.parameters(), reference.parameters(), strict=True)):
+            assert p.data_ptr() == home.slot(i).data_ptr()
             assert torch.equal(p, its), (letters, i)
-            assert i not in values or torch.equal(values[i][0], its)
-            for ours, theirs in zip(values[i][1] if i in values else [], _state(plain, its), strict=False):
-                assert torch.equal(ours, theirs), (letters, i)
-        assert len(values) >= len(list(module.parameters())) - 1
+            assert not torch.equal(midway.slot(i), its) or not its.numel()
+            for slot, theirs in enumerate(_state(plain, its), start=1):
+                assert torch.equal(home.slot(i, slot), theirs), (letters, i)
         for (k, a), b in zip(module.named_buffers(), reference.buffers(), strict=True):
             assert torch.equal(a, b), k
+    assert swap.used_bytes == 0
 
 
 def _state(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> list[Tensor]:
@@ -112,7 +137,7 @@ def _state(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> list[Tensor]:
     return [held[k] for k in ("momentum_buffer", "exp_avg", "exp_avg_sq") if held.get(k) is not None]
 
 
-def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap) -> None:
+def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap, tmp_path: Path) -> None:
     module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     pieces = [Piece(f"{i}", module, (layer,), follows=i > 0) for i, layer in enumerate(module)]
     from idletrain.nn.outofcore.measure import measure
@@ -121,7 +146,6 @@ def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap) -> None:
     footprint = Footprint(units, "K" * 9, ROOMY, 0, streamed=True)
     numbers = {p: i for i, p in enumerate(module.parameters())}
     groups = [[(numbers[p], p) for p in piece.parameters()] for piece in pieces]
-    state = [[torch.zeros_like(p)] for p in numbers]
     most = 0
 
     def update(number: int, p: nn.Parameter, _state: list[Tensor]) -> None:
@@ -131,29 +155,80 @@ def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap) -> None:
         here = sum(part is not None or a for g in weights._groups for part, a in zip(g.parts, g.arriving, strict=True))
         most = max(most, here)
 
-    weights = Weights(groups, [], state, swap, update)
-    assert all(p.untyped_storage().nbytes() == 4 for p in module.parameters())  # a placeholder each
+    home = home_of(tmp_path, module, 2)
+    weights = Weights(home, groups, [], swap, update, streamed=True)
     executor = Executor(module, pieces, footprint, swap, weights)
     for _ in range(2):
         with executor.step():
             module(torch.randn(4, 256)).square().mean().backward()
         weights.finish()
     assert 2 < most <= 2 * 3
-    bound = [p for p in module.parameters() if p.untyped_storage().nbytes() > 4]
-    assert len(bound) <= 3 * 2
+    away = [p for p in module.parameters() if p.untyped_storage().nbytes() == 4]  # a placeholder each
+    assert len(away) >= 2 * 8 - 3 * 2
     assert all(p.grad is None for p in module.parameters())
-    assert math.isfinite(sum(float(v.sum()) for _, v, _ in weights.values()))
+    weights.store(home, 2)
+    assert math.isfinite(float(home.flat.sum()))
     executor.close()
     weights.close()
+    assert swap.used_bytes == 0
 
 
-def test_what_two_segments_share_stays_in_memory(swap: DiskSwap) -> None:
+def test_what_two_segments_share_stays_in_memory(swap: DiskSwap, tmp_path: Path) -> None:
     tied = nn.Linear(8, 8, bias=False)
     tied.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     expected = tied.weight.detach() - 0.5 * torch.ones(8, 8)
-    weights = Weights([[]], [(0, tied.weight)], [[]], swap, lambda _n, p, _s: p.sub_(p.grad, alpha=0.5))
+    home = home_of(tmp_path, tied, 1)
+    others = [(0, tied.weight)]
+    weights = Weights(home, [[]], others, swap, lambda _n, p, _s: p.sub_(p.grad, alpha=0.5), streamed=True)
     assert weights.stand_in(tied.weight.t()).data_ptr() == tied.weight.data_ptr()
     tied(torch.eye(8)).sum().backward()
     assert torch.equal(tied.weight, expected)
     assert tied.weight.grad is None
     weights.close()
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "kept"])
+def test_a_step_begins_before_all_parameters_are_there(streamed: bool, swap: DiskSwap, tmp_path: Path) -> None:
+    """The first unit runs while the last is still on its way, and the last is waited for."""
+    case = Case("mlp")
+    module, pieces = case.fresh()
+    numbers = {p: i for i, p in enumerate(module.parameters())}
+    home = Home(tmp_path, [tuple(p.shape) for p in numbers], 1)
+    footprint = Footprint(case.units, "K" * len(case.units), ROOMY, 0, streamed=streamed)
+    groups = [[(numbers[p], p) for p in piece.parameters()] for piece in pieces]
+    values = [p.detach().clone() for p in numbers]
+    weights = Weights(home, groups, [], swap, lambda _n, _p, _s: None, streamed=streamed)
+    executor = Executor(module, pieces, footprint, swap, weights)
+    ran: list[str] = []
+    for piece in pieces:
+        for part in piece.modules:
+            part.register_forward_hook(lambda _m, _i, _o, name=piece.name: ran.append(name))
+
+    def arrive() -> None:
+        for group in groups:
+            if group is groups[-1]:
+                until(lambda: len(set(ran)) == len(pieces) - 1)
+                before.extend(ran)
+            for number, _ in group:
+                home.slot(number).copy_(values[number])
+            home.came([number for number, _ in group])
+
+    before: list[str] = []
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    torch.manual_seed(7)
+    with executor.step():
+        loss = case.loss(module(case.x))
+        loss.backward()
+    thread.join()
+    assert set(before) == {piece.name for piece in pieces[:-1]}
+    assert torch.equal(loss, case.value)
+    executor.close()
+    weights.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

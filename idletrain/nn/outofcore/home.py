@@ -1,0 +1,136 @@
+"""Where a subnet that is trained out of core lives between pull and push: a file without a name, mapped into memory.
+
+It comes and goes in pieces, in the order in which its units run: a step begins with the first of them, and what is
+final leaves while the rest still computes (KARMA, arXiv 2008.11421, section III-D).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from idletrain.nn.outofcore.disk import ScratchError, check_free, nameless
+from idletrain.nn.outofcore.extents import PAGE
+from idletrain.nn.outofcore.units import pieces_of
+
+PART_VALUES = 1 << 20  # 4 MiB on the wire at once: a third of a second over 100 Mbit/s
+VALUE_BYTES = 4
+
+
+class Home:
+    """A flat buffer `[slots * P]`: all values, then each slot of optimizer state.
+
+    Args:
+        folder: On a local disk.
+        shapes: Of every tensor, by number.
+        slots: Of the buffer.
+
+    Attributes:
+        flat: The buffer; of no allocator, and given back to the disk at will.
+
+    Raises:
+        ScratchError: there is no room on the disk.
+    """
+
+    def __init__(self, folder: Path, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
+        self._shapes, self.slots = shapes, slots
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        self._offsets = [0, *itertools.accumulate(sizes)]
+        self.parameters = self._offsets[-1]
+        self._map = _mapped(folder, VALUE_BYTES * slots * self.parameters)
+        self.flat = torch.frombuffer(self._map, dtype=torch.float32, count=slots * self.parameters)
+        self._there: set[int] = set()
+        self._change = threading.Condition()
+        self._fault: Exception | None = None
+
+    def slot(self, number: int, slot: int = 0) -> Tensor:
+        """One tensor's values, or its state of a later slot."""
+        start = slot * self.parameters + self._offsets[number]
+        return self.flat[start : start + torch.Size(self._shapes[number]).numel()].view(self._shapes[number])
+
+    def parts(self, numbers: Sequence[int], slots: int) -> Iterator[tuple[int, int]]:
+        """`[start, stop)` of the pieces in which tensors travel, neighbours together, for so many slots."""
+        for slot in range(slots):
+            base = slot * self.parameters
+            for first, last in _runs(numbers):
+                start, end = base + self._offsets[first], base + self._offsets[last + 1]
+                for part in range(start, end, PART_VALUES):
+                    yield part, min(part + PART_VALUES, end)
+
+    def put(self, start: int, values: Tensor) -> None:
+        """Write a piece, and let its memory go."""
+        self.flat[start : start + len(values)] = values
+        self.settle(start, start + len(values))
+
+    def settle(self, start: int, stop: int) -> None:
+        """Have `[start, stop)` on the disk, and need no memory for it."""
+        first = VALUE_BYTES * start // PAGE * PAGE
+        length = min(VALUE_BYTES * stop, len(self._map)) - first
+        if length > 0:
+            self._map.flush(first, length)
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    # --- what is still on its way -------------------------------------------------------------------------------
+
+    def came(self, numbers: Sequence[int]) -> None:
+        """Say that these tensors are there."""
+        with self._change:
+            self._there.update(numbers)
+            self._change.notify_all()
+
+    def fail(self, fault: Exception) -> None:
+        """Say that no more will come."""
+        with self._change:
+            self._fault = fault
+            self._change.notify_all()
+
+    def has(self, numbers: Sequence[int]) -> bool:
+        """Whether these tensors are there."""
+        return self._there.issuperset(numbers)
+
+    def wait(self, numbers: Sequence[int]) -> None:
+        """Wait until these tensors are there; raises what `fail` was told."""
+        with self._change:
+            self._change.wait_for(lambda: self._fault or self.has(numbers))
+            if not self.has(numbers) and self._fault:
+                raise self._fault
+
+
+def order_of(module: nn.Module) -> list[list[int]]:
+    """The numbers of a module's parameters in the order of use: those of no unit, then unit by unit."""
+    number = {parameter: i for i, parameter in enumerate(module.parameters())}
+    units: list[list[int]] = []
+    seen: set[int] = set()
+    for piece in pieces_of(module):
+        mine = [number[p] for p in piece.parameters() if number[p] not in seen]
+        seen.update(mine)
+        units.append(mine)
+    loose = [i for i in number.values() if i not in seen]
+    return [numbers for numbers in (loose, *units) if numbers]
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours."""
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]
+
+
+def _mapped(folder: Path, size: int) -> mmap.mmap:
+    """A file without a name of that size, all of it there, mapped; it is gone with the mapping."""
+    check_free(folder, size)
+    file = nameless(folder, 0)
+    try:
+        os.posix_fallocate(file, 0, size)  # a hole that finds no room later would end the process
+        return mmap.mmap(file, size)
+    except OSError as error:
+        raise ScratchError(f"memory.scratch: {folder} has no {-(-size >> 20)} MiB free ({error.strerror})") from None
+    finally:
+        os.close(file)

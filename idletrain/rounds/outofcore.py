@@ -1,0 +1,157 @@
+"""An attempt at a subnet that its worker cannot hold: it comes, is trained and leaves unit by unit, by way of a disk.
+
+The first step begins when its first unit is there; in the last, what is final is sent while the rest still computes
+(KARMA, arXiv 2008.11421, section III-D). The store takes the parts for an update only when all of them are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from idletrain.errors import RefusedError
+from idletrain.exchange.wire import PushHeader, Reply, checksum
+from idletrain.nn.local_steps import LocalSteps
+from idletrain.nn.memory import SCRATCH_BYTES
+from idletrain.nn.outofcore.disk import ScratchError
+from idletrain.nn.outofcore.home import Home, order_of
+from idletrain.nn.outofcore.plan import InfeasibleError
+from idletrain.nn.outofcore.trainer import PlannedSteps
+from idletrain.nn.outofcore.weights import Update
+from idletrain.nn.subnets import Subnet
+from idletrain.rounds.attempt import Attempt, Loaded, pick_device
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfCoreAttempt(Attempt):
+    """See `Attempt`; its account tells the plan, too, and `unfit` where this node cannot train such a subnet."""
+
+    _home: Home
+    _marked: Home
+    _planned: PlannedSteps
+
+    def run(self) -> dict[str, Any]:
+        """See `Attempt`."""
+        self._sent: list[Future[None]] = []
+        self._line = asyncio.Lock()  # one part at a time
+        self._arriving: Future[None] | None = None
+        try:
+            return super().run()
+        except (ScratchError, InfeasibleError) as lack:
+            logger.warning("subnet %d: %s", self._spec.lease.subnet, lack)
+            return self.told("unfit", reason=str(lack))
+        finally:
+            for call in (self._arriving, *self._sent):
+                if call:
+                    call.cancel()
+
+    # --- pull ---------------------------------------------------------------------------------------------------
+
+    def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
+        """Begin to pull; what follows waits for what it needs."""
+        program = loaded.program
+        self._home, self._marked = (Home(_scratch(loaded), subnet.shapes, len(program.slots)) for _ in "um")
+        self._order = order_of(program.module)
+        self.steps, _ = self._call(self._run.client.pull(self._spec.lease, 0, 0))
+        slots = len(program.slots) if self.steps else program.travelling
+        self._arriving = self._start(self._fill(slots))
+
+    async def _fill(self, slots: int) -> None:
+        try:
+            for numbers in self._order:
+                for start, stop in self._home.parts(numbers, slots):
+                    _, values = await self._run.client.pull(self._spec.lease, start, stop)
+                    await asyncio.to_thread(self._home.put, start, values)
+                    self.account["pull_bytes"] += values.nbytes
+                self._home.came(numbers)
+        except asyncio.CancelledError:
+            self._home.fail(RefusedError("nobody waits for this subnet any more"))
+            raise
+        except Exception as error:  # noqa: BLE001 (raised where the parameters are needed)
+            self._home.fail(error)
+
+    # --- train --------------------------------------------------------------------------------------------------
+
+    def _train(self, loaded: Loaded, subnet: Subnet) -> None:
+        program, lease = loaded.program, self._spec.lease
+        memory, free = program.memory, self._node.free_bytes
+
+        def planned(module: nn.Module, update: Update) -> PlannedSteps:
+            return PlannedSteps(
+                module,
+                program.loss,
+                self._home,
+                update,
+                budget_bytes=min(memory.budget or free, free),
+                resident_bytes=SCRATCH_BYTES,
+                scratch=_scratch(loaded),
+                leaving=(program.travelling, lambda numbers: self._leave(numbers, program.travelling)),
+                known=loaded.plans,
+            )
+
+        work = LocalSteps(program, subnet, self._home.flat, lease.subnet, lease.round, pick_device(), planned)
+        assert work.planned
+        self._planned = work.planned
+        try:
+            self._steps(loaded, work)
+            if self.steps < program.training.local_steps:
+                self._planned.store(self._home)
+        finally:
+            self._planned.close()
+        plan = self._planned.plan
+        self.account |= {
+            "plan": "".join(plan.letters) if plan else "",
+            "streamed": bool(plan and plan.streamed),
+            "swapped_bytes": self._planned.swapped_bytes,
+            "saved_peak_bytes": self._planned.peak_bytes,
+        }
+
+    # --- push ---------------------------------------------------------------------------------------------------
+
+    def _leave(self, numbers: Sequence[int], slots: int) -> None:
+        """Send tensors that are final, and at home."""
+        self._sent.append(self._start(self._parts(self._home, [numbers], slots, self.steps + 1)))
+
+    def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
+        self._planned.store(self._marked)
+        return self._send_all(self._marked, self._marked.slots, self.steps, seconds)
+
+    def _push(self, loaded: Loaded, _subnet: Subnet, *, whole: bool) -> Reply:
+        seconds = self.account["train_seconds"]
+        if not whole:
+            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds))
+        for sent in self._sent:
+            sent.result()
+        return self._call(self._seal(self._home, loaded.program.travelling, self.steps, seconds))
+
+    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
+        await self._parts(home, self._order, slots, steps)
+        return await self._seal(home, slots, steps, seconds)
+
+    async def _parts(self, home: Home, groups: Iterable[Sequence[int]], slots: int, steps: int) -> None:
+        for numbers in groups:
+            for start, stop in home.parts(numbers, slots):
+                async with self._line:
+                    values = await asyncio.to_thread(home.flat[start:stop].clone)
+                    reply = await self._run.client.part(self._spec.lease, steps, start, values)
+                if reply is not Reply.ACCEPTED:
+                    raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
+                self.account["push_bytes"] += values.nbytes
+
+    async def _seal(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
+        """Say that all parts are sent, and what they add up to."""
+        whole = home.flat[: slots * home.parameters]
+        digest = await asyncio.to_thread(checksum, [whole.numpy().data.cast("B")])
+        return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest), None)
+
+
+def _scratch(loaded: Loaded) -> Path:
+    return Path(loaded.program.memory.scratch or tempfile.gettempdir())
