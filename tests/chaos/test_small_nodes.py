@@ -1,0 +1,80 @@
+"""Machines with a true limit of 512 MiB train what needs three times that, to the bits of machines that hold it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from idletrain_testbed import Testbed, missing
+
+from benchmarks.machines import Cast, Shaped, free_port
+from benchmarks.peers.node import Spec
+from idletrain.job import parse_job
+from idletrain.nn.memory import need_of
+from idletrain.nn.prepare import from_settings
+
+from .helpers import job_tree, train_alone
+
+NODE_BYTES = 512 << 20
+PATIENCE_SECONDS = 240.0
+DEEP: dict[str, Any] = {
+    "model": {"args": {"widths": [64, *[1536] * 30, 10]}},
+    "training": {
+        "method": "local-sgd",  # every node trains all of it
+        "local_steps": 2,
+        "rounds": 2,
+        "loss": "cross_entropy",
+        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "state": "reset"},
+    },
+    "nodes": {"memory": None},
+}
+
+
+def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
+    """What a run on two such machines tells."""
+    with Testbed(2, memory="512MiB") as bed, Cast(Shaped(bed), folder) as cast:
+        spec = Spec(
+            rank=0,
+            nodes=2,
+            address=bed.address("head"),
+            root=bed.address("head"),
+            port=free_port(),
+            model=tree["model"],
+            data=tree["data"],
+            batch_size=tree["training"]["batch_size"],
+            seed=0,
+            steps=0,
+            settings={"tree": tree},
+        )
+        cast.start("head", [sys.executable, "-m", "benchmarks.peers.idletrain_head", json.dumps(asdict(spec))])
+        address = cast.output.wait("serving", 1, PATIENCE_SECONDS, cast.all_alive)[0]["address"]
+        for node in ("n0", "n1"):
+            cast.start(node, [sys.executable, "-m", "idletrain", "worker", address])
+        cast.output.wait("run_ended", 1, PATIENCE_SECONDS, cast.all_alive)
+        return list(cast.output.lines)
+
+
+def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_ones(tmp_path: Path) -> None:
+    if lacking := missing(memory=True):
+        pytest.skip(" ".join(lacking))
+    tree = job_tree(tmp_path / "run", **DEEP)
+    job = parse_job(tree)
+    assert need_of(from_settings(job.model, job.data, job.training).program)(1.0) > 3 * NODE_BYTES
+    try:
+        lines = told(tree, tmp_path)
+    except RuntimeError as error:
+        raise AssertionError((tmp_path / "stderr").read_text()[-3000:]) from error
+    joined = [line for line in lines if line["kind"] == "worker_joined"]
+    assert len(joined) == 2
+    assert all(line["memory_bytes"] < NODE_BYTES for line in joined)
+    done = [line for line in lines if line["kind"] == "attempt_ended" and line["ended"] == "done"]
+    assert len(done) == 2 * job.training.rounds
+    assert all(line["streamed"] for line in done)
+    assert not [line for line in lines if line["kind"] == "worker_left" and line["cause"] == "kill"]
+    ended = next(line for line in lines if line["kind"] == "run_ended")
+    assert ended["params_sha256"] == train_alone(job)[job.training.rounds]
