@@ -177,7 +177,7 @@ class MemorySettings(_Settings):
     """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
     fit and that is quicker than narrower subnets; the result is the same bits either way."""
     scratch: str | None = None
-    """A directory of each worker's local disk to swap to; the system's for temporary files when null."""
+    """A directory of each worker's local disk to swap to; /var/tmp when null."""
 
 
 class PreemptionSettings(_Settings):

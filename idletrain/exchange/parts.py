@@ -25,11 +25,11 @@ class Parts:
             del payloads[oldest]
         return True
 
-    def take(self, attempt: int, steps: int) -> list[memoryview]:
-        """A payload's frames in order; none if one is missing."""
+    def payload(self, attempt: int, steps: int) -> list[memoryview]:
+        """A payload's frames in order, none if there is a gap; as often as asked: a push may be sent again."""
         frames: list[memoryview] = []
         at = 0
-        for start, part in sorted(self._held.get(attempt, {}).pop(steps, {}).items()):
+        for start, part in sorted(self._held.get(attempt, {}).get(steps, {}).items()):
             if VALUE_BYTES * start != at:
                 return []
             frames += part

@@ -22,8 +22,8 @@ class Head(Protocol):
     def program(self) -> bytes:
         """The pickled program, for workers."""
 
-    async def pull(self, lease: LeaseId) -> tuple[int, Tensor] | Reply:
-        """The step to go on from and the flat buffer; or why not."""
+    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:
+        """The step to go on from and `[start:stop]` of the flat buffer; or why not."""
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """Take an update or a mark, of the parts that are held if there are no frames; returns once it is durable (a
@@ -73,11 +73,10 @@ class Store:
         return {"program": self._head.program()}
 
     async def _pull(self, lease: dict[str, Any], start: int, stop: int | None) -> Any:
-        answer = await self._head.pull(LeaseId(**lease))
+        answer = await self._head.pull(LeaseId(**lease), start, stop)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
-        step, flat = answer
-        part = flat[start:stop]
+        step, part = answer
         self.bytes_down += part.nbytes
         return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(part.numpy())}
 

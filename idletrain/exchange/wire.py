@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import xxhash
 
 
 class Reply(enum.StrEnum):
-    """The store's answer to a push or a beat."""
+    """The store's answer to a worker."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
@@ -60,7 +60,7 @@ def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:
     return asdict(record)
 
 
-def checksum(frames: Sequence[memoryview | bytes]) -> int:
+def checksum(frames: Iterable[memoryview | bytes]) -> int:
     """XXH3-64 over frames as one payload: 10 GB/s here, where crc32 makes 4 (it guards against accidents only)."""
     digest = xxhash.xxh3_64()
     for frame in frames:

@@ -228,6 +228,27 @@ class Attempt:
         ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
         return self.told(ended, reply=reply.value)
 
+    def _take(self, turn: threading.Lock) -> bool:
+        """Wait until the other subnet is done with it; False if this one cannot wait for that or is not wanted."""
+        while not turn.acquire(timeout=TURN_SECONDS):
+            if self._unwanted():
+                return False
+        return True
+
+    def _unwanted(self) -> bool:
+        return self._node.draining.is_set() or self._revoked.is_set()
+
+    @contextlib.contextmanager
+    def _moving(self, way: str) -> Iterator[None]:
+        with self._timed(f"{way}_wait_seconds"):
+            mine = self._take(self._node.moving)
+        try:
+            with self._timed(f"{way}_seconds"):
+                yield
+        finally:
+            if mine:
+                self._node.moving.release()
+
     def told(self, ended: str, **why: str) -> dict[str, Any]:
         """The account as it stands."""
         return {"ended": ended, **why, "steps": self.steps, **self.account}
@@ -247,7 +268,7 @@ class Attempt:
         all_steps = loaded.program.training.local_steps
         work.resume_at(self.steps)
         started = marked = time.perf_counter()
-        while self.steps < all_steps and not (self._revoked.is_set() or self._node.draining.is_set()):
+        while self.steps < all_steps and not self._unwanted():
             work.step(loaded.samples, loaded.order, self.steps)
             self.steps += 1
             now = time.perf_counter()
@@ -255,7 +276,10 @@ class Attempt:
             left = self.steps < all_steps  # else the update itself comes next
             if due and left and self._node.moving.acquire(blocking=False):
                 self._node.mark_now.clear()
-                mark, marked = self._start(self._mark(now - started)), now
+                with contextlib.ExitStack() as failed:
+                    failed.callback(self._node.moving.release)
+                    mark, marked = self._start(self._mark(now - started)), now
+                    failed.pop_all()
                 mark.add_done_callback(lambda _: self._node.moving.release())
         self.account["train_seconds"] = time.perf_counter() - started
 

@@ -129,7 +129,9 @@ class Crew:
             return
         if address not in self._known:  # it left while it told
             return
-        self.capacities[address] = Capacity(about["memory_bytes"], about["steps_per_second"], about["leases"])
+        self.capacities[address] = Capacity(
+            about["memory_bytes"], about["steps_per_second"], about["leases"], streams=about["device"] == "cpu"
+        )
         self._names[address] = about["name"]
         fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
         self._record("worker_joined", worker=address, **{field: about[field] for field in fields})

@@ -20,7 +20,7 @@ from idletrain.errors import RefusedError
 from idletrain.exchange.wire import PushHeader, Reply, checksum
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.memory import SCRATCH_BYTES
-from idletrain.nn.outofcore.disk import ScratchError
+from idletrain.nn.outofcore.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.home import Home, order_of
 from idletrain.nn.outofcore.plan import InfeasibleError
 from idletrain.nn.outofcore.trainer import PlannedSteps
@@ -29,40 +29,51 @@ from idletrain.nn.subnets import Subnet
 from idletrain.rounds.attempt import Attempt, Loaded, pick_device
 
 logger = logging.getLogger(__name__)
+LARGE_FILES = Path("/var/tmp")  # noqa: S108 (files without names)
 
 
 class OutOfCoreAttempt(Attempt):
-    """See `Attempt`; its account tells the plan, too, and `unfit` where this node cannot train such a subnet."""
+    """See `Attempt`; its account tells the plan, too, and `unfit` where this node cannot train such a subnet.
 
-    _home: Home
-    _marked: Home
+    What comes and goes while it computes is not in the account's seconds of pull and push.
+    """
+
     _planned: PlannedSteps
 
     def run(self) -> dict[str, Any]:
         """See `Attempt`."""
-        self._sent: list[Future[None]] = []
+        self._sent: list[tuple[Sequence[int], Future[None]]] = []
         self._line = asyncio.Lock()  # one part at a time
         self._arriving: Future[None] | None = None
+        self._homes: list[Home] = []
         try:
             return super().run()
         except (ScratchError, InfeasibleError) as lack:
             logger.warning("subnet %d: %s", self._spec.lease.subnet, lack)
             return self.told("unfit", reason=str(lack))
         finally:
-            for call in (self._arriving, *self._sent):
+            for call in (self._arriving, *(sent for _, sent in self._sent)):
                 if call:
                     call.cancel()
+            for home in self._homes:
+                home.close()
 
     # --- pull ---------------------------------------------------------------------------------------------------
 
     def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
         """Begin to pull; what follows waits for what it needs."""
         program = loaded.program
-        self._home, self._marked = (Home(_scratch(loaded), subnet.shapes, len(program.slots)) for _ in "um")
+        scratch = _scratch(loaded)
+        for _ in ("the subnet", "its marks"):
+            self._homes.append(Home(scratch, subnet.shapes, len(program.slots), self._unwanted))
+        self._home, self._marked = self._homes
+        if in_memory(scratch):
+            raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
         self._order = order_of(program.module)
         self.steps, _ = self._call(self._run.client.pull(self._spec.lease, 0, 0))
         slots = len(program.slots) if self.steps else program.travelling
         self._arriving = self._start(self._fill(slots))
+        self._arriving.add_done_callback(lambda _: self._home.fail(RefusedError("the pull was given up")))
 
     async def _fill(self, slots: int) -> None:
         try:
@@ -72,9 +83,6 @@ class OutOfCoreAttempt(Attempt):
                     await asyncio.to_thread(self._home.put, start, values)
                     self.account["pull_bytes"] += values.nbytes
                 self._home.came(numbers)
-        except asyncio.CancelledError:
-            self._home.fail(RefusedError("nobody waits for this subnet any more"))
-            raise
         except Exception as error:  # noqa: BLE001 (raised where the parameters are needed)
             self._home.fail(error)
 
@@ -118,7 +126,7 @@ class OutOfCoreAttempt(Attempt):
 
     def _leave(self, numbers: Sequence[int], slots: int) -> None:
         """Send tensors that are final, and at home."""
-        self._sent.append(self._start(self._parts(self._home, [numbers], slots, self.steps + 1)))
+        self._sent.append((numbers, self._start(self._parts(self._home, [numbers], slots, self.steps + 1))))
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
         self._planned.store(self._marked)
@@ -128,9 +136,13 @@ class OutOfCoreAttempt(Attempt):
         seconds = self.account["train_seconds"]
         if not whole:
             return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds))
-        for sent in self._sent:
-            sent.result()
-        return self._call(self._seal(self._home, loaded.program.travelling, self.steps, seconds))
+        slots = loaded.program.travelling
+        for numbers, sent in self._sent:
+            try:
+                sent.result()
+            except ConnectionError:  # all its steps are done: once more
+                self._call(self._parts(self._home, [numbers], slots, self.steps))
+        return self._call(self._seal(self._home, slots, self.steps, seconds))
 
     async def _send_all(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
         await self._parts(home, self._order, slots, steps)
@@ -140,18 +152,20 @@ class OutOfCoreAttempt(Attempt):
         for numbers in groups:
             for start, stop in home.parts(numbers, slots):
                 async with self._line:
-                    values = await asyncio.to_thread(home.flat[start:stop].clone)
+                    values = await asyncio.to_thread(home.read, start, stop)
                     reply = await self._run.client.part(self._spec.lease, steps, start, values)
                 if reply is not Reply.ACCEPTED:
                     raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
-                self.account["push_bytes"] += values.nbytes
+                if home is self._home:
+                    self.account["push_bytes"] += values.nbytes
 
     async def _seal(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
         """Say that all parts are sent, and what they add up to."""
-        whole = home.flat[: slots * home.parameters]
-        digest = await asyncio.to_thread(checksum, [whole.numpy().data.cast("B")])
+        digest = await asyncio.to_thread(checksum, home.frames(slots))
         return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest), None)
 
 
 def _scratch(loaded: Loaded) -> Path:
-    return Path(loaded.program.memory.scratch or tempfile.gettempdir())
+    """Where to, by the job or the system: /var/tmp is on a disk where /tmp is not."""
+    default = LARGE_FILES if LARGE_FILES.is_dir() else tempfile.gettempdir()
+    return Path(loaded.program.memory.scratch or default)

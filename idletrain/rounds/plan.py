@@ -15,13 +15,19 @@ STEPS = 64  # bisection steps of a share: to the last bit of a float; only a net
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker brings: memory for subnets, speed in steps per second of a reference step, and how many leases it
-    can hold at once.
+    """What a worker brings.
+
+    Attributes:
+        memory_bytes: For subnets.
+        steps_per_second: Of a reference step.
+        leases: How many it can hold at once.
+        streams: Whether it can train with its parameters on a disk (a GPU cannot).
     """
 
     memory_bytes: int
     steps_per_second: float
     leases: int = 1
+    streams: bool = True
 
 
 @dataclass(frozen=True)

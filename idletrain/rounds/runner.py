@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 import time
@@ -397,7 +398,7 @@ class Runner:
         """See `Head`."""
         return self._pickled
 
-    async def pull(self, lease: LeaseId) -> tuple[int, Tensor] | Reply:
+    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:
         """See `Head`."""
         if self._state is None:
             return Reply.STALE_ROUND
@@ -406,7 +407,10 @@ class Runner:
         step = self._state.subnets[lease.subnet].base_steps
         if lease.attempt not in self._pulls:
             self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_whole, self._marks[lease.subnet]))
-        return step, await self._pulls[lease.attempt]
+        part = (await self._pulls[lease.attempt])[start:stop]
+        if stop is None and step:  # nobody asks again
+            self._pulls.pop(lease.attempt, None)
+        return step, part
 
     def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
@@ -420,7 +424,7 @@ class Runner:
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         lease = header.lease
-        frames = frames or self._parts.take(lease.attempt, header.steps)
+        frames = frames or self._parts.payload(lease.attempt, header.steps)
         payload, expected = Payload(frames, header.train_seconds, header.checksum), self._expected_bytes(header)
         if payload.size_bytes <= INLINE_BYTES:
             fault = inspect(header, frames, expected)
@@ -513,21 +517,23 @@ class Runner:
         smallest = min(self._program.layout.sizes, default=1)
         how, beyond = self._job.memory.out_of_core, None
         if how != "never":
-            beyond = plan.Beyond(self._foresight.least_bytes, self._foresight.seconds, always=how == "always")
+            streams = all(worker.streams for worker in workers)
+            least = functools.partial(self._foresight.least_bytes, streams=streams)
+            beyond = plan.Beyond(least, functools.partial(self._foresight.seconds, streams=streams), how == "always")
         return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
 
     def _needs(self) -> tuple[tuple[int, ...], frozenset[int]]:
         """What each subnet needs, and which are trained out of core: those that nobody here can hold, or all."""
         widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
         largest = max((capacity.memory_bytes for capacity in self._capacities().values()), default=sys.maxsize)
-        how = self._job.memory.out_of_core
+        how, streams = self._job.memory.out_of_core, all(c.streams for c in self._capacities().values())
         alone = frozenset(
             k
             for k, width in enumerate(widths)
             if how == "always" or (how == "auto" and self._need_bytes(width) > largest)
         )
         needs = (
-            self._foresight.least_bytes(width) if k in alone else self._need_bytes(width)
+            self._foresight.least_bytes(width, streams=streams) if k in alone else self._need_bytes(width)
             for k, width in enumerate(widths)
         )
         return tuple(needs), alone

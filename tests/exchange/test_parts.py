@@ -19,32 +19,32 @@ def test_parts_are_joined_in_order_whenever_they_came() -> None:
     parts = Parts()
     assert parts.hold(1, 9, 2, part("cd"), MOST)
     assert parts.hold(1, 9, 0, part("ab"), MOST)
-    assert joined(parts.take(1, 9)) == b"aaaabbbbccccdddd"
-    assert parts.take(1, 9) == []  # and are given once
+    assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"
+    assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"  # a push may be sent again
 
 
 def test_a_part_that_is_sent_again_takes_its_own_place() -> None:
     parts = Parts()
     assert parts.hold(1, 9, 0, part("ab"), 8)
     assert parts.hold(1, 9, 0, part("ab"), 8)
-    assert joined(parts.take(1, 9)) == b"aaaabbbb"
+    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
 
 
 def test_a_payload_with_a_gap_or_an_overlap_is_none() -> None:
     parts = Parts()
     parts.hold(1, 9, 0, part("ab"), MOST)
     parts.hold(1, 9, 3, part("d"), MOST)
-    assert parts.take(1, 9) == []
-    parts.hold(1, 9, 0, part("abc"), MOST)
-    parts.hold(1, 9, 2, part("c"), MOST)
-    assert parts.take(1, 9) == []
+    assert parts.payload(1, 9) == []
+    parts.hold(2, 9, 0, part("abc"), MOST)
+    parts.hold(2, 9, 2, part("c"), MOST)
+    assert parts.payload(2, 9) == []
 
 
 def test_no_attempt_holds_more_than_its_subnet() -> None:
     parts = Parts()
     assert parts.hold(1, 9, 0, part("ab"), 12)
     assert not parts.hold(1, 9, 2, part("cd"), 12)
-    assert joined(parts.take(1, 9)) == b"aaaabbbb"
+    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
 
 
 def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
@@ -53,8 +53,8 @@ def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
     parts.hold(1, 6, 0, part("b"), MOST)
     assert PAYLOADS == 2
     parts.hold(1, 7, 0, part("c"), MOST)
-    assert parts.take(1, 5) == []
-    assert [joined(parts.take(1, steps)) for steps in (6, 7)] == [b"bbbb", b"cccc"]
+    assert parts.payload(1, 5) == []
+    assert [joined(parts.payload(1, steps)) for steps in (6, 7)] == [b"bbbb", b"cccc"]
 
 
 def test_attempts_do_not_mix_and_are_forgotten_when_they_end() -> None:
@@ -62,6 +62,6 @@ def test_attempts_do_not_mix_and_are_forgotten_when_they_end() -> None:
     parts.hold(1, 5, 0, part("a"), MOST)
     parts.hold(2, 5, 0, part("b"), MOST)
     parts.drop(1)
-    assert parts.take(1, 5) == []
-    assert joined(parts.take(2, 5)) == b"bbbb"
+    assert parts.payload(1, 5) == []
+    assert joined(parts.payload(2, 5)) == b"bbbb"
     parts.drop(3)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import xxhash
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 PROBE_BYTES = 16 << 20  # written and read to learn a disk's speed: 0.2 s at 150 MB/s
 HUGE_BYTES = 2 << 20  # buffers from this on ask for huge pages: a read then faults once per 2 MiB
 
+IN_MEMORY = ("tmpfs", "ramfs")
 Pace = Callable[[int], None]
 
 
@@ -296,6 +298,13 @@ def check_free(folder: Path, needed_bytes: int) -> None:
             f"memory.scratch: {folder} has {free >> 20} MiB free and {-(-needed_bytes >> 20)} MiB are needed; "
             "free some or name another folder"
         )
+
+
+def in_memory(folder: Path) -> bool:
+    """Whether a folder's file system is a part of memory."""
+    mounts = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
+    at = folder.resolve()
+    return next((mounts[str(place)] for place in (at, *at.parents) if str(place) in mounts), "") in IN_MEMORY
 
 
 def _open_direct(folder: Path) -> tuple[int, bool]:

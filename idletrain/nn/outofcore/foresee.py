@@ -11,7 +11,7 @@ from idletrain.nn.local_steps import assemble
 from idletrain.nn.memory import SCRATCH_BYTES, need_of, subnet_of_share
 from idletrain.nn.outofcore.plan import InfeasibleError, Plan, least_bytes, make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
-from idletrain.nn.outofcore.trainer import profile_of
+from idletrain.nn.outofcore.trainer import learn
 from idletrain.nn.program import Program
 
 # An ordinary cloud disk's guaranteed rate (EBS gp3 without extras); a worker measures its own before it plans.
@@ -30,23 +30,31 @@ class Foresight:
         self._program = program
         self.need_bytes = need_of(program)
         self.profile = functools.cache(self._profile)
-        self.least_bytes = functools.cache(lambda share: least_bytes(self.profile(share)))
-        self.seconds = functools.cache(self._seconds)
+        self._least_bytes = functools.cache(lambda share, streams: least_bytes(self.profile(share), stream=streams))
+        self._seconds = functools.cache(self._seconds_of)
 
-    def plan(self, share: float, memory_bytes: int) -> Plan:
+    def least_bytes(self, share: float, *, streams: bool = True) -> int:
+        """The least memory in which a subnet can be trained, on a node that can stream parameters or not (a GPU's)."""
+        least: int = self._least_bytes(share, streams)
+        return least
+
+    def seconds(self, share: float, memory_bytes: int, *, streams: bool = True) -> float:
+        """Of a step on such a node at this machine's pace, in core where it fits; infinite where nothing does."""
+        return self._seconds(share, memory_bytes, streams)
+
+    def plan(self, share: float, memory_bytes: int, *, streams: bool = True) -> Plan:
         """The plan of a node with that much memory.
 
         Raises:
             InfeasibleError: there is none.
         """
-        return make_plan(self.profile(share), memory_bytes)
+        return make_plan(self.profile(share), memory_bytes, stream=streams)
 
-    def _seconds(self, share: float, memory_bytes: int) -> float:
-        """Of a step on such a node at this machine's pace, in core where it fits; infinite where nothing does."""
+    def _seconds_of(self, share: float, memory_bytes: int, streams: bool) -> float:
         if self.need_bytes(share) <= memory_bytes:
             return self.profile(share).compute_seconds
         try:
-            return self.plan(share, memory_bytes).seconds
+            return self.plan(share, memory_bytes, streams=streams).seconds
         except InfeasibleError:
             return float("inf")
 
@@ -56,7 +64,7 @@ class Foresight:
         flat = torch.empty(subnet.parameters).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(0))
         samples = program.source.open()
         inputs, labels = samples.batch(np.arange(min(program.training.batch_size, len(samples))))
-        _, profile = profile_of(
+        return learn(
             assemble(program.module, subnet, flat),
             inputs,
             labels,
@@ -64,5 +72,4 @@ class Foresight:
             state_slots=len(program.slots) - 1,
             resident_bytes=SCRATCH_BYTES,
             link=ASSUMED_LINK,
-        )
-        return profile
+        ).profile

@@ -6,22 +6,28 @@ final leaves while the rest still computes (KARMA, arXiv 2008.11421, section III
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import itertools
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from idletrain.errors import RefusedError
 from idletrain.nn.outofcore.disk import ScratchError, check_free, nameless
 from idletrain.nn.outofcore.extents import PAGE
 from idletrain.nn.outofcore.units import pieces_of
 
 PART_VALUES = 1 << 20  # 4 MiB on the wire at once: a third of a second over 100 Mbit/s
 VALUE_BYTES = 4
+LOOK_SECONDS = 0.1  # between two looks whether anybody still waits
+_MS_SYNC = 4
+_libc = ctypes.CDLL(None, use_errno=True)  # mmap.flush would hold the interpreter while the disk writes
 
 
 class Home:
@@ -31,6 +37,7 @@ class Home:
         folder: On a local disk.
         shapes: Of every tensor, by number.
         slots: Of the buffer.
+        unwanted: Whether nobody needs it any more, asked by who waits.
 
     Attributes:
         flat: The buffer; of no allocator, and given back to the disk at will.
@@ -39,8 +46,14 @@ class Home:
         ScratchError: there is no room on the disk.
     """
 
-    def __init__(self, folder: Path, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
-        self._shapes, self.slots = shapes, slots
+    def __init__(
+        self,
+        folder: Path,
+        shapes: Sequence[tuple[int, ...]],
+        slots: int,
+        unwanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._shapes, self.slots, self._unwanted = shapes, slots, unwanted
         sizes = [torch.Size(shape).numel() for shape in shapes]
         self._offsets = [0, *itertools.accumulate(sizes)]
         self.parameters = self._offsets[-1]
@@ -65,17 +78,43 @@ class Home:
                     yield part, min(part + PART_VALUES, end)
 
     def put(self, start: int, values: Tensor) -> None:
-        """Write a piece, and let its memory go."""
+        """Write a part, and let its memory go."""
         self.flat[start : start + len(values)] = values
         self.settle(start, start + len(values))
 
+    def read(self, start: int, stop: int) -> Tensor:
+        """A copy of a part."""
+        values = self.flat[start:stop].clone()
+        self.drop(start, stop)
+        return values
+
+    def frames(self, slots: int) -> Iterator[memoryview]:
+        """The first so many slots, a part at a time; each is good until the next."""
+        for start, stop in self.parts(range(len(self._shapes)), slots):
+            yield self.flat[start:stop].numpy().data.cast("B")
+            self.drop(start, stop)
+
     def settle(self, start: int, stop: int) -> None:
         """Have `[start, stop)` on the disk, and need no memory for it."""
-        first = VALUE_BYTES * start // PAGE * PAGE
-        length = min(VALUE_BYTES * stop, len(self._map)) - first
-        if length > 0:
-            self._map.flush(first, length)
+        first, length = self._pages(start, stop)
+        if length and _libc.msync(ctypes.c_void_p(self.flat.data_ptr() + first), ctypes.c_size_t(length), _MS_SYNC):
+            raise OSError(ctypes.get_errno(), "a subnet could not be written to its scratch disk")
+        self.drop(start, stop)
+
+    def drop(self, start: int, stop: int) -> None:
+        """Need no memory for `[start, stop)`; what was written of it stays."""
+        first, length = self._pages(start, stop)
+        if length:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def close(self) -> None:
+        """Give its space on the disk back; whoever still reads it finds zeros."""
+        with contextlib.suppress(OSError):  # a file system without holes: with the mapping, then
+            self._map.madvise(mmap.MADV_REMOVE)
+
+    def _pages(self, start: int, stop: int) -> tuple[int, int]:
+        first = VALUE_BYTES * start // PAGE * PAGE
+        return first, max(0, VALUE_BYTES * stop - first)
 
     # --- what is still on its way -------------------------------------------------------------------------------
 
@@ -96,11 +135,19 @@ class Home:
         return self._there.issuperset(numbers)
 
     def wait(self, numbers: Sequence[int]) -> None:
-        """Wait until these tensors are there; raises what `fail` was told."""
+        """Wait until these tensors are there.
+
+        Raises:
+            RefusedError: nobody needs them any more.
+            Exception: what `fail` was told.
+        """
         with self._change:
-            self._change.wait_for(lambda: self._fault or self.has(numbers))
-            if not self.has(numbers) and self._fault:
-                raise self._fault
+            while not self.has(numbers):
+                if self._fault:
+                    raise self._fault
+                if self._unwanted():
+                    raise RefusedError("the node is leaving, or the lease is over")
+                self._change.wait(LOOK_SECONDS)
 
 
 def order_of(module: nn.Module) -> list[list[int]]:

@@ -6,10 +6,11 @@ what it saves and needs, and for its seconds of CPU time (waits and busy neighbo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from idletrain.nn.outofcore.profile import Unit
 from idletrain.nn.outofcore.units import Installed, Piece
 
 LOSS = "loss"
+BETWEEN = -1  # the piece of what runs between pieces
 
 
 def measure(
@@ -55,23 +57,79 @@ def measure(
         units[p], out = trial.unit(state_slots)
         return out
 
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+    with _left_alone(module, inputs), torch.no_grad():
+        installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
+        try:
             outputs = module(inputs)
-            last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)[0]
-    finally:
-        installed.remove()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        finally:
+            installed.remove()
+        last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)[0]
     once = [p for p in calls if calls.count(p) == 1]
     # A chain's piece is one with the next only if that is the next to run.
     follows = [i > 0 and pieces[p].follows and once[i - 1] == p - 1 for i, p in enumerate(once)]
     measured = [replace(units[p], follows=f) for p, f in zip(once, follows, strict=True)]
     return [pieces[p] for p in once], (*measured, replace(last, follows=False, modes="K"))
+
+
+def users_of(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> list[frozenset[int]]:
+    """Of every parameter by number, the pieces that use it, `BETWEEN` for what is used outside of all.
+
+    Args:
+        module: Run forward once more, without gradients; buffers and random state are left as they were.
+        pieces: Its units.
+        inputs: A batch.
+    """
+    parameters = list(module.parameters())
+    seen: dict[int, set[int]] = {p.untyped_storage()._cdata: set() for p in parameters}
+    here = [BETWEEN]
+
+    def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        here.append(p)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            here.pop()
+
+    with _left_alone(module, inputs), torch.no_grad(), _Uses(seen, here):
+        installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
+        try:
+            module(inputs)
+        finally:
+            installed.remove()
+    return [frozenset(seen[p.untyped_storage()._cdata]) for p in parameters]
+
+
+@contextlib.contextmanager
+def _left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Leaves buffers and random state as they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what touches a storage."""
+
+    def __init__(self, seen: dict[int, set[int]], here: list[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen, self._here = seen, here
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it is to import it: 80 MB
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            users = self._seen.get(tensor.untyped_storage()._cdata)
+            if users is not None:
+                users.add(self._here[-1])
+        return func(*args, **(kwargs or {}))
 
 
 def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:

@@ -26,7 +26,9 @@ def mean(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Ten
     return future.then(lambda done: done.value()[0])
 
 
-def update_in_phases(ddp: nn.parallel.DistributedDataParallel, move: Move, exchange: Hook = mean) -> None:
+def update_in_phases(
+    ddp: nn.parallel.DistributedDataParallel, move: Move, exchange: Hook = mean, state: Any = None
+) -> None:
     """Have a bucket's parameters moved as soon as it is exchanged.
 
     Args:
@@ -34,6 +36,7 @@ def update_in_phases(ddp: nn.parallel.DistributedDataParallel, move: Move, excha
             after a backward pass, and no optimizer steps after it.
         move: Moves one parameter.
         exchange: Of a bucket, a DDP communication hook.
+        state: The hook's; DDP's process group if None.
     """
 
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -41,11 +44,12 @@ def update_in_phases(ddp: nn.parallel.DistributedDataParallel, move: Move, excha
 
         def then(done: Future[Tensor]) -> Tensor:
             with torch.no_grad():
+                bucket.buffer().copy_(done.value())  # not every hook works in place
                 for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
                     assert isinstance(parameter, nn.Parameter)
                     move(parameter, gradient)
-            return done.value()
+            return bucket.buffer()
 
         return exchange(state, bucket).then(then)
 
-    ddp.register_comm_hook(None, hook)
+    ddp.register_comm_hook(state or ddp.process_group, hook)

@@ -173,10 +173,8 @@ class _Run:
     def _forward(self, s: int) -> None:
         segment, room = self._segments[s], self._footprint.forward_room(s)
         if self._footprint.streamed and s + LOOKAHEAD < len(self._segments):
+            # The first ones are still there from the step before.
             self._fetch(s + LOOKAHEAD, self._segments[s + LOOKAHEAD].parameter_bytes)
-            if s == 0:
-                for j in range(LOOKAHEAD):
-                    self._fetch(j, self._segments[j].parameter_bytes)
         if self._footprint.streamed:
             self._now = max(self._now, self._weights[s])
         self._drain(self._now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,9 @@ from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.extents import PAGE
 from idletrain.nn.outofcore.home import Home
-from idletrain.nn.outofcore.measure import across_batch, measure
+from idletrain.nn.outofcore.measure import BETWEEN, across_batch, measure, users_of
 from idletrain.nn.outofcore.pinned import PinnedSwap
-from idletrain.nn.outofcore.plan import Plan, make_plan
+from idletrain.nn.outofcore.plan import InfeasibleError, Plan, make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
 from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Piece, pieces_of
@@ -26,7 +27,22 @@ WRONG = 0.15  # measured and predicted CPU time differ by more: the profile is n
 PROBE_ROOM_BYTES = 32 << 20  # of scratch, to learn the link's speed before there is a plan
 
 
-def profile_of(
+@dataclass(frozen=True)
+class Learnt:
+    """What one batch tells of a module.
+
+    Attributes:
+        pieces: Its units in the order in which they run.
+        owners: Of every parameter by number the unit that alone uses it; None for several or none.
+        profile: Its units' seconds and bytes.
+    """
+
+    pieces: list[Piece]
+    owners: tuple[int | None, ...]
+    profile: Profile
+
+
+def learn(
     module: nn.Module,
     inputs: Tensor,
     labels: Tensor,
@@ -36,11 +52,11 @@ def profile_of(
     resident_bytes: int,
     link: Link,
     names: Sequence[str] = (),
-) -> tuple[list[Piece], Profile]:
+) -> Learnt:
     """A module's units and profile, from one batch.
 
     Args:
-        module: In training mode.
+        module: In training mode; its buffers and torch's random state are left as they were.
         inputs: The batch.
         labels: Its labels.
         loss: `(outputs, labels) -> scalar`.
@@ -56,11 +72,21 @@ def profile_of(
             outputs.append(out.detach())
         return loss(out, labels)
 
-    pieces, units = measure(module, pieces_of(module, names), inputs, end, state_slots)
-    with torch.no_grad():
+    pieces, measured = measure(module, pieces_of(module, names), inputs, end, state_slots)
+    users = users_of(module, pieces, inputs)
+    owners = tuple(next(iter(mine)) if len(mine) == 1 and BETWEEN not in mine else None for mine in users)
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
         across = across_batch(module, loss, outputs[0], labels)
-    resident = resident_bytes + (CHECKPOINT_BYTES if inputs.device.type == "cpu" else 0)
-    return pieces, Profile(units, link, resident, len(inputs), across)
+    parameters = list(zip(module.parameters(), owners, strict=True))
+    units = list(measured)
+    for u in range(len(pieces)):
+        mine = [p for p, owner in parameters if owner == u]
+        state = state_slots * sum(p.nbytes for p in mine if p.requires_grad)
+        units[u] = replace(units[u], parameter_bytes=sum(p.nbytes for p in mine), state_bytes=state)
+    others = sum(p.nbytes for p, owner in parameters if owner is None)
+    resident = resident_bytes + (2 + state_slots) * others + (CHECKPOINT_BYTES if inputs.device.type == "cpu" else 0)
+    return Learnt(pieces, owners, Profile(tuple(units), link, resident, len(inputs), across))
 
 
 def scratch_bytes(footprint: Footprint) -> int:
@@ -75,9 +101,10 @@ def scratch_bytes(footprint: Footprint) -> int:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was learnt of a module: its units by name, their profile, and the plan."""
+    """What was learnt of a module: its units by name, whose its parameters are, their profile, and the plan."""
 
     names: tuple[str, ...]
+    owners: tuple[int | None, ...]
     profile: Profile
     plan: Plan
 
@@ -111,7 +138,7 @@ class PlannedSteps:
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
 
     Attributes:
-        plan: The plan that is followed, from the first step on.
+        plan: The plan that the next step follows, from the first on.
         plans: How many were made or taken from `known`.
         swapped_bytes: Written by all steps.
         peak_bytes: Most bytes of saved tensors that lived at once.
@@ -136,8 +163,7 @@ class PlannedSteps:
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._budget, self._resident, self._scratch = budget_bytes, resident_bytes, scratch
-        self._pieces: list[Piece] = []
-        self._profile: Profile | None = None
+        self._learnt: Learnt | None = None
         self._built: _Built | None = None
         self._steps = 0
         self.plan: Plan | None = None
@@ -166,7 +192,7 @@ class PlannedSteps:
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
-        if math.log2(self._steps).is_integer() and inputs.device.type == "cpu":  # a plan costs a fraction of a second
+        if math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu":  # a plan takes a moment
             self._look_again(built)
 
     def store(self, home: Home) -> None:
@@ -199,13 +225,12 @@ class PlannedSteps:
         """Take the plan that is known, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
             named = {piece.name: piece for piece in pieces_of(self._module)}
-            self._pieces = [named[name] for name in known.names]
-            self._adopt(known.profile, known.plan)
+            self._adopt(Learnt([named[name] for name in known.names], known.owners, known.profile), known.plan)
             return
-        probe = self._make_swap(inputs.device, PROBE_ROOM_BYTES)
-        link = probe.speed()
-        probe.close()
-        self._pieces, profile = profile_of(
+        self._home.wait(range(len(self._parameters)))
+        with contextlib.closing(self._make_swap(inputs.device, PROBE_ROOM_BYTES)) as probe:
+            link = probe.speed()
+        learnt = learn(
             self._module,
             inputs,
             labels,
@@ -214,38 +239,46 @@ class PlannedSteps:
             resident_bytes=self._resident,
             link=link,
         )
-        self._adopt(profile, make_plan(profile, self._budget, stream=inputs.device.type == "cpu"))
+        self._adopt(learnt, make_plan(learnt.profile, self._budget, stream=inputs.device.type == "cpu"))
 
-    def _adopt(self, profile: Profile, plan: Plan) -> None:
-        self._profile, self.plan, self.plans = profile, plan, self.plans + 1
-        self._known[self._shapes] = Prepared(tuple(piece.name for piece in self._pieces), profile, plan)
+    def _adopt(self, learnt: Learnt, plan: Plan) -> None:
+        self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
+        names = tuple(piece.name for piece in learnt.pieces)
+        self._known[self._shapes] = Prepared(names, learnt.owners, learnt.profile, plan)
 
     def _build(self, plan: Plan, device: torch.device) -> _Built:
-        assert self._profile
-        footprint = plan.footprint(self._profile)
+        learnt = self._learnt
+        assert learnt
+        footprint = plan.footprint(learnt.profile)
         swap = self._make_swap(device, scratch_bytes(footprint))
-        groups, others = self._groups(footprint)
-        weights = Weights(self._home, groups, others, swap, self._update, streamed=plan.streamed)
-        return _Built(plan, footprint, swap, weights, Executor(self._module, self._pieces, footprint, swap, weights))
+        with contextlib.ExitStack() as failed:
+            failed.callback(swap.close)
+            groups, others = self._groups(learnt, footprint)
+            weights = Weights(self._home, groups, others, swap, self._update, streamed=plan.streamed)
+            executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
+            failed.pop_all()
+        return _Built(plan, footprint, swap, weights, executor)
 
-    def _groups(self, footprint: Footprint) -> tuple[list[Members], Members]:
-        """Each segment's own parameters, and those of several or none."""
-        number = {p: i for i, p in enumerate(self._parameters)}
-        users: dict[nn.Parameter, set[int]] = {p: set() for p in self._parameters}
-        segments = [s for s in footprint.segments if s.last < len(self._pieces)]
-        for i, segment in enumerate(segments):
-            for piece in self._pieces[segment.first : segment.last + 1]:
-                for p in piece.parameters():
-                    users[p].add(i)
-        groups = [[(number[p], p) for p, mine in users.items() if mine == {i}] for i in range(len(segments))]
-        return groups, [(number[p], p) for p, mine in users.items() if len(mine) != 1]
+    def _groups(self, learnt: Learnt, footprint: Footprint) -> tuple[list[Members], Members]:
+        """Each segment's own parameters, and those of several units or none."""
+        members = list(enumerate(self._parameters))
+        groups = [
+            [
+                (i, p)
+                for (i, p), owner in zip(members, learnt.owners, strict=True)
+                if owner is not None and segment.first <= owner <= segment.last
+            ]
+            for segment in footprint.segments
+            if segment.last < len(learnt.pieces)
+        ]
+        return groups, [pair for pair, owner in zip(members, learnt.owners, strict=True) if owner is None]
 
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._scratch, size)
 
     def _look_again(self, built: _Built) -> None:
         """Plan anew where the last step's CPU time is far from what was predicted."""
-        assert self._profile
+        assert self._learnt
         segments, executor = built.footprint.segments[:-1], built.executor  # without the loss: no module to time
         forward = [
             measured / max(s.forward_seconds, 1e-9)
@@ -259,7 +292,8 @@ class PlannedSteps:
         measured = sum(executor.forward_seconds[:-1]) + sum(executor.backward_seconds[:-1])
         if abs(measured / max(predicted, 1e-9) - 1) <= WRONG:
             return
-        units = list(self._profile.units)
+        profile = self._learnt.profile
+        units = list(profile.units)
         for s, there, back in zip(segments, forward, backward, strict=True):
             for u in range(s.first, s.last + 1):
                 units[u] = replace(
@@ -268,7 +302,7 @@ class PlannedSteps:
                     recompute_seconds=units[u].recompute_seconds * back,
                     backward_seconds=units[u].backward_seconds * back,
                 )
-        swap = built.swap
-        link = swap.speed() if isinstance(swap, DiskSwap) and swap.used else self._profile.link
-        profile = replace(self._profile, units=tuple(units), link=link)
-        self._adopt(profile, make_plan(profile, self._budget))
+        link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
+        learnt = replace(self._learnt, profile=replace(profile, units=tuple(units), link=link))
+        with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
+            self._adopt(learnt, make_plan(learnt.profile, self._budget))

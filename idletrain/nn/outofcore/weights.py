@@ -163,6 +163,8 @@ class Weights:
         group.parts[0] = torch.cat(rows[0]).to(device)
         if group.slots:
             group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
+        for start, stop in self._home.parts(group.numbers, 1 + group.slots):
+            self._home.drop(start, stop)
         group.taken = True
         self._bind(s)
         if group.streamed:
@@ -219,7 +221,7 @@ class Weights:
         if part == 0:
             self._of.pop(flat.untyped_storage()._cdata, None)
             for _, p in group.members:
-                p.data = torch.empty(1, dtype=p.dtype, device=p.device).expand(p.shape)  # its shape, but no memory
+                p.data = torch.full((1,), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)  # a shape alone
         group.parts[part] = None
 
     def _write_back(self, s: int) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from idletrain.errors import RefusedError
+from idletrain.exchange.wire import checksum
 from idletrain.nn import models
 from idletrain.nn.outofcore.disk import ScratchError
 from idletrain.nn.outofcore.home import PART_VALUES, Home, order_of
@@ -36,7 +38,11 @@ def test_what_is_put_is_found_tensor_by_tensor_and_nothing_is_left_in_the_folder
     assert torch.equal(home.flat, values)
     assert torch.equal(home.slot(4, 1), values[-4:].view(2, 2))
     assert home.slot(2).shape == (1500, 1000)
+    assert torch.equal(home.read(100, 4_000), values[100:4_000])
+    assert checksum(home.frames(2)) == checksum([values.numpy().data.cast("B")])
     assert list(tmp_path.iterdir()) == []
+    home.close()
+    assert not home.flat.any()  # its place on the disk is free again
 
 
 def test_a_home_for_which_there_is_no_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -59,6 +65,8 @@ def test_a_wait_ends_when_the_tensors_are_there_or_when_no_more_will_come(tmp_pa
         home.wait([0, 2])
     failing.join()
     home.wait([0])  # what is there is there
+    with pytest.raises(RefusedError, match="leaving"):
+        Home(tmp_path, SHAPES, 1, unwanted=lambda: True).wait([0])
 
 
 def test_tensors_come_in_the_order_in_which_units_use_them() -> None:
