@@ -65,7 +65,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def scratch() -> Iterator[Path]:
     """A directory on a disk, which a temporary one of the tests need not be."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         if in_memory(Path(folder)):
             pytest.skip("this machine's /var/tmp is in memory")
         yield Path(folder)
