@@ -40,9 +40,10 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
     local_steps = settings.pop("local_steps")
     subnets = settings.pop("subnets", nodes)
     preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
+    kept = settings.pop("exclude", ())
     return {
         "name": "bench",
-        "model": case.model,
+        "model": {**case.model, "exclude": kept},
         "data": case.data,
         "training": {
             "method": entry.method,

@@ -46,7 +46,10 @@ CASES = {
     ),
     "d": Case(
         name="d",
-        model={"factory": "idletrain.nn.models:transformer", "args": {"vocabulary": 128, "context": 64, "width": 128}},
+        model={
+            "factory": "idletrain.nn.models:transformer",
+            "args": {"vocabulary": 128, "context": 64, "width": 128, "heads": 8},
+        },
         data={"factory": "benchmarks.text:gcide", "args": {"windows": 60_000, "test_windows": 1000, "context": 64}},
         target=0.45,
         batch_size=16,

@@ -19,6 +19,7 @@ import cloudpickle
 import dask
 import torch
 from distributed import Client, Future
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 from distributed.utils import get_ip
 from torch import Tensor
@@ -123,6 +124,8 @@ class Runner:
             if not self._done.done():
                 await self._open()
             return await self._end(await self._until_done())
+        except CommClosedError:  # whatever was being asked of it
+            raise self._scheduler_gone() from None
         finally:
             await self._close()
 
@@ -198,9 +201,12 @@ class Runner:
             now = time.monotonic()
             gone_since = None if self._client.status == "running" else gone_since or now
             if gone_since and now - gone_since > SCHEDULER_GONE_SECONDS:
-                raise RunError(
-                    f"the Dask scheduler is gone after round {self._journal.round}; start the job again with --resume"
-                )
+                raise self._scheduler_gone()
+
+    def _scheduler_gone(self) -> RunError:
+        return RunError(
+            f"the Dask scheduler is gone after round {self._journal.round}; start the job again with --resume"
+        )
 
     async def _end(self, status: str) -> Ending:
         if status == "failed":

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from benchmarks import time_to_accuracy, where_time_goes
+from benchmarks.candidates import candidates
 from benchmarks.contest import job_tree, progress_of
 from benchmarks.machines import Counter, Loopback, free_port
 from benchmarks.methods import CASES, Entry
 from benchmarks.peers import environment
+from benchmarks.peers.node import build
 from benchmarks.standings import figures_of, levels_of, standings, tables_of
 from benchmarks.time_to_accuracy import main
 from idletrain.job import parse_job
+from idletrain.nn.discover import find
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),
@@ -122,6 +126,17 @@ def test_rounds_give_every_node_its_steps(tmp_path):
     assert (job.training.rounds, job.training.subnets, job.nodes.count) == (8, 8, 8)
     lines = [{"kind": "round_committed", "round": n, "steps": 400, "t": 3.0 + 2 * n} for n in range(2)]
     assert progress_of(lines, ours=True, nodes=8) == {1: (50, 3.0), 2: (100, 5.0)}
+
+
+@pytest.mark.parametrize("name", "abcd")
+def test_every_case_can_be_cut_for_eight_nodes(name, tmp_path):
+    batch = torch.zeros(4, 64, dtype=torch.int64) if name == "d" else torch.zeros(4, 28, 28)
+    entry = next(entry for entry in candidates(name, "100mbit") if entry.method == "ist")
+    model = job_tree(CASES[name], entry, 8, tmp_path, 1.0)["model"]
+    with torch.device("meta"):
+        layout = find(build(model), batch.to("meta"), model["exclude"])
+    assert layout.groups
+    assert all(group.size >= 8 for group in layout.groups)
 
 
 def test_machines_of_loopback_are_named_as_a_testbeds():
