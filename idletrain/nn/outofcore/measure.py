@@ -6,6 +6,7 @@ what it saves and needs, and for its seconds of CPU time (waits and busy neighbo
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import time
@@ -80,8 +81,8 @@ def users_of(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> list
         inputs: A batch.
     """
     parameters = list(module.parameters())
-    seen: dict[int, set[int]] = {p.untyped_storage()._cdata: set() for p in parameters}
-    here = [BETWEEN]
+    uses = _Uses(parameters)
+    here = uses.here
 
     def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         here.append(p)
@@ -90,13 +91,13 @@ def users_of(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> list
         finally:
             here.pop()
 
-    with _left_alone(module, inputs), torch.no_grad(), _Uses(seen, here):
+    with _left_alone(module, inputs), torch.no_grad(), uses:
         installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
         try:
             module(inputs)
         finally:
             installed.remove()
-    return [frozenset(seen[p.untyped_storage()._cdata]) for p in parameters]
+    return [frozenset(users) for users in uses.of]
 
 
 @contextlib.contextmanager
@@ -114,11 +115,17 @@ def _left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what touches a storage."""
+    """Notes where parameters, or views of them, are used; several may lie in one storage."""
 
-    def __init__(self, seen: dict[int, set[int]], here: list[int]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen, self._here = seen, here
+        self.here = [BETWEEN]
+        self.of: list[set[int]] = [set() for _ in parameters]
+        self._within: dict[int, list[tuple[int, int]]] = {}  # of a storage, where parameters begin
+        for number, p in enumerate(parameters):
+            self._within.setdefault(p.untyped_storage()._cdata, []).append((p.storage_offset(), number))
+        for places in self._within.values():
+            places.sort()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -126,9 +133,10 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
-            users = self._seen.get(tensor.untyped_storage()._cdata)
-            if users is not None:
-                users.add(self._here[-1])
+            places = self._within.get(tensor.untyped_storage()._cdata)
+            at = bisect.bisect_right(places, (tensor.storage_offset(), len(self.of))) - 1 if places else -1
+            if places and at >= 0:
+                self.of[places[at][1]].add(self.here[-1])
         return func(*args, **(kwargs or {}))
 
 

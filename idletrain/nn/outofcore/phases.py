@@ -5,8 +5,7 @@ begins while the backward pass goes on, and its parameters are moved as soon as 
 section III-E; the optimizer's place in the hook is that of torch's own `optimizer_overlap_hooks`).
 """
 
-from __future__ import annotations
-
+# Without `annotations` of the future: DistributedDataParallel looks at those of a hook.
 from collections.abc import Callable
 from typing import Any
 

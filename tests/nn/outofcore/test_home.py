@@ -83,5 +83,5 @@ def test_tensors_come_in_the_order_in_which_units_use_them() -> None:
     names = [name for name, _ in module.named_parameters()]
     order = [[names[i] for i in numbers] for numbers in order_of(module)]
     assert order[0] == ["scale"]
-    assert [len(numbers) for numbers in order[1:]] == [2, 2, 2]
+    assert [len(numbers) for numbers in order[1:]] == [1, 3, 4]  # a linear layer, then a norm with each that follows
     assert sorted(name for numbers in order for name in numbers) == sorted(names)

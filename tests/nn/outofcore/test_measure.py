@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.nn.outofcore.measure import across_batch, measure
+from idletrain.nn.outofcore.measure import across_batch, measure, users_of
 from idletrain.nn.outofcore.units import Piece, pieces_of
 from outofcore.networks import Case
 
@@ -79,3 +79,14 @@ def test_what_sees_the_whole_batch_is_told(module: nn.Module, loss: object, why:
     found = across_batch(module.train(), loss, outputs, labels)  # type: ignore[arg-type]
     assert (why in found) if why else found == ""
     assert across_batch(module.eval(), functional.cross_entropy, outputs, labels) == ""
+
+
+def test_users_of_parameters_are_told_apart_though_they_lie_in_one_buffer() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    offset = 0
+    for p in module.parameters():
+        p.data = flat[offset : offset + p.numel()].view(p.shape)
+        offset += p.numel()
+    pieces = pieces_of(module)
+    assert users_of(module, pieces, torch.randn(2, 4)) == [{0}, {0}, {1}, {1}]
