@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from idletrain_testbed import Testbed, missing
+from idletrain_testbed import Testbed, cgroups, missing
 
 from benchmarks.machines import Cast, Shaped, free_port
 from benchmarks.peers.node import Spec
@@ -31,13 +31,26 @@ DEEP: dict[str, Any] = {
         "loss": "cross_entropy",
         "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "state": "reset"},
     },
-    "nodes": {"memory": None},
 }
+
+
+def unlimited(bed: Testbed, node: str) -> None:
+    """Take a machine's memory limit away: a head holds the network."""
+    found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+    for entrance in cgroups.entrances(found, bed.instance.name, node):
+        for file, text in (
+            ("memory.memsw.limit_in_bytes", "-1"),
+            ("memory.limit_in_bytes", "-1"),
+            ("memory.max", "max"),
+        ):
+            if (entrance.parent / file).exists():
+                (entrance.parent / file).write_text(text)
 
 
 def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
     """What a run on two such machines tells."""
     with Testbed(2, memory="512MiB") as bed, Cast(Shaped(bed), folder) as cast:
+        unlimited(bed, "head")
         spec = Spec(
             rank=0,
             nodes=2,
