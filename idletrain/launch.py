@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 from distributed import Client
 from distributed.core import rpc
@@ -25,6 +24,7 @@ from idletrain.observe.reproduce import about
 from idletrain.observe.summary import Summary
 from idletrain.observe.watch import Watch, watching
 from idletrain.rounds.journal import Journal
+from idletrain.rounds.limits import available_bytes
 from idletrain.rounds.recovery import read_history
 from idletrain.rounds.runner import Ending, Runner
 from idletrain.storage import Reached, only_head, write_whole
@@ -212,7 +212,7 @@ def _budget(job: Job) -> int:
     """Bytes that each local worker may use: as the job says, or its share of what is free here."""
     if job.nodes.memory:
         return job.nodes.memory
-    free = psutil.virtual_memory().available - HEAD_BYTES
+    free = available_bytes() - HEAD_BYTES
     if torch.cuda.is_available():  # they all train on it
         free = min(free, torch.cuda.mem_get_info()[0])
     return max(free // job.nodes.count, 1)

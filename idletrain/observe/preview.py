@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import psutil
 import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -21,6 +20,7 @@ from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds import plan
+from idletrain.rounds.limits import available_bytes
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
 MEASURED_STEPS = 5  # after one to warm up; a plan should take a second, not a minute
@@ -39,7 +39,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
-    shared = (psutil.virtual_memory().available - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
+    shared = (available_bytes() - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
     memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     foresight = Foresight(program)
