@@ -325,10 +325,12 @@ class Runner:
             return
         for address, capacity in capacities.items():
             if capacity.memory_bytes < self._narrowest_bytes:
-                has, needs = capacity.memory_bytes >> 20, self._narrowest_bytes >> 20
-                self._tell_misfit(
-                    f"{address} has {has} MiB free and the narrowest subnet needs {needs}: it gets no work"
-                )
+                # A subnet that is trained out of core may need less than the narrowest in core.
+                needs = min([self._narrowest_bytes, *(subnet.need_bytes for subnet in self._state.subnets)])
+                has = capacity.memory_bytes
+                if has < needs:
+                    what = f"{address} has {has >> 20} MiB free and the narrowest subnet needs {needs >> 20}"
+                    self._tell_misfit(f"{what}: it gets no work")
         largest = max(capacity.memory_bytes for capacity in capacities.values())
         for k in self._state.subnets.waiting:
             need = self._state.subnets[k].need_bytes

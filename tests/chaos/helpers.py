@@ -112,12 +112,14 @@ def train_alone(job: Job) -> list[str]:
         for round_ in range(training.rounds):
             updates = []
             for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
-                flat = network.pull(subnet)
+                pulled = network.pull(subnet)
+                flat = torch.zeros(len(program.slots) * subnet.parameters)  # state that does not travel begins at zero
+                flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
                 work.resume_at(0)
                 for step in range(training.local_steps):
                     work.step(samples, order, step)
-                updates.append((subnet, flat, training.local_steps))
+                updates.append((subnet, flat[: len(pulled)], training.local_steps))
             network.commit(updates)
             digests.append(network.sha256())
         return digests
