@@ -101,10 +101,11 @@ def simulate(job: Job) -> float:
     for round_ in range(training.rounds):
         updates = []
         for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
-            work = LocalSteps(program, subnet, network.pull(subnet), k, round_)
+            flat = network.pull(subnet)
+            work = LocalSteps(program, subnet, flat, k, round_)
             for step in range(training.local_steps):
                 work.step(samples, order, step)
-            updates.append((subnet, work.flat, training.local_steps))
+            updates.append((subnet, flat, training.local_steps))
         network.commit(updates)
     module = assembled(prepared.module, network.values)
     estimate_statistics(module, samples, training.seed)

@@ -65,9 +65,13 @@ class BenchHead:
         """See `Head`."""
         return b""
 
-    async def pull(self, lease: LeaseId) -> tuple[int, Tensor] | Reply:  # noqa: ARG002 (Head's)
+    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:  # noqa: ARG002
         """See `Head`."""
-        return 0, self._flat
+        return 0, self._flat[start:stop]
+
+    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+        """See `Head`; nothing here is sent in parts."""
+        return Reply.WRONG_SHAPE
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""

@@ -99,7 +99,13 @@ FULL = Sizes(
     width=768,
 )
 TINY = Sizes(
-    {"MLP": (lambda: mlp([32] + [64] * 4 + [10]), (256, 32), 0)}, (0.8,), (0.0, 300.0), 1, layers=4, width=64, batch=16
+    {"MLP": (lambda: mlp([32] + [64] * 4 + [10]), (256, 32), 0)},
+    (0.8,),
+    (0.0, 300.0),
+    repetitions=1,
+    layers=4,
+    width=64,
+    batch=16,
 )
 
 

@@ -123,7 +123,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.of: list[set[int]] = [set() for _ in parameters]
         self._within: dict[int, list[tuple[int, int]]] = {}  # of a storage, where parameters begin
         for number, p in enumerate(parameters):
-            self._within.setdefault(p.untyped_storage()._cdata, []).append((p.storage_offset(), number))
+            self._within.setdefault(p.untyped_storage()._cdata, []).append((int(p.storage_offset()), number))
         for places in self._within.values():
             places.sort()
 

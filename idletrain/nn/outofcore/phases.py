@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 Move = Callable[[nn.Parameter, Tensor], None]  # (parameter, the mean of all ranks' gradients)
-Hook = Callable[[Any, dist.GradBucket], Future[Tensor]]
+Hook = Callable[[Any, GradBucket], Future[Tensor]]
 
 
-def mean(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future[Tensor]:
+def mean(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
     """What DistributedDataParallel does without a hook."""
     summed = dist.all_reduce(bucket.buffer().div_(dist.get_world_size(group)), group=group, async_op=True)
-    future: Future[list[Tensor]] = summed.get_future()  # type: ignore[union-attr]
+    future: Future[list[Tensor]] = summed.get_future()
     return future.then(lambda done: done.value()[0])
 
 
@@ -38,7 +39,7 @@ def update_in_phases(
         state: The hook's; DDP's process group if None.
     """
 
-    def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+    def hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
         parameters = bucket.parameters()
 
         def then(done: Future[Tensor]) -> Tensor:
@@ -47,7 +48,8 @@ def update_in_phases(
                 for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
                     assert isinstance(parameter, nn.Parameter)
                     move(parameter, gradient)
-            return bucket.buffer()
+            summed: Tensor = bucket.buffer()
+            return summed
 
         return exchange(state, bucket).then(then)
 

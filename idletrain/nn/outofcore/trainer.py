@@ -262,7 +262,7 @@ class PlannedSteps:
     def _groups(self, learnt: Learnt, footprint: Footprint) -> tuple[list[Members], Members]:
         """Each segment's own parameters, and those of several units or none."""
         members = list(enumerate(self._parameters))
-        groups = [
+        groups: list[Members] = [
             [
                 (i, p)
                 for (i, p), owner in zip(members, learnt.owners, strict=True)
