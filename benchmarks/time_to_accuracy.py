@@ -48,6 +48,9 @@ flatter a method that computes and sends little, as `ist` does. `MB over the lin
 
 Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are estimated
 anew before every score, for every method alike. TLS is off for all.
+
+Tried with `ist`, and worse with every round: a CNN whose narrow residual stream is cut, too, and a transformer that
+does not normalise what its heads and neurons add up to. Case c keeps its stream whole; case d normalises, for all.
 """.strip().split("\n\n")
 
 

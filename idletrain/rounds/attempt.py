@@ -31,7 +31,7 @@ from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
-from idletrain.rounds.limits import available_bytes, memory_limit_bytes
+from idletrain.rounds.limits import memory_limit_bytes
 from idletrain.rounds.spec import Spec
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def describe() -> dict[str, Any]:
     if device.type == "cuda":
         free = min(torch.cuda.mem_get_info(device)[0], node.memory_bytes or sys.maxsize)
     else:
-        limit = node.memory_bytes or worker.memory_manager.memory_limit or available_bytes()
+        limit = node.memory_bytes or worker.memory_manager.memory_limit or psutil.virtual_memory().available
         free = min(limit, memory_limit_bytes()) - process.memory_info().rss
     node.free_bytes = max(0, int(free))
     return {

@@ -11,6 +11,9 @@ from distributed import Client, Scheduler, Worker
 from idletrain.fleet import settings
 from idletrain.rounds import task
 from idletrain.rounds.attempt import Node, measure_speed, numeric_cohort
+from idletrain.rounds.limits import memory_limit_bytes
+
+GIVEN = 1 << 40  # bytes
 
 
 async def _describe() -> dict[str, Any]:
@@ -20,7 +23,7 @@ async def _describe() -> dict[str, Any]:
         Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
         Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
     ):
-        Node.of(worker).memory_bytes = 1 << 30
+        Node.of(worker).memory_bytes = GIVEN
         about: dict[str, Any] = await client.submit(task.describe, pure=False)
         return about
 
@@ -28,7 +31,8 @@ async def _describe() -> dict[str, Any]:
 def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
     about = asyncio.run(_describe())
     assert about.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "pid", "name"}
-    assert 0 < about["memory_bytes"] < (1 << 30)
+    given = min(GIVEN, memory_limit_bytes())
+    assert given // 2 < about["memory_bytes"] < given
     assert about["steps_per_second"] > 0
     assert about["name"] == "box"
     assert torch.__version__ in about["cohort"]
