@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-def vgg16() -> nn.Module:
-    """VGG-16 (arXiv 1409.1556, table 1, column D) with BatchNorm and one linear layer."""
+def vgg16(first: int) -> nn.Module:
+    """VGG-16 (arXiv 1409.1556, table 1, column D: `first` is 64) with BatchNorm and one linear layer."""
     layers: list[nn.Module] = []
     channels = 3
-    for width in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
+    for times in (1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0):
+        width = times * first
         if not width:
             layers.append(nn.MaxPool2d(2))
             continue
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         channels = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10))
 
 
 class Residual(nn.Module):

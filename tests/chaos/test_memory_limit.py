@@ -18,7 +18,8 @@ import hashlib, os, sys, torch, torch._dynamo  # which torch's checkpoint would 
 from pathlib import Path
 from torch import nn
 from idletrain.nn.outofcore.disk import DiskSwap
-from idletrain.nn.outofcore.execute import Executor, release_freed_memory
+from idletrain.nn.outofcore.execute import Executor
+from idletrain.nn.outofcore.resident import release_freed_memory
 from idletrain.nn.outofcore.measure import measure
 from idletrain.nn.outofcore.plan import make_plan
 from idletrain.nn.outofcore.profile import Profile

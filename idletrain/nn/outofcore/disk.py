@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -11,7 +12,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from idletrain.nn.outofcore.extents import PAGE, Extents, pages
 from idletrain.nn.outofcore.profile import Link
 
 logger = logging.getLogger(__name__)
-PROBE_BYTES = 16 << 20  # written and read to learn a disk's speed: 0.2 s at 150 MB/s
+PROBE_BYTES, PROBES = 1 << 20, 16  # written and read to learn a disk's speed: 0.2 s at 150 MB/s
 HUGE_BYTES = 2 << 20  # buffers from this on ask for huge pages: a read then faults once per 2 MiB
 
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -45,7 +46,9 @@ class Transfer:
 
     def cancel(self) -> bool:
         """Leave it undone; False if it has begun."""
-        return self._claim.acquire(blocking=False)
+        if claimed := self._claim.acquire(blocking=False):
+            self._work = None  # and with it what it holds in memory
+        return claimed
 
     def run(self) -> None:
         """Do it, on the lane's thread."""
@@ -55,7 +58,7 @@ class Transfer:
                 self._work()
             except Exception as error:  # noqa: BLE001 (raised again where the result is wanted)
                 self._error = error
-            self._work = None  # and with it what it held in memory
+            self._work = None
             self.ended.set()
 
     def wait(self) -> None:
@@ -116,6 +119,7 @@ class DiskSwap:
         self._file, self.direct = _open_direct(folder)
         self._extents, self._lock = Extents(pages(capacity_bytes)), threading.Lock()
         self._out, self._in = _Lane("swap-out"), _Lane("swap-in")
+        self._handled, self._handling_seconds = 0, 0.0
 
     def put(self, storage: torch.UntypedStorage) -> DiskCopy:
         """Begin to write a storage, which must not change meanwhile.
@@ -123,6 +127,11 @@ class DiskSwap:
         Raises:
             ScratchError: the scratch space is used up.
         """
+        with self.handling():
+            self._handled += 1
+            return self._put(storage)
+
+    def _put(self, storage: torch.UntypedStorage) -> DiskCopy:
         address, size = storage.data_ptr(), storage.nbytes()
         skew = address % PAGE
         length = pages(skew + size)
@@ -139,12 +148,14 @@ class DiskSwap:
     def speed(self) -> Link:
         """The link's speed: as seen so far, or by a probe."""
         if not self.used:
-            copy = self.put(torch.frombuffer(_buffer(PROBE_BYTES), dtype=torch.uint8).untyped_storage())
-            copy.wait_written()
-            copy.fetch()
-            copy.fetched()
-            copy.drop()
-        return Link(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds)
+            block = torch.frombuffer(_buffer(PROBE_BYTES), dtype=torch.uint8).untyped_storage()
+            for copy in [self.put(block) for _ in range(PROBES)]:
+                copy.wait_written()
+                copy.fetch()
+                copy.fetched()
+                copy.drop()
+        handling = self._handling_seconds / self._handled
+        return Link(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds, handling)
 
     @property
     def used(self) -> bool:
@@ -155,6 +166,15 @@ class DiskSwap:
     def used_bytes(self) -> int:
         """Bytes of the scratch space that are taken."""
         return self._extents.capacity_bytes - self._extents.free_bytes
+
+    @contextlib.contextmanager
+    def handling(self) -> Iterator[None]:
+        """Counts what a tensor takes of the computing thread's time."""
+        started = time.thread_time()
+        try:
+            yield
+        finally:
+            self._handling_seconds += time.thread_time() - started
 
     def close(self) -> None:
         """End the threads and give the space back."""
@@ -230,25 +250,28 @@ class DiskCopy:
 
     def fetch(self) -> None:
         """Begin to read it back."""
-        self._buffer = _buffer(self._length)
-        self._reading = self._swap.go(Transfer(self._read), out=False)
+        with self._swap.handling():
+            self._buffer = _buffer(self._length)
+            self._reading = self._swap.go(Transfer(self._read), out=False)
 
     def fetched(self) -> torch.UntypedStorage:
         """The storage, once it is back; see `Transfer.wait` for what is raised."""
         assert self._reading
         assert self._buffer is not None
-        self._reading.wait()
-        back = torch.frombuffer(self._buffer, dtype=torch.uint8, offset=self._skew, count=self._size)
-        self._buffer = None
-        return back.untyped_storage()
+        with self._swap.handling():
+            self._reading.wait()
+            back = torch.frombuffer(self._buffer, dtype=torch.uint8, offset=self._skew, count=self._size)
+            self._buffer = None
+            return back.untyped_storage()
 
     def drop(self) -> None:
         """Give its place back; what is still on its way is done first."""
-        for transfer in (self._writing, self._reading):
-            if transfer and not transfer.cancel():
-                transfer.ended.wait()
-        self._buffer = None
-        self._swap.give(self._start, self._length)
+        with self._swap.handling():
+            for transfer in (self._writing, self._reading):
+                if transfer and not transfer.cancel():
+                    transfer.ended.wait()
+            self._buffer = None
+            self._swap.give(self._start, self._length)
 
     def _write(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()

@@ -8,7 +8,6 @@ saves its input through those hooks. Random state is restored by checkpoint; buf
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from idletrain.errors import RunError
+from idletrain.nn.outofcore.resident import release_freed_memory
 from idletrain.nn.outofcore.saved import OUTSIDE, SavedTensors, Swap
 from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Installed, Piece
 
-# glibc gives blocks of this size back at once when they are freed, which a memory limit counts on; its own threshold
-# grows to 32 MiB. Below 1 MiB the calls cost more than the memory is worth.
-MMAP_THRESHOLD_BYTES = 1 << 20
 # What torch's checkpoint takes once in a process: it reads a setting of torch's compiler, which imports all of it.
 CHECKPOINT_BYTES = 80 << 20
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 class Executor:
@@ -185,11 +181,3 @@ class _Again:
 def _same_buffers(modules: Sequence[nn.Module]) -> tuple[Any, Any]:
     before: dict[tuple[nn.Module, str], Tensor] = {}
     return _Forward(modules, before), _Again(before)
-
-
-def release_freed_memory() -> None:
-    """Make the C library give large blocks back when they are freed."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, MMAP_THRESHOLD_BYTES)

@@ -22,10 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from idletrain.nn.outofcore.profile import Unit
+from idletrain.nn.outofcore.resident import ResidentPeak, release_freed_memory
+from idletrain.nn.outofcore.saved import SMALL_BYTES
 from idletrain.nn.outofcore.units import Installed, Piece
 
 LOSS = "loss"
 BETWEEN = -1  # the piece of what runs between pieces
+UNSEEN_BYTES = 1 << 20  # less than that beside the tensors is pages' ends and Python's own
+TIMED = 2  # runs of a unit, of which the quickest counts
 
 
 def measure(
@@ -160,7 +164,7 @@ def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ou
 
 
 class _Trial:
-    """One unit run forward and backward twice, for memory and for time, and forward without saving."""
+    """One unit run forward and backward, for time and for memory, and forward without saving."""
 
     def __init__(
         self,
@@ -182,6 +186,7 @@ class _Trial:
 
     def unit(self, state_slots: int) -> tuple[Unit, Any]:
         """The unit, and what it computes from its arguments."""
+        forward_seconds, recompute_seconds, backward_seconds = (min(runs) for runs in zip(*self._runs(), strict=True))
         given, leaves, entering = self._copied()
         with self._make_memory() as memory:
             out, saved, _ = self._run(given)
@@ -190,7 +195,6 @@ class _Trial:
         leaving = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(out)}
         inner = sum(size for key, size in saved.items() if key not in entering and key not in leaving)
         del out, leaves, given
-        forward_seconds, recompute_seconds, backward_seconds = self._seconds()
         gradients = sum(p.nbytes for p in self._parameters)
         with self._make_memory() as memory:
             args, kwargs = self._given
@@ -204,6 +208,7 @@ class _Trial:
             input_bytes=sum(self._entering.values()),
             output_bytes=sum(leaving.values()),
             inner_bytes=inner,
+            tensors=sum(size >= SMALL_BYTES for size in saved.values()),
             saves_input=bool(entering & saved.keys()),
             saves_output=bool(leaving.keys() & saved.keys()),
             forward_bytes=bare,
@@ -263,6 +268,12 @@ class _Trial:
         torch.autograd.grad(end, [*leaves, *self._parameters], allow_unused=True)
         return max(0, memory.peak_bytes - before - sum(t.nbytes for t in outs)) if memory else 0
 
+    def _runs(self) -> list[tuple[float, float, float]]:
+        """Seconds forward, until the last tensor is saved, and backward; before memory is looked at, which the first
+        run of a kernel takes for its code.
+        """
+        return [self._seconds() for _ in range(TIMED)]
+
     def _seconds(self) -> tuple[float, float, float]:
         given, leaves, _ = self._copied()
         started = self._now()
@@ -292,12 +303,16 @@ class _End(torch.autograd.Function):
 
 
 class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is on; kernels' own scratch is not seen."""
+    """Counts the bytes of all tensors that are made while it is on, and has the kernel count what it does not see:
+    convolutions copy their inputs to other layouts, up to three times a unit's own tensors.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._bytes = self.peak_bytes = 0
+        self._bytes = self._most = self._start = 0
+        release_freed_memory()
+        self._resident = ResidentPeak()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -305,8 +320,14 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def start_again(self) -> int:
         """Count the peak from here on; returns what is there now."""
-        self.peak_bytes = self._bytes
+        self._most = self._start = self._bytes
+        self._resident = ResidentPeak()
         return self._bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        unseen = self._start + self._resident.bytes - self._most
+        return self._most + (unseen if unseen > UNSEEN_BYTES else 0)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -317,7 +338,7 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key not in self._there and key not in entered:
                 self._there[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._gone, key))
                 self._bytes += storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        self._most = max(self._most, self._bytes)
         return out
 
     def _gone(self, key: int, _ref: Any) -> None:

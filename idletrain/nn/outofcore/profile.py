@@ -19,6 +19,7 @@ class Unit:
         input_bytes: The tensor that enters.
         output_bytes: The tensor that leaves, which is the next unit's input.
         inner_bytes: Saved for the backward pass beside input and output.
+        tensors: How many tensors it saves, input and output among them.
         saves_input: Whether its operations save the input.
         saves_output: Whether they save the output.
         forward_bytes: Most that a forward pass which saves nothing needs beside the input.
@@ -37,6 +38,7 @@ class Unit:
     input_bytes: int
     output_bytes: int
     inner_bytes: int
+    tensors: int = 1
     saves_input: bool = True
     saves_output: bool = False
     forward_bytes: int = 0
@@ -50,10 +52,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How fast tensors leave and come back; both ways at once."""
+    """How fast tensors leave and come back, both ways at once, and what each takes of the computing thread's time."""
 
     write_bytes_per_second: float
     read_bytes_per_second: float
+    seconds_per_tensor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class SavedTensors:
         if segment < self._at:
             self._at = segment
             self._entered(segment)
-        self._prefetch()
+            self._prefetch()  # only here: what a segment frees on its way is room for its own later operations
 
     def _rewind(self) -> None:
         self._backward = True

@@ -38,6 +38,7 @@ class Segment(NamedTuple):
     backward_seconds: float
     parameter_bytes: int
     state_bytes: int
+    swapped_tensors: int
 
 
 class Span(NamedTuple):
@@ -151,6 +152,7 @@ class _Run:
     def __init__(self, footprint: Footprint, link: Link, trace: bool) -> None:
         self._footprint, self._segments = footprint, footprint.segments
         self._write_seconds, self._read_seconds = 1 / link.write_bytes_per_second, 1 / link.read_bytes_per_second
+        self._handling_seconds = link.seconds_per_tensor / 2  # when it leaves, and when it comes back
         self._now = self._out = self._in = 0.0
         self._live = self._peak = self._lacking = self._written = 0
         self._pending: deque[tuple[float, int, int]] = deque()  # (when written, segment, bytes)
@@ -182,7 +184,7 @@ class _Run:
             self._now = max(self._now, self._pending[0][0])
             self._drain(self._now)
         self._note(segment.forward_bytes)
-        self._compute("forward", s, segment.forward_seconds)
+        self._compute("forward", s, segment.forward_seconds + segment.swapped_tensors * self._handling_seconds)
         self._live += segment.stored_bytes
         if segment.swapped and segment.stored_bytes:
             start = max(self._out, self._now)
@@ -226,7 +228,7 @@ class _Run:
         self._now = max(self._now, self._ready[s])
         self._note(segment.backward_bytes)
         self._compute("recompute", s, segment.recompute_seconds)
-        self._compute("backward", s, segment.backward_seconds)
+        self._compute("backward", s, segment.backward_seconds + segment.swapped_tensors * self._handling_seconds)
         self._live -= segment.freed_bytes
         if self._footprint.streamed:
             start = max(self._out, self._now)
@@ -325,6 +327,7 @@ def _kept(
         unit.backward_seconds,
         unit.parameter_bytes,
         unit.state_bytes,
+        unit.tensors if mode == "S" else 0,
     )
 
 
@@ -366,4 +369,5 @@ def _recomputed(
         sum(unit.backward_seconds for unit in mine),
         sum(unit.parameter_bytes for unit in mine),
         sum(unit.state_bytes for unit in mine),
+        int(swapped and not stored),
     )

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from idletrain.errors import DamageError
 from idletrain.nn.outofcore.disk import DiskSwap, ScratchError, check_free
@@ -42,6 +45,24 @@ def tmpfs(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+def test_a_write_that_is_not_needed_any_more_holds_no_memory(tmp_path: Path) -> None:
+    gate = threading.Event()
+    swap = DiskSwap(tmp_path, 64 * MIB, lambda _size: gate.wait() and None)
+    first, second = (torch.ones(MIB).untyped_storage() for _ in range(2))
+    blocking, waiting = swap.put(first), swap.put(second)
+    weak = StorageWeakRef(second)  # type: ignore[no-untyped-call]
+    gc.disable()  # what only a collection frees counts as held
+    try:
+        assert waiting.cancel()
+        del second, waiting
+        assert weak.expired()  # type: ignore[no-untyped-call]
+    finally:
+        gc.enable()
+        gate.set()
+        blocking.wait_written()
+        swap.close()
 
 
 def scribble(swap: DiskSwap, offset: int) -> None:
