@@ -13,11 +13,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -76,32 +77,70 @@ def measure(
     return [pieces[p] for p in once], (*measured, replace(last, follows=False, modes="K"))
 
 
-def users_of(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> list[frozenset[int]]:
-    """Of every parameter by number, the pieces that use it, `BETWEEN` for what is used outside of all.
+class Traced(NamedTuple):
+    """How tensors run through a module.
+
+    Attributes:
+        users: Of every parameter by number the pieces that use it, `BETWEEN` for what is used outside of all.
+        held: Of every piece the bytes that the module holds while it runs forward, though they may be swapped: earlier
+            pieces' outputs that are used again (a skip connection's), until its `forward` returns, and what the modules
+            around the piece were called with.
+        waiting: Of every piece the bytes of their gradients that wait while its backward pass runs.
+    """
+
+    users: list[frozenset[int]]
+    held: list[int]
+    waiting: list[int]
+
+
+def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> Traced:
+    """See which piece uses what.
 
     Args:
         module: Run forward once more, without gradients; buffers and random state are left as they were.
-        pieces: Its units.
+        pieces: Its units, in the order in which they run.
         inputs: A batch.
     """
-    parameters = list(module.parameters())
-    uses = _Uses(parameters)
-    here = uses.here
+    uses = _Uses(list(module.parameters()))
+    sizes, gradients, around = [0] * len(pieces), [0] * len(pieces), [0] * len(pieces)
+    calls: list[list[Tensor]] = []  # what the modules that run were called with
+    last = list(range(len(pieces)))
 
     def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        here.append(p)
+        for tensor in _tensors((args, kwargs)):
+            for maker in uses.makers(tensor):
+                last[maker] = max(last[maker], p)
+                gradients[maker] = max(gradients[maker], tensor.nbytes)  # of a concatenation it is a view of the whole
+        mine = {t.untyped_storage()._cdata for t in _tensors((args, kwargs, inputs))}
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for call in calls for t in call}
+        around[p] = sum(size for key, size in storages.items() if key not in mine)
+        uses.here.append(p)
         try:
-            return forward(*args, **kwargs)
+            out = forward(*args, **kwargs)
         finally:
-            here.pop()
+            uses.here.pop()
+        sizes[p] = sum(t.nbytes for t in _tensors(out))
+        return out
+
+    def called(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls.append(_tensors(args))
+
+    def returned(*_call: Any) -> None:
+        calls.pop()
 
     with _left_alone(module, inputs), torch.no_grad(), uses:
         installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
+        hooks = register_module_forward_pre_hook(called), register_module_forward_hook(returned)
         try:
             module(inputs)
         finally:
             installed.remove()
-    return [frozenset(users) for users in uses.of]
+            for hook in hooks:
+                hook.remove()
+    skips = [w for w in range(len(pieces)) if last[w] > w + 1]
+    held = [around[p] + sum(sizes[w] for w in skips if w + 1 < p) for p in range(len(pieces))]
+    waiting = [sum(gradients[w] for w in skips if w < p < last[w]) for p in range(len(pieces))]
+    return Traced([frozenset(users) for users in uses.of], held, waiting)
 
 
 @contextlib.contextmanager
@@ -119,12 +158,13 @@ def _left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes where parameters, or views of them, are used; several may lie in one storage."""
+    """Notes where parameters, or views of them, are used (several may lie in one storage), and what comes of what."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.here = [BETWEEN]
         self.of: list[set[int]] = [set() for _ in parameters]
+        self._makers: dict[int, frozenset[int]] = {}  # of a storage, the pieces whose outputs it was made of
         self._within: dict[int, list[tuple[int, int]]] = {}  # of a storage, where parameters begin
         for number, p in enumerate(parameters):
             self._within.setdefault(p.untyped_storage()._cdata, []).append((int(p.storage_offset()), number))
@@ -141,7 +181,15 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             at = bisect.bisect_right(places, (tensor.storage_offset(), len(self.of))) - 1 if places else -1
             if places and at >= 0:
                 self.of[places[at][1]].add(self.here[-1])
-        return func(*args, **(kwargs or {}))
+        makers = self.makers((args, kwargs)) if self.here[-1] == BETWEEN else frozenset(self.here[-1:])
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            self._makers[tensor.untyped_storage()._cdata] = makers
+        return out
+
+    def makers(self, tree: Any) -> frozenset[int]:
+        """The pieces whose outputs these tensors were made of."""
+        return frozenset().union(*(self._makers.get(t.untyped_storage()._cdata, ()) for t in _tensors(tree)))
 
 
 def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:

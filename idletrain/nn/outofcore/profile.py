@@ -24,6 +24,7 @@ class Unit:
         saves_output: Whether they save the output.
         forward_bytes: Most that a forward pass which saves nothing needs beside the input.
         saving_bytes: Most that a forward pass which saves needs beside the input, what it saves included.
+        held_bytes: What the network itself holds while it runs forward: earlier outputs that are used again.
         backward_bytes: Most that the backward pass needs beside what was saved and the output's gradient.
         parameter_bytes: Its parameters' values; as much again for their gradients.
         state_bytes: The optimizer's state of its parameters.
@@ -43,6 +44,7 @@ class Unit:
     saves_output: bool = False
     forward_bytes: int = 0
     saving_bytes: int = 0
+    held_bytes: int = 0
     backward_bytes: int = 0
     parameter_bytes: int = 0
     state_bytes: int = 0
@@ -100,6 +102,7 @@ def micro_batch(profile: Profile, count: int) -> Profile:
             inner_bytes=part(unit.inner_bytes),
             forward_bytes=part(unit.forward_bytes),
             saving_bytes=part(unit.saving_bytes),
+            held_bytes=part(unit.held_bytes),
             backward_bytes=part(unit.backward_bytes),
         )
         for unit in profile.units

@@ -15,7 +15,7 @@ from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.extents import PAGE
 from idletrain.nn.outofcore.home import Home
-from idletrain.nn.outofcore.measure import BETWEEN, across_batch, measure, users_of
+from idletrain.nn.outofcore.measure import BETWEEN, across_batch, measure, trace
 from idletrain.nn.outofcore.pinned import PinnedSwap
 from idletrain.nn.outofcore.plan import InfeasibleError, Plan, make_plan
 from idletrain.nn.outofcore.profile import Link, Profile
@@ -23,7 +23,7 @@ from idletrain.nn.outofcore.simulate import Footprint
 from idletrain.nn.outofcore.units import Piece, pieces_of
 from idletrain.nn.outofcore.weights import Final, Members, Update, Weights
 
-WRONG = 0.15  # measured and predicted CPU time differ by more: the profile is not this node's any more
+WRONG = 0.15  # measured and predicted differ by more: the profile is not this node's any more
 PROBE_ROOM_BYTES = 32 << 20  # of scratch, to learn the link's speed before there is a plan
 
 
@@ -73,7 +73,7 @@ def learn(
         return loss(out, labels)
 
     pieces, measured = measure(module, pieces_of(module, names), inputs, end, state_slots)
-    users = users_of(module, pieces, inputs)
+    users, held, waiting = trace(module, pieces, inputs)
     owners = tuple(next(iter(mine)) if len(mine) == 1 and BETWEEN not in mine else None for mine in users)
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
@@ -83,7 +83,13 @@ def learn(
     for u in range(len(pieces)):
         mine = [p for p, owner in parameters if owner == u]
         state = state_slots * sum(p.nbytes for p in mine if p.requires_grad)
-        units[u] = replace(units[u], parameter_bytes=sum(p.nbytes for p in mine), state_bytes=state)
+        units[u] = replace(
+            units[u],
+            held_bytes=held[u],
+            backward_bytes=units[u].backward_bytes + waiting[u],
+            parameter_bytes=sum(p.nbytes for p in mine),
+            state_bytes=state,
+        )
     others = sum(p.nbytes for p, owner in parameters if owner is None)
     resident = resident_bytes + (2 + state_slots) * others + (CHECKPOINT_BYTES if inputs.device.type == "cpu" else 0)
     return Learnt(pieces, owners, Profile(tuple(units), link, resident, len(inputs), across))
@@ -277,7 +283,7 @@ class PlannedSteps:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._scratch, size)
 
     def _look_again(self, built: _Built) -> None:
-        """Plan anew where the last step's CPU time is far from what was predicted."""
+        """Plan anew where the last step's CPU time, or the link's speed, is far from what was predicted."""
         assert self._learnt
         segments, executor = built.footprint.segments[:-1], built.executor  # without the loss: no module to time
         forward = [
@@ -290,9 +296,10 @@ class PlannedSteps:
         ]
         predicted = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in segments)
         measured = sum(executor.forward_seconds[:-1]) + sum(executor.backward_seconds[:-1])
-        if abs(measured / max(predicted, 1e-9) - 1) <= WRONG:
-            return
         profile = self._learnt.profile
+        link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
+        if not (_far(measured, predicted) or _far(link.write_bytes_per_second, profile.link.write_bytes_per_second)):
+            return
         units = list(profile.units)
         for s, there, back in zip(segments, forward, backward, strict=True):
             for u in range(s.first, s.last + 1):
@@ -302,7 +309,10 @@ class PlannedSteps:
                     recompute_seconds=units[u].recompute_seconds * back,
                     backward_seconds=units[u].backward_seconds * back,
                 )
-        link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
         learnt = replace(self._learnt, profile=replace(profile, units=tuple(units), link=link))
         with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
             self._adopt(learnt, make_plan(learnt.profile, self._budget))
+
+
+def _far(measured: float, predicted: float) -> bool:
+    return abs(measured / max(predicted, 1e-9) - 1) > WRONG
