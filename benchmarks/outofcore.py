@@ -7,14 +7,16 @@ in core. A technique that does not fit the budget has no time. Then AdamW with i
     python -m benchmarks.outofcore [--tiny] [--json FILE]
 
 Targets (KARMA, arXiv 2008.11421, reports 1.52 over swap-style methods): in the geometric mean over networks and
-budgets, the best swap-style technique takes at least 1.52 times as long as the plan where the link is the limit; the
-best technique of any kind at least 1.03 times and nowhere below 0.97; on the disk as it is a plan takes at most 1.15
-times a step in core, streamed parameters at most 1.25 times; steps are predicted within 15 %.
+budgets, the best swap-style technique takes at least 1.52 times as long as the plan where the link is the limit (the
+slowest here: at 300 MB/s most of a swap hides behind the computation); the best technique of any kind at least 1.03
+times and nowhere below 0.97; on the disk as it is a plan takes at most 1.15 times a step in core, streamed parameters
+at most 1.25 times; steps are predicted within 15 %, their memory within 10 %.
 """
 
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import math
 import shutil
@@ -53,7 +55,9 @@ REPEATED = 4  # compiled steps, the first of which compiles
 LETTERS = 24  # of a plan in a table
 NOTES = """
 `from` is the least part of the in-core peak that a plan fits with all parameters in memory: thin networks' widest
-units. In core is with the same C library's settings as the others (freed memory is given back at once).
+units. In core is with the same C library's settings as the others: freed memory is given back at once, as a memory
+limit needs it. Memory is the kernel's count of a step's peak and the parameters. A process that has done many steps
+keeps some megabytes more in holes of small blocks; a run sets 32 MiB aside for that, the budgets here do not.
 
 A plan's letters, a unit each: K keep, S swap, R recompute, Q recompute from a swapped input, m as one with the unit
 before. `smaller batch` is as many samples in core in as few equal parts as fit: where it is quicker and the network
@@ -131,23 +135,30 @@ class Network:
             outputs = copy.deepcopy(self.module)(self.x)
         self.y = torch.randint(10, outputs.shape[:-1])
         link = Link(1e9, 1e9)  # to be measured
-        learnt = learn(self.module, self.x, self.y, _loss, state_slots=0, resident_bytes=0, link=link)
+        learnt = learn(self.module, self.x, self.y, _loss, state_slots=0, resident_bytes=0, link=link, by_kernel=True)
         self.names = [piece.name for piece in learnt.pieces]
         # A run's budget holds what checkpoint takes once, too; here that is there from the first step on.
         self.profile = replace(learnt.profile, resident_bytes=learnt.profile.resident_bytes - CHECKPOINT_BYTES)
-        units = self.profile.units
-        whole = Footprint(units, "K" * len(units), 1 << 60, 0, streamed=False)
-        self.in_core_bytes = simulate(whole, self.profile.link).peak_bytes
-        self.expected = self.gradients(None, None)[2]
+        whole = Footprint(self.profile.units, "K" * len(self.profile.units), 1 << 60, 0, streamed=False)
+        self.predicted_in_core_bytes = simulate(whole, link).peak_bytes
+        self.gradients()  # a kernel's first run takes memory for its code
+        _, taken, self.expected = self.gradients()
+        self.in_core_bytes = taken + sum(p.nbytes for p in self.module.parameters())
 
     def loss(self, outputs: Tensor) -> Tensor:
         return _loss(outputs, self.y)
 
-    def gradients(self, plan: Plan | None, swap: DiskSwap | None, parts: int = 1) -> tuple[float, int, list[Tensor]]:
+    def gradients(
+        self,
+        plan: Plan | None = None,
+        swap: DiskSwap | None = None,
+        parts: int = 1,
+        settle: Callable[[], None] = release_freed_memory,
+    ) -> tuple[float, int, list[Tensor]]:
         """Seconds, bytes and gradients of one step: in core, in micro-batches, or by a plan."""
         module = copy.deepcopy(self.module)
         gc.collect()
-        release_freed_memory()
+        settle()
         resident = ResidentPeak()
         started = time.perf_counter()
         if plan and swap:
@@ -177,8 +188,10 @@ def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> 
     if parts:
         seconds[SMALLER] = []
     most, same = 0, True
-    for _ in range(repetitions + 1):
-        for name, taken in seconds.items():
+    for repetition in range(repetitions + 1):
+        turn = [*seconds][repetition % len(seconds) :] + [*seconds][: repetition % len(seconds)]
+        for name in turn:
+            taken = seconds[name]
             took, resident, gradients = network.gradients(ways.get(name), swap, parts if name == SMALLER else 1)
             most = max(most, resident) if name == "plan" and taken else most
             taken.append(took)
@@ -192,7 +205,10 @@ def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> 
         "smaller_batch_parts": parts,
         "micro_batches": network.profile.across_batch or "allowed",
         "same_bits": same,
+        "link": list(profile.link),
         "predicted_in_core_seconds": profile.compute_seconds,
+        "predicted_in_core_bytes": network.predicted_in_core_bytes,
+        "in_core_bytes": network.in_core_bytes,
         "predicted_seconds": plan.seconds,
         "predicted_bytes": plan.peak_bytes,
         "peak_bytes": always + most,
@@ -211,7 +227,14 @@ def _parts(network: Network, budget: int) -> int:
     return 0
 
 
-NAMED = ("swap all", "recompute all", "recompute segments", "swap, keep the tail", "recompute, keep the tail")
+NAMED = (
+    "swap all",
+    "recompute all",
+    "recompute segments",
+    "recompute all, inputs swapped",
+    "swap, keep the tail",
+    "recompute, keep the tail",
+)
 
 
 def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
@@ -230,6 +253,30 @@ def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
             rows.append({"network": name, "mb_per_second": speed, "part": part, "least_part": least, **row})
         swap.close()
     return rows
+
+
+def giving_back(sizes: Sizes) -> dict[str, float]:
+    """How many times as long a step in core takes where freed memory is given back at once."""
+    found = {}
+    for name, network in sizes.networks.items():
+        made = Network(*network)
+        ratios = []
+        for _ in range(sizes.repetitions):
+            back, kept = (  # the second of two steps: the first finds the other's memory
+                [made.gradients(settle=settle)[0] for _ in range(2)][1]
+                for settle in (release_freed_memory, keep_freed_memory)
+            )
+            ratios.append(back / kept)
+        found[name] = statistics.median(ratios)
+    release_freed_memory()
+    return found
+
+
+def keep_freed_memory() -> None:
+    """As glibc comes to do it by itself (mallopt(3): its threshold grows up to 32 MiB)."""
+    mallopt = ctypes.CDLL(None).mallopt
+    for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        mallopt(parameter, 32 << 20)
 
 
 def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
@@ -320,7 +367,7 @@ def compiled(network: Network, part: float) -> dict[str, Any]:
         if repetition:  # the first compiles
             taken.append(time.perf_counter() - started)
             most = max(most, resident.bytes)
-            plain.append(network.gradients(None, None)[:2])
+            plain.append(network.gradients()[:2])
     torch._functorch.config.activation_memory_budget = 1.0
     seconds, memory = zip(*plain, strict=True)
     return {"over_in_core": _ratio(taken, seconds), "bytes": most, "in_core_bytes": max(memory)}
@@ -346,14 +393,13 @@ def compiled_table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Sum the rows up: medians of the ratios of steps that were next to each other."""
+    """Sum the rows up: medians of the ratios of steps of one turn."""
     for row in rows:
         row["over_plan"] = {name: _ratio(taken, row["seconds"]["plan"]) for name, taken in row["seconds"].items()}
         row["over_plan"] |= dict.fromkeys(row["same_plan"], 1.0)
         row["plan_over_in_core"] = 1 / row["over_plan"]["in core"]
         row["swap_style_over_plan"] = _best(row, SWAPPING)
         row["any_single_over_plan"] = _best(row, NAMED)
-    slow = [row["swap_style_over_plan"] for row in rows if row["mb_per_second"] and row["swap_style_over_plan"]]
     every = [row["any_single_over_plan"] for row in rows if row["any_single_over_plan"]]
     native = [row["plan_over_in_core"] for row in rows if not row["mb_per_second"]]
     paced = [r["plan_over_in_core"] * r["predicted_in_core_seconds"] / r["predicted_seconds"] - 1 for r in rows]
@@ -361,18 +407,33 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     memory = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
     over = sum(row["peak_bytes"] > row["budget"] for row in rows)
     return [
-        at_least("best swap-style / plan on a throttled link, mean", _mean(slow), "", 1.52, slow),
-        at_least("best single technique / plan, mean", _mean(every), "", 1.03, every),
-        at_least("best single technique / plan, worst", min(every), "", 0.97),
+        *_swap_style(rows),
+        at_least("best single technique with the same bits / plan, mean", _mean(every), "", 1.03, every),
+        at_least("best single technique with the same bits / plan, worst", min(every), "", 0.97),
         at_most("plan / in core on the disk as it is, worst", max(native), "", 1.15, native),
         at_most("plan / in core on the disk as it is, mean", _mean(native), "", 1.15),
-        at_most("step time over its prediction, median error", _median_error(paced), "", 0.15, paced),
-        at_most("step time over its prediction, worst error", max(map(abs, paced)), "", 0.15),
-        at_most("the same, the machine's pace left in, median error", _median_error(raw), "", 0.15, raw),
+        at_most("step time against its prediction, median error", _median_error(raw), "", 0.15, raw),
+        at_most("step time against its prediction, worst error", max(map(abs, raw)), "", 0.15),
+        at_most("plan / in core against its prediction, median error", _median_error(paced), "", 0.15, paced),
+        at_most("plan / in core against its prediction, worst error", max(map(abs, paced)), "", 0.15),
         at_most("peak memory over its prediction, worst", max(memory), "", 0.10, memory),
         at_most("steps by a plan that took more than the budget", float(over), f"of {len(rows)}", 0.0),
         at_most("steps by a plan with other bits than in core", float(sum(not r["same_bits"] for r in rows)), "", 0.0),
     ]
+
+
+def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:
+    """The comparison that the paper makes, at the speed of link that limits, and at others beside it."""
+    found: list[Figure] = []
+    for speed in sorted({row["mb_per_second"] for row in rows if row["mb_per_second"]}):
+        ratios = [r["swap_style_over_plan"] for r in rows if r["mb_per_second"] == speed and r["swap_style_over_plan"]]
+        what = f"best swap-style / plan at {speed:.0f} MB/s, mean"
+        found.append(
+            Figure(what, _mean(ratios), "", samples=ratios)
+            if found
+            else at_least(what, _mean(ratios), "", 1.52, ratios)
+        )
+    return found
 
 
 def _ratio(taken: Sequence[float], plan: Sequence[float]) -> float:
@@ -402,7 +463,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         lines.append([*cells, *("-" if r is None else f"{r:.2f}" for r in measured)])
     head = ["network", "link", "budget", "plan", *ratios]
     return {
-        "title": "a step beyond memory, technique by technique (medians of ratios of steps next to each other)",
+        "title": "a step beyond memory, technique by technique (medians of ratios of steps of one turn)",
         "head": head,
         "rows": lines,
     }
@@ -419,6 +480,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         rows = activations(sizes, Path(folder))
         plain, streamed, differing = adam(Path(folder), sizes)
     by_torch = compilations(sizes)
+    back = giving_back(sizes)
     torch.set_num_threads(threads)
     ratio = statistics.median(streamed) / statistics.median(plain)
     figures = [
@@ -426,6 +488,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         at_most("AdamW, parameters and state streamed / in core", ratio, "", 1.25, streamed),
         at_most("parameters streamed: in-core / streamed bits differ", float(differing), "parameters", 0.0),
         at_most("planning 50 units", planning_seconds(), "s", 1.0),
+        Figure(
+            "a step in core, freed memory given back at once / kept, mean",
+            _mean([*back.values()]),
+            "",
+            samples=[*back.values()],
+        ),
     ]
     return report(
         "outofcore",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import logging
@@ -12,7 +11,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ class DiskSwap:
         self._file, self.direct = _open_direct(folder)
         self._extents, self._lock = Extents(pages(capacity_bytes)), threading.Lock()
         self._out, self._in = _Lane("swap-out"), _Lane("swap-in")
-        self._handled, self._handling_seconds = 0, 0.0
+        self._leaving, self.returning, self.dropping = _Handling(), _Handling(), _Handling()
 
     def put(self, storage: torch.UntypedStorage) -> DiskCopy:
         """Begin to write a storage, which must not change meanwhile.
@@ -127,8 +126,7 @@ class DiskSwap:
         Raises:
             ScratchError: the scratch space is used up.
         """
-        with self.handling():
-            self._handled += 1
+        with self._leaving:
             return self._put(storage)
 
     def _put(self, storage: torch.UntypedStorage) -> DiskCopy:
@@ -154,7 +152,7 @@ class DiskSwap:
                 copy.fetch()
                 copy.fetched()
                 copy.drop()
-        handling = self._handling_seconds / self._handled
+        handling = sum(kind.mean_seconds for kind in (self._leaving, self.returning, self.dropping))
         return Link(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds, handling)
 
     @property
@@ -166,15 +164,6 @@ class DiskSwap:
     def used_bytes(self) -> int:
         """Bytes of the scratch space that are taken."""
         return self._extents.capacity_bytes - self._extents.free_bytes
-
-    @contextlib.contextmanager
-    def handling(self) -> Iterator[None]:
-        """Counts what a tensor takes of the computing thread's time."""
-        started = time.thread_time()
-        try:
-            yield
-        finally:
-            self._handling_seconds += time.thread_time() - started
 
     def close(self) -> None:
         """End the threads and give the space back."""
@@ -250,7 +239,7 @@ class DiskCopy:
 
     def fetch(self) -> None:
         """Begin to read it back."""
-        with self._swap.handling():
+        with self._swap.returning:
             self._buffer = _buffer(self._length)
             self._reading = self._swap.go(Transfer(self._read), out=False)
 
@@ -258,15 +247,14 @@ class DiskCopy:
         """The storage, once it is back; see `Transfer.wait` for what is raised."""
         assert self._reading
         assert self._buffer is not None
-        with self._swap.handling():
-            self._reading.wait()
-            back = torch.frombuffer(self._buffer, dtype=torch.uint8, offset=self._skew, count=self._size)
-            self._buffer = None
-            return back.untyped_storage()
+        self._reading.wait()
+        back = torch.frombuffer(self._buffer, dtype=torch.uint8, offset=self._skew, count=self._size)
+        self._buffer = None
+        return back.untyped_storage()
 
     def drop(self) -> None:
         """Give its place back; what is still on its way is done first."""
-        with self._swap.handling():
+        with self._swap.dropping:
             for transfer in (self._writing, self._reading):
                 if transfer and not transfer.cancel():
                     transfer.ended.wait()
@@ -287,6 +275,24 @@ class DiskCopy:
                 f"a tensor of {self._size} bytes came back from the scratch disk changed (checksum {found:016x}, "
                 f"written {self._digest:016x}); the step was not done: check that disk"
             )
+
+
+class _Handling:
+    """Counts what tensors take of the computing thread's time, each."""
+
+    def __init__(self) -> None:
+        self._count, self._seconds = 0, 0.0
+
+    @property
+    def mean_seconds(self) -> float:
+        return self._seconds / max(self._count, 1)
+
+    def __enter__(self) -> None:
+        self._started = time.thread_time()
+
+    def __exit__(self, *_raised: Any) -> None:
+        self._count += 1
+        self._seconds += time.thread_time() - self._started
 
 
 class _Timed:

@@ -14,8 +14,8 @@ from idletrain.nn.outofcore.profile import Link, Profile
 from idletrain.nn.outofcore.trainer import learn
 from idletrain.nn.program import Program
 
-# An ordinary cloud disk's guaranteed rate (EBS gp3 without extras), and a tensor's handling as the bench's machine
-# does it; a worker measures its own before it plans.
+# An ordinary cloud disk's guaranteed rate (EBS gp3 without extras), and a tensor's handling as the bench saw it; a
+# worker measures its own before it plans.
 ASSUMED_LINK = Link(125e6, 125e6, 2e-4)
 WEIGHT = 0.02  # of the made-up values: any will do for seconds and bytes, as long as they are no denormals
 

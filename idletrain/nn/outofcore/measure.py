@@ -1,24 +1,22 @@
-"""A network's profile, by running every unit once on its own: no more memory than the largest unit is needed.
+"""A network's profile, by running every unit on its own: no more memory than the largest unit is needed.
 
-The module runs forward without gradients; each unit, when its turn comes, is run forward and backward beside it, for
-what it saves and needs, and for its seconds of CPU time (waits and busy neighbours do not count) or of GPU time.
+The module runs forward without gradients; each unit, when its turn comes, is run forward and backward beside it, twice
+for its seconds of CPU time (waits and busy neighbours do not count) or of GPU time, once for what it saves and needs.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -28,7 +26,6 @@ from idletrain.nn.outofcore.saved import SMALL_BYTES
 from idletrain.nn.outofcore.units import Installed, Piece
 
 LOSS = "loss"
-BETWEEN = -1  # the piece of what runs between pieces
 UNSEEN_BYTES = 1 << 20  # less than that beside the tensors is pages' ends and Python's own
 TIMED = 2  # runs of a unit, of which the quickest counts
 
@@ -39,6 +36,8 @@ def measure(
     inputs: Tensor,
     loss: Callable[[Tensor], Tensor],
     state_slots: int = 0,
+    *,
+    by_kernel: bool = False,
 ) -> tuple[list[Piece], tuple[Unit, ...]]:
     """Measure every unit.
 
@@ -48,6 +47,9 @@ def measure(
         inputs: A batch.
         loss: The loss of its outputs.
         state_slots: Tensors of optimizer state per parameter.
+        by_kernel: Whether the kernel counts what torch does not see (convolutions copy their inputs to other layouts).
+            It counts the whole process: not where other threads come and go with memory. The C library is set to give
+            freed memory back.
 
     Returns:
         The pieces in the order in which they ran (one that did not run, or ran twice, is left out and so stays
@@ -59,17 +61,19 @@ def measure(
 
     def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         calls.append(p)
-        trial = _Trial(pieces[p].name, forward, args, kwargs, list(pieces[p].parameters()), fixed)
+        trial = _Trial(pieces[p].name, forward, args, kwargs, list(pieces[p].parameters()), fixed, by_kernel)
         units[p], out = trial.unit(state_slots)
         return out
 
-    with _left_alone(module, inputs), torch.no_grad():
+    if by_kernel:
+        release_freed_memory()
+    with left_alone(module, inputs), torch.no_grad():
         installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
         try:
             outputs = module(inputs)
         finally:
             installed.remove()
-        last = _Trial(LOSS, loss, (outputs,), {}, [], fixed).unit(0)[0]
+        last = _Trial(LOSS, loss, (outputs,), {}, [], fixed, by_kernel).unit(0)[0]
     once = [p for p in calls if calls.count(p) == 1]
     # A chain's piece is one with the next only if that is the next to run.
     follows = [i > 0 and pieces[p].follows and once[i - 1] == p - 1 for i, p in enumerate(once)]
@@ -77,74 +81,8 @@ def measure(
     return [pieces[p] for p in once], (*measured, replace(last, follows=False, modes="K"))
 
 
-class Traced(NamedTuple):
-    """How tensors run through a module.
-
-    Attributes:
-        users: Of every parameter by number the pieces that use it, `BETWEEN` for what is used outside of all.
-        held: Of every piece the bytes that the module holds while it runs forward, though they may be swapped: earlier
-            pieces' outputs that are used again (a skip connection's), until its `forward` returns, and what the modules
-            around the piece were called with.
-        waiting: Of every piece the bytes of their gradients that wait while its backward pass runs.
-    """
-
-    users: list[frozenset[int]]
-    held: list[int]
-    waiting: list[int]
-
-
-def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> Traced:
-    """See which piece uses what.
-
-    Args:
-        module: Run forward once more, without gradients; buffers and random state are left as they were.
-        pieces: Its units, in the order in which they run.
-        inputs: A batch.
-    """
-    uses = _Uses(list(module.parameters()))
-    sizes, gradients, around = [0] * len(pieces), [0] * len(pieces), [0] * len(pieces)
-    calls: list[list[Tensor]] = []  # what the modules that run were called with
-    last = list(range(len(pieces)))
-
-    def run(p: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            for maker in uses.makers(tensor):
-                last[maker] = max(last[maker], p)
-                gradients[maker] = max(gradients[maker], tensor.nbytes)  # of a concatenation it is a view of the whole
-        mine = {t.untyped_storage()._cdata for t in _tensors((args, kwargs, inputs))}
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for call in calls for t in call}
-        around[p] = sum(size for key, size in storages.items() if key not in mine)
-        uses.here.append(p)
-        try:
-            out = forward(*args, **kwargs)
-        finally:
-            uses.here.pop()
-        sizes[p] = sum(t.nbytes for t in _tensors(out))
-        return out
-
-    def called(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls.append(_tensors(args))
-
-    def returned(*_call: Any) -> None:
-        calls.pop()
-
-    with _left_alone(module, inputs), torch.no_grad(), uses:
-        installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
-        hooks = register_module_forward_pre_hook(called), register_module_forward_hook(returned)
-        try:
-            module(inputs)
-        finally:
-            installed.remove()
-            for hook in hooks:
-                hook.remove()
-    skips = [w for w in range(len(pieces)) if last[w] > w + 1]
-    held = [around[p] + sum(sizes[w] for w in skips if w + 1 < p) for p in range(len(pieces))]
-    waiting = [sum(gradients[w] for w in skips if w < p < last[w]) for p in range(len(pieces))]
-    return Traced([frozenset(users) for users in uses.of], held, waiting)
-
-
 @contextlib.contextmanager
-def _left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+def left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
     """Leaves buffers and random state as they were."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = [inputs.device] if inputs.device.type == "cuda" else []
@@ -155,41 +93,6 @@ def _left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes where parameters, or views of them, are used (several may lie in one storage), and what comes of what."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.here = [BETWEEN]
-        self.of: list[set[int]] = [set() for _ in parameters]
-        self._makers: dict[int, frozenset[int]] = {}  # of a storage, the pieces whose outputs it was made of
-        self._within: dict[int, list[tuple[int, int]]] = {}  # of a storage, where parameters begin
-        for number, p in enumerate(parameters):
-            self._within.setdefault(p.untyped_storage()._cdata, []).append((int(p.storage_offset()), number))
-        for places in self._within.values():
-            places.sort()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it is to import it: 80 MB
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _tensors((args, kwargs)):
-            places = self._within.get(tensor.untyped_storage()._cdata)
-            at = bisect.bisect_right(places, (tensor.storage_offset(), len(self.of))) - 1 if places else -1
-            if places and at >= 0:
-                self.of[places[at][1]].add(self.here[-1])
-        makers = self.makers((args, kwargs)) if self.here[-1] == BETWEEN else frozenset(self.here[-1:])
-        out = func(*args, **(kwargs or {}))
-        for tensor in _tensors(out):
-            self._makers[tensor.untyped_storage()._cdata] = makers
-        return out
-
-    def makers(self, tree: Any) -> frozenset[int]:
-        """The pieces whose outputs these tensors were made of."""
-        return frozenset().union(*(self._makers.get(t.untyped_storage()._cdata, ()) for t in _tensors(tree)))
 
 
 def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:
@@ -222,6 +125,7 @@ class _Trial:
         kwargs: dict[str, Any],
         parameters: list[nn.Parameter],
         fixed: set[int],
+        by_kernel: bool,
     ) -> None:
         self._name, self._forward, self._fixed = name, forward, fixed
         self._given = args, kwargs
@@ -230,7 +134,7 @@ class _Trial:
         tensors = [t for t in tree_flatten(self._given)[0] if isinstance(t, Tensor)]
         self._device = tensors[0].device
         self._entering = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-        self._make_memory = _DeviceMemory if self._device.type == "cuda" else _HostMemory
+        self._make_memory = _DeviceMemory if self._device.type == "cuda" else lambda: _HostMemory(by_kernel)
 
     def unit(self, state_slots: int) -> tuple[Unit, Any]:
         """The unit, and what it computes from its arguments."""
@@ -240,7 +144,7 @@ class _Trial:
             out, saved, _ = self._run(given)
             saving = memory.peak_bytes
             backward = self._backward(out, leaves, memory)
-        leaving = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(out)}
+        leaving = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(out)}
         inner = sum(size for key, size in saved.items() if key not in entering and key not in leaving)
         del out, leaves, given
         gradients = sum(p.nbytes for p in self._parameters)
@@ -307,7 +211,7 @@ class _Trial:
 
     def _backward(self, out: Any, leaves: list[Tensor], memory: _HostMemory | _DeviceMemory | None = None) -> int:
         """Backward from all outputs; returns the bytes that it needed beside what was saved."""
-        outs = [t for t in _tensors(out) if t.requires_grad]
+        outs = [t for t in tensors_in(out) if t.requires_grad]
         if not outs:
             return 0
         with torch.enable_grad():
@@ -351,15 +255,15 @@ class _End(torch.autograd.Function):
 
 
 class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is on, and has the kernel count what it does not see:
-    convolutions copy their inputs to other layouts, up to three times a unit's own tensors.
-    """
+    """Counts the bytes of all tensors that are made while it is on; if asked, the kernel counts what is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_kernel: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._bytes = self._most = self._start = 0
-        release_freed_memory()
+        self._by_kernel = by_kernel
+        if by_kernel:
+            release_freed_memory()
         self._resident = ResidentPeak()
 
     @classmethod
@@ -374,13 +278,13 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def peak_bytes(self) -> int:
-        unseen = self._start + self._resident.bytes - self._most
+        unseen = self._start + self._resident.bytes - self._most if self._by_kernel else 0
         return self._most + (unseen if unseen > UNSEEN_BYTES else 0)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        entered = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-        for tensor in _tensors(out):
+        entered = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
+        for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._there and key not in entered:
@@ -414,5 +318,6 @@ class _DeviceMemory:
         return int(torch.cuda.memory_allocated() - self._start)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors in arguments or results."""
     return [t for t in tree_flatten(tree)[0] if isinstance(t, Tensor)]

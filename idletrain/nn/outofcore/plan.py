@@ -14,7 +14,7 @@ from idletrain.errors import RunError
 from idletrain.nn.outofcore.profile import Profile, Unit, micro_batch
 from idletrain.nn.outofcore.simulate import Footprint, Outcome, Segment, simulate
 
-RESERVE = 0.10  # of the budget, for kernels' scratch and the allocator: measured peaks were -1 to +11 % of predicted
+RESERVE = 0.10  # of the budget, for the allocator and what runs between units; RESULTS tells how far peaks were off
 EVALUATIONS = 800  # simulated steps of one search: half a second for 50 units
 ENOUGH = 1.002  # times a step that never waits: what could still be won is less than a profile knows
 

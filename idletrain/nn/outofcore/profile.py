@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MODES = "KSRQ"  # keep, swap, recompute from a kept input, recompute from a swapped input
+
+
+class Held(NamedTuple):
+    """A tensor that the network itself holds while a unit runs; `owner` is the unit whose input it is, or -1."""
+
+    owner: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +27,14 @@ class Unit:
         input_bytes: The tensor that enters.
         output_bytes: The tensor that leaves, which is the next unit's input.
         inner_bytes: Saved for the backward pass beside input and output.
-        tensors: How many tensors it saves, input and output among them.
+        tensors: How many tensors it saves that are large enough to be swapped, its input among them.
         saves_input: Whether its operations save the input.
         saves_output: Whether they save the output.
         forward_bytes: Most that a forward pass which saves nothing needs beside the input.
         saving_bytes: Most that a forward pass which saves needs beside the input, what it saves included.
-        held_bytes: What the network itself holds while it runs forward: earlier outputs that are used again.
-        backward_bytes: Most that the backward pass needs beside what was saved and the output's gradient.
+        held: What the network holds meanwhile: earlier outputs that are used again, what modules around it were given.
+        waiting_bytes: Gradients of such outputs that wait while it runs backward, or is recomputed.
+        backward_bytes: Most that the backward pass needs beside these, what was saved and the output's gradient.
         parameter_bytes: Its parameters' values; as much again for their gradients.
         state_bytes: The optimizer's state of its parameters.
         follows: Whether its input is the output of the unit before and of nothing else, so that both can be one.
@@ -44,7 +53,8 @@ class Unit:
     saves_output: bool = False
     forward_bytes: int = 0
     saving_bytes: int = 0
-    held_bytes: int = 0
+    held: tuple[Held, ...] = ()
+    waiting_bytes: int = 0
     backward_bytes: int = 0
     parameter_bytes: int = 0
     state_bytes: int = 0
@@ -52,8 +62,7 @@ class Unit:
     modes: str = MODES
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """How fast tensors leave and come back, both ways at once, and what each takes of the computing thread's time."""
 
     write_bytes_per_second: float
@@ -102,7 +111,8 @@ def micro_batch(profile: Profile, count: int) -> Profile:
             inner_bytes=part(unit.inner_bytes),
             forward_bytes=part(unit.forward_bytes),
             saving_bytes=part(unit.saving_bytes),
-            held_bytes=part(unit.held_bytes),
+            held=tuple(held._replace(size=part(held.size)) for held in unit.held),
+            waiting_bytes=part(unit.waiting_bytes),
             backward_bytes=part(unit.backward_bytes),
         )
         for unit in profile.units

@@ -7,9 +7,9 @@ import ctypes
 from pathlib import Path
 
 # glibc gives blocks of this size back at once when they are freed, which a memory limit counts on; its own threshold
-# grows to 32 MiB, and below it aligned blocks of one size are hardly used again (glibc 2.36): with 1 MiB a step that
-# swapped tensors of 0.8 MiB took as much memory as in core. It is the size from which tensors are swapped; page faults
-# made steps in core 1.02 to 1.5 times as long (benchmarks/RESULTS.md).
+# grows to 32 MiB, and below it aligned blocks of one size are hardly used again (glibc 2.36): steps that swapped
+# tensors of 0.8 MiB took as much memory as in core. It is the size from which tensors are swapped; RESULTS tells what
+# it costs.
 GIVEN_BACK_BYTES = 64 << 10
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1

@@ -290,13 +290,20 @@ def _segments(
         # The first to save a tensor stores it: a ReLU's output is also the next unit's input.
         stored = bool(before) and before in "KS" and units[first - 1].saves_output
         after = end < len(letters) and (letters[end] in "RQ" or units[end].saves_input)
-        key = (first, end, mode, stored, stored and swapped, after)
+        held = max(_held(units, letters, unit) for unit in units[first:end])
+        key = (first, end, mode, stored, stored and swapped, after, held)
         if key not in known:
             build = _kept if mode in "KS" else _recomputed
-            known[key] = build(units, first, end - 1, mode, stored, stored and swapped, streamed, after)
+            segment = build(units, first, end - 1, mode, stored, stored and swapped, streamed, after)
+            known[key] = segment._replace(forward_bytes=segment.forward_bytes + held)
         found.append(known[key])
         before, swapped = mode, mode in "SQ"
     return found
+
+
+def _held(units: Sequence[Unit], letters: Sequence[str], unit: Unit) -> int:
+    """What the network holds while a unit runs, as far as it does not live as saved anyway."""
+    return sum(h.size for h in unit.held if h.owner < 0 or letters[h.owner] in "SQm" or not units[h.owner].saves_input)
 
 
 def _kept(
@@ -320,14 +327,14 @@ def _kept(
         size,
         read,
         size,
-        held + unit.held_bytes + unit.saving_bytes,
-        unit.output_bytes + unit.backward_bytes + gradient,
+        held + unit.saving_bytes,
+        unit.output_bytes + unit.backward_bytes + unit.waiting_bytes + gradient,
         unit.forward_seconds,
         0.0,
         unit.backward_seconds,
         unit.parameter_bytes,
         unit.state_bytes,
-        unit.tensors if mode == "S" else 0,
+        unit.tensors - (stored and unit.saves_input) if mode == "S" else 0,
     )
 
 
@@ -353,6 +360,7 @@ def _recomputed(
         gradients += 0 if streamed else unit.parameter_bytes
         most = max(most, held + unit.output_bytes + unit.backward_bytes + gradients)
         held -= again
+    most += max(unit.waiting_bytes for unit in mine)
     between = max(unit.forward_bytes + (unit.input_bytes if u else 0) for u, unit in enumerate(mine))
     return Segment(
         first,
@@ -362,7 +370,7 @@ def _recomputed(
         size,
         read,
         size,
-        entering * (not stored or by_swap) + max(unit.held_bytes for unit in mine) + between,
+        entering * (not stored or by_swap) + between,
         most,
         sum(unit.forward_seconds for unit in mine),
         sum(unit.recompute_seconds for unit in mine),

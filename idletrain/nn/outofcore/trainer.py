@@ -15,11 +15,12 @@ from idletrain.nn.outofcore.disk import DiskSwap
 from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.extents import PAGE
 from idletrain.nn.outofcore.home import Home
-from idletrain.nn.outofcore.measure import BETWEEN, across_batch, measure, trace
+from idletrain.nn.outofcore.measure import across_batch, measure
 from idletrain.nn.outofcore.pinned import PinnedSwap
 from idletrain.nn.outofcore.plan import InfeasibleError, Plan, make_plan
-from idletrain.nn.outofcore.profile import Link, Profile
-from idletrain.nn.outofcore.simulate import Footprint
+from idletrain.nn.outofcore.profile import Link, Profile, Unit
+from idletrain.nn.outofcore.simulate import Footprint, Segment
+from idletrain.nn.outofcore.trace import BETWEEN, trace
 from idletrain.nn.outofcore.units import Piece, pieces_of
 from idletrain.nn.outofcore.weights import Final, Members, Update, Weights
 
@@ -52,6 +53,7 @@ def learn(
     resident_bytes: int,
     link: Link,
     names: Sequence[str] = (),
+    by_kernel: bool = False,
 ) -> Learnt:
     """A module's units and profile, from one batch.
 
@@ -64,6 +66,7 @@ def learn(
         resident_bytes: What is in memory beside parameters and optimizer state.
         link: To where tensors are swapped.
         names: Submodules that are a unit each; automatic if empty.
+        by_kernel: See `measure`.
     """
     outputs: list[Tensor] = []
 
@@ -72,7 +75,7 @@ def learn(
             outputs.append(out.detach())
         return loss(out, labels)
 
-    pieces, measured = measure(module, pieces_of(module, names), inputs, end, state_slots)
+    pieces, measured = measure(module, pieces_of(module, names), inputs, end, state_slots, by_kernel=by_kernel)
     users, held, waiting = trace(module, pieces, inputs)
     owners = tuple(next(iter(mine)) if len(mine) == 1 and BETWEEN not in mine else None for mine in users)
     devices = [inputs.device] if inputs.device.type == "cuda" else []
@@ -85,8 +88,8 @@ def learn(
         state = state_slots * sum(p.nbytes for p in mine if p.requires_grad)
         units[u] = replace(
             units[u],
-            held_bytes=held[u],
-            backward_bytes=units[u].backward_bytes + waiting[u],
+            held=held[u],
+            waiting_bytes=waiting[u],
             parameter_bytes=sum(p.nbytes for p in mine),
             state_bytes=state,
         )
@@ -244,6 +247,7 @@ class PlannedSteps:
             state_slots=self._home.slots - 1,
             resident_bytes=self._resident,
             link=link,
+            by_kernel=True,
         )
         self._adopt(learnt, make_plan(learnt.profile, self._budget, stream=inputs.device.type == "cpu"))
 
@@ -285,34 +289,56 @@ class PlannedSteps:
     def _look_again(self, built: _Built) -> None:
         """Plan anew where the last step's CPU time, or the link's speed, is far from what was predicted."""
         assert self._learnt
-        segments, executor = built.footprint.segments[:-1], built.executor  # without the loss: no module to time
-        forward = [
-            measured / max(s.forward_seconds, 1e-9)
-            for measured, s in zip(executor.forward_seconds, segments, strict=False)
-        ]
-        backward = [
-            measured / max(s.backward_seconds + s.recompute_seconds, 1e-9)
-            for measured, s in zip(executor.backward_seconds, segments, strict=False)
-        ]
-        predicted = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in segments)
-        measured = sum(executor.forward_seconds[:-1]) + sum(executor.backward_seconds[:-1])
-        profile = self._learnt.profile
+        profile, executor = self._learnt.profile, built.executor
         link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
-        if not (_far(measured, predicted) or _far(link.write_bytes_per_second, profile.link.write_bytes_per_second)):
+        segments = built.plan.footprint(profile).segments[:-1]  # without the loss: no module to time
+        there = _ratios(executor.forward_seconds, [s.forward_seconds for s in segments], segments, link)
+        back = _ratios(
+            executor.backward_seconds, [s.recompute_seconds + s.backward_seconds for s in segments], segments, link
+        )
+        predicted = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in segments)
+        measured = sum(
+            s.forward_seconds * f + (s.recompute_seconds + s.backward_seconds) * b
+            for s, f, b in zip(segments, there, back, strict=True)
+        )
+        units = profile.units
+        if wrong := _far(measured, predicted):
+            units = _scaled(units, segments, there, back)
+        if not wrong and not any(map(_far, link[:2], profile.link[:2])):
             return
-        units = list(profile.units)
-        for s, there, back in zip(segments, forward, backward, strict=True):
-            for u in range(s.first, s.last + 1):
-                units[u] = replace(
-                    units[u],
-                    forward_seconds=units[u].forward_seconds * there,
-                    recompute_seconds=units[u].recompute_seconds * back,
-                    backward_seconds=units[u].backward_seconds * back,
-                )
-        learnt = replace(self._learnt, profile=replace(profile, units=tuple(units), link=link))
+        learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
         with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
-            self._adopt(learnt, make_plan(learnt.profile, self._budget))
+            plan = make_plan(learnt.profile, self._budget)
+            same = (plan.letters, plan.streamed) == (built.plan.letters, built.plan.streamed)
+            self._adopt(learnt, built.plan if same else plan)
 
 
 def _far(measured: float, predicted: float) -> bool:
     return abs(measured / max(predicted, 1e-9) - 1) > WRONG
+
+
+def _ratios(
+    measured: Sequence[float], predicted: Sequence[float], segments: Sequence[Segment], link: Link
+) -> list[float]:
+    """Of every segment how many times its predicted seconds were measured, without the handling of what it swaps."""
+    handling = [segment.swapped_tensors * link.seconds_per_tensor / 2 for segment in segments]
+    return [
+        max(m - h, 0.0) / max(p, 1e-9) for m, p, h in zip(measured[: len(segments)], predicted, handling, strict=True)
+    ]
+
+
+def _scaled(
+    units: Sequence[Unit], segments: Sequence[Segment], there: Sequence[float], back: Sequence[float]
+) -> tuple[Unit, ...]:
+    """Units whose seconds are so many times as long, by segment."""
+    made = list(units)
+    for s, f, b in zip(segments, there, back, strict=True):
+        for u in range(s.first, s.last + 1):
+            unit = made[u]
+            made[u] = replace(
+                unit,
+                forward_seconds=unit.forward_seconds * f,
+                recompute_seconds=unit.recompute_seconds * b,
+                backward_seconds=unit.backward_seconds * b,
+            )
+    return tuple(made)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.nn.outofcore.measure import across_batch, measure, trace
+from idletrain.nn.outofcore.measure import across_batch, measure
 from idletrain.nn.outofcore.units import Piece, pieces_of
 from outofcore.networks import Case
 
@@ -79,45 +79,3 @@ def test_what_sees_the_whole_batch_is_told(module: nn.Module, loss: object, why:
     found = across_batch(module.train(), loss, outputs, labels)  # type: ignore[arg-type]
     assert (why in found) if why else found == ""
     assert across_batch(module.eval(), functional.cross_entropy, outputs, labels) == ""
-
-
-def test_users_of_parameters_are_told_apart_though_they_lie_in_one_buffer() -> None:
-    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    offset = 0
-    for p in module.parameters():
-        p.data = flat[offset : offset + p.numel()].view(p.shape)
-        offset += p.numel()
-    pieces = pieces_of(module)
-    assert trace(module, pieces, torch.randn(2, 4)).users == [{0}, {0}, {1}, {1}]
-
-
-def test_outputs_of_skip_connections_are_held_and_their_gradients_wait() -> None:
-    class Skips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(8, 2)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first = self.layers[0](x)
-            inner = self.layers[2](self.layers[1](first))
-            return self.layers[3](torch.cat([first, inner.relu()], 1))
-
-    module = Skips()
-    _, held, waiting = trace(module, pieces_of(module), torch.randn(3, 4))
-    assert waiting == [0, 3 * 8 * F, 3 * 8 * F, 0]  # a view of the concatenation's
-    assert held == [0, 0, 3 * 4 * F, 3 * 4 * F]
-
-
-def test_what_a_module_around_a_unit_was_called_with_is_held() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Linear(4, 6)
-            self.block = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block(self.stem(x))
-
-    module = Two()
-    assert trace(module, pieces_of(module), torch.randn(3, 4)).held == [0, 0, 3 * 6 * F, 3 * 6 * F]

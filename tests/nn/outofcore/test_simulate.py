@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.nn.outofcore.plan import legal
-from idletrain.nn.outofcore.profile import Link, Unit
+from idletrain.nn.outofcore.profile import Held, Link, Unit
 from idletrain.nn.outofcore.simulate import Footprint, Outcome, simulate
 from outofcore.made_up import made_up
 
@@ -114,3 +115,28 @@ def test_what_fits_a_budget_stays_below_it(asked: list[str], seed: int, part: fl
     budget = int(whole * part)
     outcome = simulate(Footprint(profile.units, plan, budget, 0, streamed=False), profile.link)
     assert outcome.lacking_bytes == max(0, outcome.peak_bytes - budget)
+
+
+@pytest.mark.parametrize(("letters", "held"), [("KKK", 0), ("RKK", 0), ("SKK", 100), ("QKK", 100)])
+def test_what_the_network_holds_counts_where_its_owner_is_not_kept(letters: str, held: int) -> None:
+    units = (*CHAIN[:2], replace(CHAIN[2], held=(Held(0, 100),)))
+    with_it, without = (Footprint(u, letters, 1 << 40, 0, streamed=False) for u in (units, CHAIN))
+    assert with_it.segments[2].forward_bytes - without.segments[2].forward_bytes == held
+
+
+def test_waiting_gradients_count_backward_and_while_a_unit_is_recomputed() -> None:
+    waits = (CHAIN[0], replace(CHAIN[1], waiting_bytes=1000), CHAIN[2])
+    for letters in ("KKK", "KRK", "RmK"):
+        with_it, without = (Footprint(u, letters, 1 << 40, 0, streamed=False) for u in (waits, CHAIN))
+        more = [a.backward_bytes - b.backward_bytes for a, b in zip(with_it.segments, without.segments, strict=True)]
+        assert sum(more) == 1000
+        assert all(a.forward_bytes == b.forward_bytes for a, b in zip(with_it.segments, without.segments, strict=True))
+
+
+def test_a_swapped_tensor_takes_the_computing_thread_s_time() -> None:
+    units = tuple(replace(unit, tensors=3) for unit in CHAIN)
+    link = Link(1e12, 1e12, 0.01)
+    kept, swapped = (
+        simulate(Footprint(units, letters, 1 << 40, 0, streamed=False), link) for letters in ("KKK", "SSK")
+    )
+    assert swapped.seconds == pytest.approx(kept.seconds + 2 * 3 * 0.01)
