@@ -292,18 +292,13 @@ class PlannedSteps:
         profile, executor = self._learnt.profile, built.executor
         link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
         segments = built.plan.footprint(profile).segments[:-1]  # without the loss: no module to time
-        there = _ratios(executor.forward_seconds, [s.forward_seconds for s in segments], segments, link)
-        back = _ratios(
-            executor.backward_seconds, [s.recompute_seconds + s.backward_seconds for s in segments], segments, link
-        )
+        handling = [s.swapped_tensors * link.seconds_per_tensor / 2 for s in segments]
+        forward = [max(m - h, 0.0) for m, h in zip(executor.forward_seconds, handling, strict=False)]
+        backward = [max(m - h, 0.0) for m, h in zip(executor.backward_seconds, handling, strict=False)]
         predicted = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in segments)
-        measured = sum(
-            s.forward_seconds * f + (s.recompute_seconds + s.backward_seconds) * b
-            for s, f, b in zip(segments, there, back, strict=True)
-        )
         units = profile.units
-        if wrong := _far(measured, predicted):
-            units = _scaled(units, segments, there, back)
+        if wrong := _far(sum(forward) + sum(backward), predicted):
+            units = _scaled(units, segments, forward, backward)
         if not wrong and not any(map(_far, link[:2], profile.link[:2])):
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
@@ -317,22 +312,13 @@ def _far(measured: float, predicted: float) -> bool:
     return abs(measured / max(predicted, 1e-9) - 1) > WRONG
 
 
-def _ratios(
-    measured: Sequence[float], predicted: Sequence[float], segments: Sequence[Segment], link: Link
-) -> list[float]:
-    """Of every segment how many times its predicted seconds were measured, without the handling of what it swaps."""
-    handling = [segment.swapped_tensors * link.seconds_per_tensor / 2 for segment in segments]
-    return [
-        max(m - h, 0.0) / max(p, 1e-9) for m, p, h in zip(measured[: len(segments)], predicted, handling, strict=True)
-    ]
-
-
 def _scaled(
-    units: Sequence[Unit], segments: Sequence[Segment], there: Sequence[float], back: Sequence[float]
+    units: Sequence[Unit], segments: Sequence[Segment], forward: Sequence[float], backward: Sequence[float]
 ) -> tuple[Unit, ...]:
-    """Units whose seconds are so many times as long, by segment."""
+    """Units that take the seconds that were measured of their segments."""
     made = list(units)
-    for s, f, b in zip(segments, there, back, strict=True):
+    for s, there, back in zip(segments, forward, backward, strict=True):
+        f, b = there / max(s.forward_seconds, 1e-9), back / max(s.recompute_seconds + s.backward_seconds, 1e-9)
         for u in range(s.first, s.last + 1):
             unit = made[u]
             made[u] = replace(
