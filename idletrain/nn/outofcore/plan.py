@@ -148,7 +148,7 @@ def _infeasible(profile: Profile, budget_bytes: int, stream: bool) -> Infeasible
     least = least_bytes(profile, stream=stream)
     widest = max(profile.units, key=lambda unit: max(unit.saving_bytes, unit.backward_bytes) + unit.input_bytes)
     return InfeasibleError(
-        f"no plan fits {_mib(budget_bytes)}: the smallest budget that one fits is {_mib(least)} "
+        f"no plan fits {_mib(budget_bytes)}: the smallest budget that one fits is {-(-least // 2**20)} MiB "
         f"(unit {widest.name} alone works on {_mib(max(widest.saving_bytes, widest.backward_bytes))}); "
         "give more memory, a smaller batch or smaller units",
         least,

@@ -22,7 +22,13 @@ def release_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, GIVEN_BACK_BYTES)
-        library.malloc_trim(0)
+    give_back_pages()
+
+
+def give_back_pages() -> None:
+    """Give free pages between smaller blocks back: what networks of many small tensors leave behind."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class ResidentPeak:

@@ -15,11 +15,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from idletrain.errors import RunError
+from idletrain.nn.outofcore.resident import give_back_pages
 from idletrain.nn.outofcore.simulate import Footprint
 
 SMALL_BYTES = 64 << 10  # stays in memory: sixteen pages, a transfer of which costs more than it frees
 ROOMY = 1 << 62
 OUTSIDE = -1  # the segment of what is saved between units
+# Free pages are given back once in so many segments: a ResNet-200 of small tensors took 19.7 instead of 24 MB, in as
+# much time; at every segment 19.1 MB, in 1.2 times as much.
+PAGES_EVERY = 8
 
 
 class Copy(Protocol):
@@ -103,6 +107,8 @@ class SavedTensors:
     def make_room(self, segment: int) -> None:
         """Wait until a segment's forward pass may begin."""
         self._settle(self._footprint.forward_room(segment))
+        if segment % PAGES_EVERY == 0:
+            give_back_pages()
 
     def pack(self, tensor: Tensor, segment: int, swap: bool) -> Any:
         """Take a tensor that autograd saves."""
@@ -174,6 +180,8 @@ class SavedTensors:
         if segment < self._at:
             self._at = segment
             self._entered(segment)
+            if segment % PAGES_EVERY == 0:
+                give_back_pages()
             self._prefetch()  # only here: what a segment frees on its way is room for its own later operations
 
     def _rewind(self) -> None:

@@ -48,7 +48,7 @@ def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> Traced:
         given = uses.values((args, kwargs))
         for value in given:
             value.users.append(p)
-        held[p] = tuple(Held(v.owner, v.size) for v in uses.all if v not in given and not v.gone())
+        held[p] = tuple(Held(v.owner, v.size) for v in uses.alive() if v not in given)
         uses.here = p
         try:
             out = forward(*args, **kwargs)
@@ -149,6 +149,10 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for value in given:
                     value.users.append(made)
         return out
+
+    def alive(self) -> list[_Value]:
+        """The latest value in every storage that something holds: what was changed in place is there once."""
+        return [value for value in self._by_storage.values() if not value.gone()]
 
     def values(self, tree: Any) -> list[_Value]:
         """What is known of these tensors."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from idletrain.nn.outofcore import resident
 from idletrain.nn.outofcore.measure import measure
-from idletrain.nn.outofcore.resident import ResidentPeak, release_freed_memory
+from idletrain.nn.outofcore.resident import ResidentPeak, give_back_pages, release_freed_memory
 from idletrain.nn.outofcore.units import pieces_of
 
 MIB = 1 << 20
+
+
+def _resident() -> int:
+    return psutil.Process().memory_info().rss
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +36,17 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
     assert 60 * MIB < peak.bytes < 80 * MIB  # the kernel counts in batches of pages
     again = ResidentPeak()
     assert again.bytes < 16 * MIB
+
+
+def test_free_pages_between_small_blocks_are_given_back() -> None:
+    release_freed_memory()
+    blocks = [torch.ones(4096) for _ in range(4096)]  # of 16 KiB each
+    kept = blocks[::8]
+    del blocks
+    before = _resident()
+    give_back_pages()
+    assert before - _resident() > 40 * MIB
+    assert len(kept) == 512
 
 
 def test_freed_blocks_are_given_back() -> None:

@@ -70,6 +70,21 @@ def test_gradients_of_an_output_with_several_later_users_are_added_up() -> None:
     assert waiting == [0, B * 4 * F, B * 8 * F, 0]  # behind c the view of d's alone, before it the sum
 
 
+def test_an_output_that_is_changed_in_place_is_held_once() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2)
+
+    def run(net: nn.Module, x: Tensor) -> Tensor:
+        skip = net.b(net.a(x))
+        return net.d(skip + net.c(skip))
+
+    layers = {"a": nn.Linear(4, 4), "b": Doubled(1, 1), "c": nn.Linear(4, 4), "d": nn.Linear(4, 2)}
+    module = Net(run, **layers)
+    held = trace(module, pieces_of(module), torch.randn(B, 4)).held
+    assert held == [(), (), (), (Held(2, B * 4 * F),)]
+
+
 def test_what_a_module_around_a_unit_was_called_with_is_held() -> None:
     def run(net: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = net.block(net.stem(x).relu())
