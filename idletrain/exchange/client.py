@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from distributed.protocol import to_serialize
 from torch import Tensor
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, as_message
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, as_message
 
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
@@ -41,15 +41,23 @@ class StoreClient:
             content: bytes = (await self._rpc.program())["program"]
         return content
 
-    async def pull(self, lease: LeaseId, start: int = 0, stop: int | None = None) -> tuple[int, Tensor]:
+    async def pull(
+        self, lease: LeaseId, start: int = 0, stop: int | None = None, *, at: int | None = None
+    ) -> tuple[int, Tensor]:
         """The step to go on from, and the flat buffer or a part of it, writable.
+
+        Args:
+            lease: Whose.
+            start: Of the part.
+            stop: Of the part, None for the buffer's end.
+            at: Not the latest step but this one, 0 for what the round began with.
 
         Raises:
             RefusedError: the lease is not ours any more.
             ConnectionError: the store cannot be reached.
         """
         with _link():
-            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop)
+            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         return answer["step"], torch.from_numpy(answer["flat"])
@@ -98,6 +106,17 @@ class StoreClient:
         with _link():
             answer = await self._rpc.beat(lease=as_message(lease), steps=steps)
         return Reply(answer["reply"])
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str = "") -> Gang | Reply:
+        """Wait for the others of a lockstep, as `Head.join`.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        with _link():
+            answer = await self._rpc.join(lease=as_message(lease), address=address, steps=list(steps), why=why)
+        reply = Reply(answer.pop("reply"))
+        return reply if reply is not Reply.ACCEPTED else Gang(**{**answer, "members": tuple(answer["members"])})
 
     async def close(self) -> None:
         """Close the connections."""

@@ -6,6 +6,7 @@ Payloads are numpy frames that are never unpickled; what may be written, the rou
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from distributed.core import Server
@@ -13,7 +14,7 @@ from distributed.protocol import Serialized, to_serialize
 from distributed.security import Security
 from torch import Tensor
 
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply
 
 
 class Head(Protocol):
@@ -22,12 +23,12 @@ class Head(Protocol):
     def program(self) -> bytes:
         """The pickled program, for workers."""
 
-    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:
-        """The step to go on from and `[start:stop]` of the flat buffer; or why not."""
+    async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
+        """The step to go on from and `[start:stop]` of the flat buffer (of step `at`, all); or why not."""
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """Take an update or a mark, of the parts that are held if there are no frames; returns once it is durable (a
-        mark: once it is held).
+        mark, or an update in lockstep before all have theirs: once it is held).
         """
 
     def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
@@ -35,6 +36,11 @@ class Head(Protocol):
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Prolong a lease."""
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
+        """The gang of those that train in lockstep, once all have asked, each with the steps that it can go on from and
+        why the last gang failed, if it did; or why it is not to go on.
+        """
 
 
 class Store:
@@ -54,6 +60,7 @@ class Store:
             "part": self._part,
             "push": self._push,
             "beat": self._beat,
+            "join": self._join,
         }
         # deserialize=False: payloads stay frames; nothing that a peer sends is ever unpickled here.
         self._server = Server(handlers, deserialize=False)
@@ -72,8 +79,8 @@ class Store:
     def _program(self) -> Any:
         return {"program": self._head.program()}
 
-    async def _pull(self, lease: dict[str, Any], start: int, stop: int | None) -> Any:
-        answer = await self._head.pull(LeaseId(**lease), start, stop)
+    async def _pull(self, lease: dict[str, Any], start: int, stop: int | None, at: int | None) -> Any:
+        answer = await self._head.pull(LeaseId(**lease), start, stop, at)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, part = answer
@@ -94,3 +101,9 @@ class Store:
 
     def _beat(self, lease: dict[str, Any], steps: int) -> Any:
         return {"reply": self._head.beat(LeaseId(**lease), steps).value}
+
+    async def _join(self, lease: dict[str, Any], address: str, steps: Sequence[int], why: str) -> Any:
+        answer = await self._head.join(LeaseId(**lease), address, steps, why)
+        if isinstance(answer, Reply):
+            return {"reply": answer.value}
+        return {"reply": Reply.ACCEPTED.value, **asdict(answer)}

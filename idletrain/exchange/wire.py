@@ -40,6 +40,21 @@ class LeaseId:
 
 
 @dataclass(frozen=True, slots=True)
+class Gang:
+    """Attempts that take their steps together.
+
+    Attributes:
+        number: How many gangs the run has had, this one counted.
+        step: The step that all of them go on from.
+        members: The workers' addresses, by subnet.
+    """
+
+    number: int
+    step: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PushHeader:
     """What a pushed buffer is.
 

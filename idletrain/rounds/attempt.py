@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.peers import Mailbox
 from idletrain.exchange.wire import TAKEN, PushHeader, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
@@ -86,6 +88,7 @@ class Node:
 
     Attributes:
         computing: Held by the one task that trains; another pulls or pushes meanwhile.
+        mailbox: Letters of those that train in lockstep with this worker.
         moving: Held by whatever pulls, pushes or marks: of two at once, a mark's copy would be the fifth of a subnet.
     """
 
@@ -94,6 +97,7 @@ class Node:
         self.mark_now = threading.Event()
         self.computing = threading.Lock()
         self.moving = threading.Lock()
+        self.mailbox = Mailbox()
         self.memory_bytes: int | None = None
         self.free_bytes = 0  # when it joined
         self._runs: dict[tuple[str, str, int], LocalRun] = {}
@@ -152,6 +156,11 @@ def pick_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def device_for(program: Program) -> torch.device:
+    """Where a program trains: a very wide output's samplers and row steps run on the CPU."""
+    return torch.device("cpu") if program.output else pick_device()
+
+
 def measure_speed(device: torch.device) -> float:
     """Steps per second of CPU time (so that a busy neighbour does not count) of a small training step."""
     layer = torch.nn.Linear(256, 256, device=device)
@@ -177,10 +186,14 @@ def train_subnet(spec: Spec) -> None:
     """
     worker = get_worker()
     kind = Attempt
-    if spec.alone:  # imported by those who need it: a worker's start is counted in seconds
+    if spec.how == "out-of-core":  # imported by those who need it: a worker's start is counted in seconds
         from idletrain.rounds.outofcore import OutOfCoreAttempt
 
         kind = OutOfCoreAttempt
+    elif spec.how == "lockstep":
+        from idletrain.rounds.lockstep import LockstepAttempt
+
+        kind = LockstepAttempt
     attempt = kind(spec, Node.of(worker), worker)
     try:
         account = attempt.run()
@@ -261,34 +274,63 @@ class Attempt:
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
         """Do the steps that are left."""
         program, lease = loaded.program, self._spec.lease
-        self._flat = _all_slots(self._flat, len(program.slots) * subnet.parameters).to(pick_device())
-        self._steps(loaded, LocalSteps(program, subnet, self._flat, lease.subnet, lease.round))
+        self._flat = all_slots(self._flat, program.buffer_size(subnet, travelling=False)).to(device_for(program))
+        work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round)
+        order = self._open_shard(loaded, work, subnet) if program.output else loaded.order
+        self._steps(loaded, work, order)
+        if program.output:
+            self._tell_draws(work)
 
-    def _steps(self, loaded: Loaded, work: LocalSteps) -> None:
+    def _tell_draws(self, work: LocalSteps) -> None:
+        from idletrain.nn import shards
+
+        found = shards.wide_output(work.module)
+        assert found
+        self.account |= {"sampler_draws": found[1].drawn_batches, "sampler_fallbacks": found[1].fallbacks}
+
+    def _open_shard(self, loaded: Loaded, work: LocalSteps, subnet: Subnet) -> BatchOrder:
+        """Ready a very wide output; its tables are those of the round's start, also in the middle of it."""
+        from idletrain.nn import shards  # and with it Numba
+
+        lease, begun = self._spec.lease, self._flat
+        if self.steps and shards.keeps_tables(loaded.program):
+            _, begun = self._call(self._run.client.pull(lease, at=0))
+        place = shards.Place(lease.round, lease.subnet)
+        return shards.open_output(loaded.program, work.module, subnet, loaded.samples, begun, place)
+
+    def _steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """The steps that are left, with marks."""
         all_steps = loaded.program.training.local_steps
         work.resume_at(self.steps)
         started = marked = time.perf_counter()
         while self.steps < all_steps and not self._unwanted():
-            work.step(loaded.samples, loaded.order, self.steps)
+            work.step(loaded.samples, order, self.steps)
             self.steps += 1
             now = time.perf_counter()
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
             left = self.steps < all_steps  # else the update itself comes next
-            if due and left and self._node.moving.acquire(blocking=False):
-                self._node.mark_now.clear()
-                with contextlib.ExitStack() as failed:
-                    failed.callback(self._node.moving.release)
-                    mark, marked = self._start(self._mark(now - started)), now
-                    failed.pop_all()
-                mark.add_done_callback(lambda _: self._node.moving.release())
+            if due and left and self._send_beside(functools.partial(self._mark, now - started)):
+                marked = now
         self.account["train_seconds"] = time.perf_counter() - started
+
+    def _send_beside(self, mark: Callable[[], Coroutine[Any, Any, Reply]]) -> bool:
+        """Send a mark while steps go on; False if something else is on its way."""
+        if not self._node.moving.acquire(blocking=False):
+            return False
+        self._node.mark_now.clear()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._node.moving.release)
+            sent = self._start(mark())
+            failed.pop_all()
+        sent.add_done_callback(lambda _: self._node.moving.release())
+        return True
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
         return self._send(self._flat.cpu().clone(), seconds)
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
-        payload = (self._flat[: loaded.program.travelling * subnet.parameters] if whole else self._flat).cpu()
+        size = loaded.program.buffer_size(subnet, travelling=True)
+        payload = (self._flat[:size] if whole else self._flat).cpu()
         self.account["push_bytes"] = payload.nbytes
         return self._call(self._send(payload, self.account["train_seconds"]))
 
@@ -321,7 +363,7 @@ class Attempt:
         try:
             yield
         finally:
-            self.account[what] = time.perf_counter() - started
+            self.account[what] += time.perf_counter() - started
 
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         call = asyncio.run_coroutine_threadsafe(work, self._worker.loop.asyncio_loop)
@@ -333,7 +375,7 @@ class Attempt:
         return self._start(work).result()
 
 
-def _all_slots(pulled: Tensor, size: int) -> Tensor:
+def all_slots(pulled: Tensor, size: int) -> Tensor:
     """The pulled buffer with room for optimizer state that starts at zero."""
     if len(pulled) == size:
         return pulled

@@ -143,7 +143,8 @@ class Lost:
     """A lease is over without its update; for the record.
 
     Attributes:
-        cause: `notice`, `kill`, `lease`, `error`, `refused` or `closed` (the round ended without it).
+        cause: `notice`, `kill`, `lease`, `error`, `refused`, `closed` (the round ended without it) or `moved` (to a
+            smaller worker).
         kept_steps: Steps of this attempt that are safe at home.
         lost_steps: Steps that are not, as far as its beats tell.
     """

@@ -74,7 +74,7 @@ class Journal:
         if past.epochs:
             self.network = recovery.restore(run_dir, self._program, past)
         else:
-            self.network = Network(self._program.layout, self._program.travelling, prepared.network)
+            self.network = Network.of(self._program, prepared.network)
             snapshots.write(run_dir, 0, self.network, reached)
         self.round, self.epoch = past.rounds, past.epochs + 1
         self.shares = past.shares.get(past.rounds, ())

@@ -71,7 +71,7 @@ class OutOfCoreAttempt(Attempt):
             raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
         self._order = order_of(program.module)
         self.steps, _ = self._call(self._run.client.pull(self._spec.lease, 0, 0))
-        slots = len(program.slots) if self.steps else program.travelling
+        slots = len(program.slots) if self.steps else program.travelling[0]
         self._arriving = self._start(self._fill(slots))
         self._arriving.add_done_callback(lambda _: self._home.fail(RefusedError("the pull was given up")))
 
@@ -90,7 +90,7 @@ class OutOfCoreAttempt(Attempt):
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
         program, lease = loaded.program, self._spec.lease
-        memory, free = program.memory, self._node.free_bytes
+        memory, free, slots = program.memory, self._node.free_bytes, program.travelling[0]
 
         def planned(module: nn.Module, update: Update) -> PlannedSteps:
             return PlannedSteps(
@@ -101,7 +101,7 @@ class OutOfCoreAttempt(Attempt):
                 budget_bytes=min(memory.budget or free, free),
                 resident_bytes=SCRATCH_BYTES,
                 scratch=_scratch(loaded),
-                leaving=(program.travelling, lambda numbers: self._leave(numbers, program.travelling)),
+                leaving=(slots, lambda numbers: self._leave(numbers, slots)),
                 known=loaded.plans,
             )
 
@@ -109,7 +109,7 @@ class OutOfCoreAttempt(Attempt):
         assert work.planned
         self._planned = work.planned
         try:
-            self._steps(loaded, work)
+            self._steps(loaded, work, loaded.order)
             if self.steps < program.training.local_steps:
                 self._planned.store(self._home)
         finally:
@@ -136,7 +136,7 @@ class OutOfCoreAttempt(Attempt):
         seconds = self.account["train_seconds"]
         if not whole:
             return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds))
-        slots = loaded.program.travelling
+        slots, _ = loaded.program.travelling
         for numbers, sent in self._sent:
             try:
                 sent.result()

@@ -100,7 +100,7 @@ def restore(run_dir: Path, program: Program, past: History) -> Network:
     Raises:
         DamageError: none leads there.
     """
-    network = Network(program.layout, program.travelling)
+    network = Network.of(program)
     damaged: list[str] = []
     for start in reversed([r for r in snapshots.rounds(run_dir) if r <= past.rounds]):
         try:

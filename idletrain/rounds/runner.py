@@ -27,7 +27,7 @@ from torch import Tensor
 from idletrain.errors import RunError
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, inspect
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, inspect
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
@@ -35,8 +35,10 @@ from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds import events, plan, state, task
 from idletrain.rounds.crew import Crew
+from idletrain.rounds.gang import Gangs
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
-from idletrain.rounds.spec import Spec, version
+from idletrain.rounds.marks import Marks
+from idletrain.rounds.spec import How, Spec, version
 
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
@@ -94,7 +96,8 @@ class Runner:
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
         self._parts = Parts()
-        self._marks: dict[int, Payload] = {}
+        self._gangs = Gangs()
+        self._marks = self._no_marks()
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
@@ -171,8 +174,11 @@ class Runner:
             lease_seconds=preemption.lease,
             evaluate_every=training.evaluate_every,
             target=self._job.stop.accuracy,
+            lockstep=training.mode == "lockstep",
         )
         staged = {k: update.steps for k, update in journal.staged.items()}
+        if rules.lockstep and len(staged) < training.subnets:  # those that are left could not train alone
+            staged = {}
         now = self._opened_at = time.monotonic()
         needs, alone = await asyncio.to_thread(self._needs)
         workers = {
@@ -227,6 +233,7 @@ class Runner:
 
     async def _close(self) -> None:
         self._state = None
+        self._gangs.settle(None)
         for pending in (*self._tasks, *self._pulls.values()):
             pending.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -268,10 +275,10 @@ class Runner:
                 case events.Store(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
                     arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
-                    payload = pushed if arrived and pushed else self._marks[k]
+                    payload = pushed if arrived and pushed else self._marks.latest(k)
                     self._staging[k] = self._spawn(self._stage(command, payload))
                 case events.Lost():
-                    kept_seconds = self._marks[command.subnet].train_seconds if command.kept_steps else 0.0
+                    kept_seconds = self._marks.latest(command.subnet).train_seconds if command.kept_steps else 0.0
                     self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
                 case events.Commit():
                     self._spawn(self._commit(command))
@@ -279,14 +286,21 @@ class Runner:
                     self._spawn(self._look(command))
                 case events.Finish(status):
                     self._finish(status)
+        self._gangs.settle(self._state)
         if leases := [command for command in commands if isinstance(command, events.Lease)]:
             self._lease(leases)
         return answer
 
     def _keep(self, k: int, mark: Payload) -> None:
         assert self._state is not None
-        subnet, self._marks[k] = self._state.subnets[k], mark
-        self._record("marked", round=self._journal.round, subnet=k, attempt=subnet.attempt, steps=subnet.steps)
+        subnet = self._state.subnets[k]
+        self._marks.keep(k, subnet.steps, mark)
+        if subnet.steps < self._program.training.local_steps:  # else it is its update, told when it is stored
+            self._record("marked", round=self._journal.round, subnet=k, attempt=subnet.attempt, steps=subnet.steps)
+
+    def _no_marks(self) -> Marks:
+        training = self._program.training
+        return Marks(training.subnets if training.mode == "lockstep" else 0)
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -323,6 +337,9 @@ class Runner:
         capacities = self._capacities()
         if self._state is None or not capacities:
             return
+        if self._state.rules.lockstep and self._state.subnets.waiting and len(capacities) < len(self._state.subnets):
+            here = f"{len(capacities)} workers are here"
+            self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep need a worker each; {here}")
         for address, capacity in capacities.items():
             if capacity.memory_bytes < self._narrowest_bytes:
                 # A subnet that is trained out of core may need less than the narrowest in core.
@@ -358,8 +375,8 @@ class Runner:
                 cutting = asyncio.to_thread(journal.network.pull, journal.subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            blocks, alone = journal.blocks[lease.subnet], opened.subnets[lease.subnet].alone
-            specs.append(Spec(lease, self._address, blocks, alone, preemption.mark_every, preemption.lease))
+            blocks, how = journal.blocks[lease.subnet], _how(opened, lease.subnet)
+            specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -406,25 +423,34 @@ class Runner:
         """See `Head`."""
         return self._pickled
 
-    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:
+    async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
         """See `Head`."""
         if self._state is None:
             return Reply.STALE_ROUND
         if (reply := state.standing(self._state, lease)) is not Reply.ACCEPTED:
             return reply
+        if at is not None:
+            return await self._pull_at(lease.subnet, at)
         step = self._state.subnets[lease.subnet].base_steps
         if lease.attempt not in self._pulls:
-            self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_whole, self._marks[lease.subnet]))
+            mark = self._marks.latest(lease.subnet)
+            self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_whole, mark))
         part = (await self._pulls[lease.attempt])[start:stop]
         if stop is None and step:  # nobody asks again
             self._pulls.pop(lease.attempt, None)
         return step, part
 
+    async def _pull_at(self, k: int, step: int) -> tuple[int, Tensor] | Reply:
+        if not step:
+            return 0, await asyncio.to_thread(self._journal.network.pull, self._journal.subnets[k])
+        mark = self._marks.at(k, step)
+        return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
+
     def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
         if reply is Reply.ACCEPTED:
-            most = 4 * len(self._program.slots) * self._journal.subnets[lease.subnet].parameters
+            most = 4 * self._program.buffer_size(self._journal.subnets[lease.subnet], travelling=False)
             if not self._parts.hold(lease.attempt, steps, start, frames, most):
                 return Reply.WRONG_SHAPE
         return reply
@@ -451,13 +477,19 @@ class Runner:
         """See `Head`."""
         return self._handle(events.Beat(now=time.monotonic(), lease=lease, steps=steps))
 
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
+        """See `Head`."""
+        if why:
+            self._tell_misfit(f"lockstep: {address} was cut off: {why}")
+        return await self._gangs.join(lease, address, {*steps, *self._marks.steps(lease.subnet)}, self._state)
+
     def _expected_bytes(self, header: PushHeader) -> int:
         k, all_steps, subnets = header.lease.subnet, self._program.training.local_steps, self._journal.subnets
         if not 0 < header.steps <= all_steps:
             return -1
         whole = header.steps == all_steps
-        slots = self._program.travelling if whole else len(self._program.slots)
-        return 4 * slots * subnets[k].parameters if 0 <= k < len(subnets) else -1
+        known = 0 <= k < len(subnets)
+        return 4 * self._program.buffer_size(subnets[k], travelling=whole) if known else -1
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -491,7 +523,7 @@ class Runner:
             bytes_up=traffic[1] - self._traffic[1],
             shares=shares,
         )
-        self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, {}, {}
+        self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, self._no_marks(), {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
         needs, alone = await asyncio.to_thread(self._needs)
         self._handle(events.Committed(now=ended, needs=needs, alone=alone, snapshot_due=due))
@@ -523,18 +555,24 @@ class Runner:
             asked = self._job.nodes.count
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * asked][:asked]
         smallest = min(self._program.layout.sizes, default=1)
-        how, beyond = self._job.memory.out_of_core, None
+        how, beyond = self._program.out_of_core, None
         if how != "never":
             streams = all(worker.streams for worker in workers)
             least = functools.partial(self._foresight.least_bytes, streams=streams)
             beyond = plan.Beyond(least, functools.partial(self._foresight.seconds, streams=streams), how == "always")
-        return plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
+        found = plan.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
+        if self._program.training.mode == "lockstep" and sum(found) < plan.ALL:
+            raise RunError(
+                f"training.mode: lockstep needs all labels at once, and the workers hold {sum(found):.0%} of them; "
+                "take more or larger workers"
+            )
+        return found
 
     def _needs(self) -> tuple[tuple[int, ...], frozenset[int]]:
         """What each subnet needs, and which are trained out of core: those that nobody here can hold, or all."""
         widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
         largest = max((capacity.memory_bytes for capacity in self._capacities().values()), default=sys.maxsize)
-        how, streams = self._job.memory.out_of_core, all(c.streams for c in self._capacities().values())
+        how, streams = self._program.out_of_core, all(c.streams for c in self._capacities().values())
         alone = frozenset(
             k
             for k, width in enumerate(widths)
@@ -545,6 +583,12 @@ class Runner:
             for k, width in enumerate(widths)
         )
         return tuple(needs), alone
+
+
+def _how(opened: state.State, k: int) -> How:
+    if opened.rules.lockstep:
+        return "lockstep"
+    return "out-of-core" if opened.subnets[k].alone else "in-core"
 
 
 def _whole(mark: Payload) -> Tensor:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
+from typing import Literal
 
 from idletrain.exchange.wire import LeaseId
 from idletrain.nn.partition import Block
+
+How = Literal["in-core", "out-of-core", "lockstep"]
 
 
 @dataclass(frozen=True)
@@ -14,13 +17,13 @@ class Spec:
     """One lease as it is sent to a worker; picklable in under 1 KB.
 
     Attributes:
-        alone: Whether the subnet is to be trained out of core, in all the memory that the worker has for it.
+        how: In core; out of core, in all the memory that the worker has for it; or in lockstep with the other subnets.
     """
 
     lease: LeaseId
     store: str
     blocks: tuple[Block, ...]
-    alone: bool
+    how: How
     mark_seconds: float
     lease_seconds: float
 

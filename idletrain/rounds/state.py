@@ -8,6 +8,7 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
                 └─────────────────┘  (goes on from the last mark)
     round:   TRAINING ──all staged, nobody looking──► COMMITTING ──Committed──► TRAINING of the next
              `salvage` closes it early: marks are stored as they are, the rest is ABSENT
+             in lockstep a push of all steps is a mark, too; all are STORING at once when all have them
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Rules:
 
     Attributes:
         salvage: Close a round without lost subnets, with what they have; else every subnet gets all its steps.
+        lockstep: Subnets take every step together: each has a worker for itself, and none is done before all are.
         evaluate_every: Rounds between evaluations.
         target: Accuracy at which the run ends, or None.
     """
@@ -78,6 +80,7 @@ class Rules:
     lease_seconds: float
     evaluate_every: int
     target: float | None = None
+    lockstep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +227,7 @@ def _pushed(state: State, event: Pushed) -> Step:
     if event.steps <= subnet.steps:  # marks may overtake each other on the way
         return state, (Answer(Reply.DUPLICATE),)
     subnet = replace(subnet, steps=event.steps, seen_steps=event.steps, seen_at=event.now)
-    if event.steps < state.rules.local_steps:
+    if event.steps < state.rules.local_steps or state.rules.lockstep:
         subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
     state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING, ahead=False))
@@ -349,6 +352,8 @@ def _settle(state: State, now: float) -> Step:
     """Give out waiting subnets, close the round if it is time, and commit it once all is staged."""
     if state.stage is not Stage.TRAINING:
         return state, ()
+    if _done_together(state):
+        return _store_all(state)
     state, leases = _give_out(state, now)
     state, closing = _close(state, now) if _should_close(state, now) else (state, ())
     subnets = state.subnets
@@ -357,6 +362,22 @@ def _settle(state: State, now: float) -> Step:
         staged = tuple((k, s.steps) for k, s in enumerate(subnets) if s.phase is Phase.STAGED)
         return replace(state, stage=Stage.COMMITTING), (*leases, *closing, Commit(state.round, staged))
     return state, (*leases, *closing)
+
+
+def _done_together(state: State) -> bool:
+    if not state.rules.lockstep or not state.subnets.are(Phase.WAITING, Phase.LEASED):
+        return False
+    return all(subnet.steps == state.rules.local_steps for subnet in state.subnets)
+
+
+def _store_all(state: State) -> Step:
+    """What every subnet has of all its steps is its update: before that, it is a mark to go back to."""
+    commands = []
+    for k, subnet in enumerate(state.subnets):
+        if subnet.phase in (Phase.WAITING, Phase.LEASED):
+            state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING))
+            commands.append(Store(k, subnet.attempt, subnet.steps))
+    return state, tuple(commands)
 
 
 def _give_out(state: State, now: float) -> Step:
@@ -368,10 +389,28 @@ def _give_out(state: State, now: float) -> Step:
         state, first = _lease(state, now, state.subnets.waiting, _is_idle)
         state, moved = _lease(state, now, _ahead(state), _is_idle)  # rather now than behind another
         commands = first + moved
-    if not state.subnets.waiting or len(state.subnets.waiting) < sum(map(_has_room, state.workers.values())):
+    if state.rules.lockstep:
+        state, moved = _make_way(state, now)
+        return state, commands + moved
+    if not state.subnets.waiting:
+        return state, commands
+    if len(state.subnets.waiting) < sum(map(_has_room, state.workers.values())):
         return state, commands
     state, second = _lease(state, now, state.subnets.waiting, _has_room)
     return state, commands + second
+
+
+def _make_way(state: State, now: float) -> Step:
+    """In lockstep nobody is done first: what keeps a worker from a larger subnet that waits goes to an idle one."""
+    idle = max((w.memory_bytes for w in state.workers.values() if _is_idle(w) and not w.draining), default=0)
+    for waiting in state.subnets.waiting:
+        need = state.subnets[waiting].need_bytes
+        for k, held in enumerate(state.subnets):
+            if held.phase is not Phase.LEASED or not held.need_bytes <= idle < need or held.worker not in state.workers:
+                continue
+            if state.workers[held.worker].memory_bytes >= need:
+                return _lose(state, (k,), now, "moved")
+    return state, ()
 
 
 def _is_idle(worker: Worker) -> bool:
@@ -393,7 +432,9 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
         return state, ()
     staying = {name: worker for name, worker in state.workers.items() if not worker.draining}
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
-    largest_sound = max((worker.memory_bytes for worker in staying.values() if _is_sound(worker)), default=0)
+    # In lockstep who is busy stays so for as long as a subnet waits.
+    others = [w for w in staying.values() if _is_sound(w) and (willing(w) or not state.rules.lockstep)]
+    largest_sound = max((worker.memory_bytes for worker in others), default=0)
     commands: list[Command] = []
     before = state
     for k in subnets if room else ():

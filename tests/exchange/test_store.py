@@ -16,7 +16,7 @@ from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum, inspect
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
@@ -34,7 +34,11 @@ class Memory:
     def program(self) -> bytes:
         return b"a program"
 
-    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, torch.Tensor] | Reply:
+    async def pull(
+        self, lease: LeaseId, start: int, stop: int | None, at: int | None
+    ) -> tuple[int, torch.Tensor] | Reply:
+        if at is not None:
+            return at, -self.flat[start:stop]
         return (7, self.flat[start:stop]) if lease == LEASE else Reply.NOT_LEASED
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
@@ -52,6 +56,9 @@ class Memory:
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         self.beats.append(steps)
         return Reply.ACCEPTED if lease == LEASE else Reply.STALE_ROUND
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
+        return Gang(3, max(steps), (address, why)) if lease == LEASE else Reply.DUPLICATE
 
 
 @asynccontextmanager
@@ -151,6 +158,13 @@ async def test_beats_and_the_program_and_refusals(security: Security) -> None:
         assert head.beats == [3, 4]
         with pytest.raises(RefusedError, match="pull of subnet 3, round 2: not-leased"):
             await client.pull(other)
+
+
+@both_kinds
+async def test_who_joins_is_told_the_gang_or_why_there_is_none(security: Security) -> None:
+    async with serving(security) as (_, _, address), connected(address, security) as client:
+        assert await client.join(LEASE, "tcp://me", {0, 20, 10}, "why") == Gang(3, 20, ("tcp://me", "why"))
+        assert await client.join(LeaseId("run", 1, 2, 3, 5), "tcp://me", [1]) is Reply.DUPLICATE
 
 
 def test_a_store_listens_as_its_certificates_say() -> None:

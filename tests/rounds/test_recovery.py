@@ -32,7 +32,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     program = prepared.program
     run_dir = tmp_path / "run"
     (run_dir / "updates").mkdir(parents=True)
-    network = Network(program.layout, program.travelling, prepared.network)
+    network = Network.of(program, prepared.network)
     snapshots.write(run_dir, 0, network, ignore)
     ledger = Ledger(run_dir / "ledger")
     ledger.append("epoch", epoch=1, round=0, shares=SHARES)
@@ -40,7 +40,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     for round_ in range(ROUNDS):
         staged, offset = {}, 0
         for k, subnet in enumerate(program.subnets(round_, SHARES)):
-            flat = torch.randn(program.travelling * subnet.parameters)
+            flat = torch.randn(program.buffer_size(subnet, travelling=True))
             frames = [flat.numpy().data.cast("B")]
             staged[k] = Staged(k, 3 - k, offset, flat.nbytes, checksum(frames))
             updates.write(updates.path_of(run_dir, round_), offset, frames)

@@ -14,6 +14,6 @@ from idletrain.rounds.spec import Spec
 def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
     lease = LeaseId("a" * 63, 10**6, 10**6, 999, 10**9)
     mine = blocks([4096, 4096], [1 / 1000] * 1000)[999]
-    asked = Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, False, 5.0, 10.0)
+    asked = Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, "in-core", 5.0, 10.0)
     assert len(cloudpickle.dumps(asked)) < 1024
     assert pickle.loads(pickle.dumps(asked)) == asked

@@ -132,7 +132,7 @@ class World:
         match command:
             case Lease(lease, _, step):
                 assert lease.attempt not in {c.lease.attempt for c in self.leases}
-                assert step < rules.local_steps
+                assert step < rules.local_steps or rules.lockstep
                 self.leases.append(command)
                 self.running.append(command)
             case Store(k, _, steps):
@@ -176,6 +176,7 @@ class World:
             assert len(worker.attempts) <= worker.leases
             assert sum(s.need_bytes for s in held) <= worker.memory_bytes
             assert len(held) == 1 or not any(s.alone for s in held)
+            assert len(held) <= 1 or not now.rules.lockstep
             first = next(iter(worker.attempts), None)
             assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
@@ -268,6 +269,21 @@ def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(
 
 
 @settings(deadline=None, max_examples=400)
+@given(EVENTS)
+def test_lockstep_ends_and_takes_all_subnets_of_a_round_at_once(events: list[tuple[str, int, int]]) -> None:
+    world = World(lockstep=True)
+    for event in events:
+        stored = len(world.stored)
+        play(world, *event)
+        assert len(world.stored) - stored in (0, 3)
+    world.drive()
+    if world.finished == "completed":
+        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(3)}
+    else:
+        assert world.finished in ("diverged", "failed")
+
+
+@settings(deadline=None, max_examples=400)
 @given(EVENTS, ALONE)
 def test_salvage_ends_and_takes_every_subnet_at_most_once(
     events: list[tuple[str, int, int]], alone: frozenset[int]
@@ -326,6 +342,50 @@ def test_a_worker_is_leased_a_second_subnet_when_there_is_one_for_everybody() ->
     world.finish_subnet(first.subnet)  # who takes the last one is decided by who is done first
     assert world.leases[-1].worker == "a"
     assert not world.state.subnets[second.subnet].ahead
+
+
+def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_is_done_go_on() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 3)
+    world.join("a", "b", leases=2)
+    assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "a"), (1, "b")]
+    world.join("c", leases=2)
+    assert world.leases[-1].worker == "c"
+    for k in (0, 1):
+        assert world.tell(Pushed, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
+        assert world.tell(Beat, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
+    assert world.to_store == []
+    world.do(WorkerLeft, worker="a")  # its mark of all steps stays
+    assert world.tell(Pushed, world.lease_of(2), steps=STEPS) is Reply.ACCEPTED
+    assert world.to_store == [0, 1, 2]
+
+
+def test_in_lockstep_who_is_done_and_gone_is_replaced_as_long_as_others_need_it() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 2)
+    world.join("a", "b", leases=2)
+    world.tell(Pushed, world.lease_of(0), steps=STEPS)
+    world.do(WorkerLeft, worker="a")
+    world.join("c")
+    assert (world.leases[-1].worker, world.leases[-1].step) == ("c", STEPS)
+
+
+def test_in_lockstep_a_worker_on_which_attempts_fail_twice_is_tried_again_where_no_other_is_idle() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 2)
+    world.join("a", "b")
+    for _ in range(3):
+        world.end(world.lease_of(1), failed=True)
+    assert world.finished == "failed"  # and does not wait for ever
+
+
+def test_in_lockstep_a_small_subnet_makes_way_for_a_large_one() -> None:
+    world = World(lockstep=True, needs=(SMALL, LARGE))
+    world.join("a", "b", memory_bytes=LARGE)
+    small = world.lease_of(0)
+    (other,) = {"a", "b"} - {c.worker for c in world.leases if c.lease == small}
+    world.do(WorkerLeft, worker=other)
+    world.join("small", memory_bytes=SMALL)
+    assert world.lost[-1].cause == "moved"
+    world.end(small)
+    assert {(c.lease.subnet, c.worker) for c in world.leases[-2:]} == {(0, "small"), (1, ({"a", "b"} - {other}).pop())}
 
 
 def test_the_last_subnets_of_a_round_wait_for_whoever_is_done_first() -> None:
