@@ -89,7 +89,7 @@ def launch(
 
     from rich.console import Console
 
-    from idletrain.launch import Options, check_run
+    from idletrain.launch import Options, check_run, settle
     from idletrain.observe import display
     from idletrain.observe.reproduce import command_line
 
@@ -102,6 +102,9 @@ def launch(
         command=command_line(sys.argv),
     )
     check_run(settings, options)
+    if settings.model.args.get("sampler") == "auto":
+        _report_progress(as_json, "trying samplers for a minute")
+        settings = settle(settings)
     _report_progress(as_json, "reading the model and the data")
     prepared = _prepare(settings)
     console = Console()
@@ -208,10 +211,13 @@ def evaluate(
 
     loaded = load_run(_run_dir(run))
     accuracy, loss = loaded.score()
+    ranking = loaded.ranking()
     if as_json:
-        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss}))
+        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss, **ranking}))
     else:
         typer.echo(f"round {loaded.rounds}: {score_text(accuracy, loss)}")
+        for kind in ("P", "nDCG", "PSP") if ranking else ():
+            typer.echo("  ".join(f"{kind}@{k} {ranking[f'{kind}@{k}']:.4f}" for k in (1, 3, 5)))
 
 
 @app.command()

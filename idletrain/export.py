@@ -14,6 +14,7 @@ from torch import nn
 from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.extreme import SparseSamples
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.rounds.recovery import load_network, read_history
@@ -26,6 +27,7 @@ class LoadedRun:
     prepared: Prepared
     network: Network
     rounds: int
+    propensity: tuple[float, float]
 
     def module(self) -> nn.Module:
         """The assembled network in evaluation mode, its BatchNorm statistics estimated on the training data."""
@@ -41,6 +43,19 @@ class LoadedRun:
             raise RunError("the job names no test data; add data.test")
         return score(self.module(), self.prepared.test.open(), self.prepared.program.loss)
 
+    def ranking(self) -> dict[str, float]:
+        """P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty where its labels are not sets."""
+        if self.prepared.test is None or self.prepared.program.output is None:
+            return {}
+        tests, train = self.prepared.test.open(), self.prepared.program.source.open()
+        if not isinstance(tests, SparseSamples) or not isinstance(train, SparseSamples):
+            return {}
+        from idletrain.nn.wide import rank  # and with it Numba
+
+        found = rank(self.module(), tests, train, *self.propensity)
+        kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
+        return {f"{kind}@{k}": float(at[k - 1]) for kind, at in kinds.items() for k in (1, 3, 5)}
+
 
 def load_run(run_dir: Path) -> LoadedRun:
     """Read a run, also while it is going on.
@@ -49,13 +64,13 @@ def load_run(run_dir: Path) -> LoadedRun:
         RunError: there is no such run.
     """
     read_history(run_dir)
+    job = Job.model_validate_json((run_dir / "job.json").read_text())
     pickled = run_dir / "program.pkl"
     if pickled.exists():
         prepared = cloudpickle.loads(pickled.read_bytes())
     else:
-        job = Job.model_validate_json((run_dir / "job.json").read_text())
         prepared = from_settings(job.model, job.data, job.training)
-    return LoadedRun(prepared, *load_network(run_dir, prepared.program))
+    return LoadedRun(prepared, *load_network(run_dir, prepared.program), job.data.propensity)
 
 
 def finished_module(prepared: Prepared, network: Network) -> nn.Module:

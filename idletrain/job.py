@@ -25,6 +25,7 @@ FIXED = (
     "model",
     "data",
     "training.method",
+    "training.mode",
     "training.subnets",
     "training.local_steps",
     "training.batch_size",
@@ -92,6 +93,8 @@ class ModelSettings(_Settings):
     groups: dict[str, tuple[str | None, ...]] | None = None
     """Groups by hand: parameter name -> one entry per dimension, a group's name (`heads*3` when the
     dimension holds the group three times over) or null."""
+    fixed: tuple[str, ...] = ()
+    """Groups whose partition is drawn once and kept for all rounds."""
 
 
 class DataSettings(_Settings):
@@ -103,6 +106,12 @@ class DataSettings(_Settings):
     test: Paths = None
     factory: str | None = None
     args: dict[str, Any] = {}
+    empty: Literal["drop", "keep"] = "drop"
+    """What becomes of rows without labels in extreme-classification files (.txt, .svm, pairs of CSR .npz)."""
+    propensity: tuple[float, float] = (0.55, 1.5)
+    """A and B of PSP@k's propensities (Jain et al., KDD 2016), of which the repository names a pair for each set."""
+    test_rows: int | None = Field(default=None, ge=1)
+    """Rows of such a test file that evaluations use, drawn once; all of them when null."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -117,11 +126,15 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerSettings(_Settings):
     """The local optimizer, and whether its state travels with the neurons or is reset every round."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: Literal["sgd", "adamw", "adagrad"] = "sgd"
+    """`adagrad` is row-wise: one learning rate a row. AdamW on row-sparse gradients moves the rows they hold alone."""
     lr: float = Field(gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[_Decay, _Decay] = (0.9, 0.999)
+    start: float | dict[str, float] = 1e-6
+    """What adagrad's sums of squares count from, for all parameters or by parameter name (1e-6 for the others): from
+    zero, a row's first step would be as long as lr, however small its gradient."""
     state: Literal["travel", "reset"] = "travel"
     schedule: Literal["constant", "cosine"] = "constant"
     """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
@@ -131,6 +144,8 @@ class TrainingSettings(_Settings):
     """How to train: the method, the rounds and the steps within one."""
 
     method: Literal["ist", "local-sgd"] = "ist"
+    mode: Literal["rounds", "lockstep"] = "rounds"
+    """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
     subnets: int = Field(default=4, ge=1)
     local_steps: int = Field(default=50, ge=1)
     rounds: int = Field(default=120, ge=1)
@@ -273,9 +288,27 @@ def parse_job(tree: dict[str, Any]) -> Job:
         raise JobError([_sentence(fault) for fault in error.errors()]) from None
     if job.stop.accuracy is not None and job.training.loss == "mse":
         raise JobError("stop.accuracy: a network trained with training.loss: mse has none; leave it out")
+    optimizer = job.training.optimizer
+    if optimizer.name == "adagrad" and (optimizer.momentum or optimizer.weight_decay):
+        raise JobError("training.optimizer: adagrad has neither momentum nor weight_decay; leave them out")
+    if job.training.mode == "lockstep":
+        _check_lockstep(job)
     if job.stop.accuracy is not None and job.data.train is not None and job.data.test is None:
         raise JobError("stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out")
     return job
+
+
+def _check_lockstep(job: Job) -> None:
+    faults = []
+    if job.preemption.policy != "reissue":
+        faults.append("preemption.policy: salvage would close rounds without some shards; lockstep goes with reissue")
+    if job.training.subnets > job.nodes.count:
+        faults.append(
+            f"training.subnets: {job.training.subnets} in lockstep need a node each, and nodes.count is "
+            f"{job.nodes.count}; make them equal"
+        )
+    if faults:
+        raise JobError(faults)
 
 
 def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[str]:

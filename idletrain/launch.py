@@ -90,6 +90,33 @@ def check_run(job: Job, options: Options) -> None:
         raise JobError(faults)
 
 
+def settle(job: Job) -> Job:
+    """The job with its sampler decided, where it says `auto`: as the run began with it, or by a minute's trial.
+
+    Raises:
+        JobError: the job does not fit together.
+    """
+    if job.model.args.get("sampler") != "auto":
+        return job
+    if (job.run_dir / "job.json").exists():
+        return _as_begun(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
+    from idletrain.nn import trial  # and with it Numba, which other jobs do not need
+
+    sampler, _ = trial.choose(job.model, job.data, job.training)
+    return _with_sampler(job, sampler)
+
+
+def _with_sampler(job: Job, sampler: object) -> Job:
+    model = job.model.model_copy(update={"args": {**job.model.args, "sampler": sampler}})
+    return job.model_copy(update={"model": model})
+
+
+def _as_begun(job: Job, then: Job) -> Job:
+    """The job with the sampler that its run began with, where it says `auto`."""
+    auto = job.model.args.get("sampler") == "auto" and "sampler" in then.model.args
+    return _with_sampler(job, then.model.args["sampler"]) if auto else job
+
+
 async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     """Run a job to its end.
 
@@ -245,7 +272,7 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
 def _resume_faults(job: Job) -> list[str]:
     past = read_history(job.run_dir)
     then = Job.model_validate_json((job.run_dir / "job.json").read_text())
-    return resume_faults(job, then, past.status, past.rounds)
+    return resume_faults(_as_begun(job, then), then, past.status, past.rounds)
 
 
 def _scheduler_faults(address: str) -> list[str]:

@@ -20,7 +20,7 @@ from idletrain.fleet.reconcile import Limits, why_stop
 from idletrain.fleet.record import SUMMARY, Record
 from idletrain.fleet.workdir import RUNS, unpack
 from idletrain.job import Job
-from idletrain.launch import Options, launch
+from idletrain.launch import Options, launch, settle
 from idletrain.nn.prepare import from_settings
 from idletrain.observe.records import Recorder, read
 from idletrain.observe.report import Past, page
@@ -49,6 +49,7 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
     resumed = await asyncio.to_thread(mirror.restore, prefix, job.run_dir)
     await asyncio.to_thread(unpack, prefix, Path.cwd())
     sys.path.insert(0, "")  # the user's own factories
+    job = await asyncio.to_thread(settle, job)
     prepared = await asyncio.to_thread(from_settings, job.model, job.data, job.training, job.memory)
     limits: list[asyncio.Task[None]] = []
 

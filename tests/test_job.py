@@ -174,6 +174,22 @@ def test_an_accuracy_that_is_never_measured_ends_no_run(sections: dict[str, Any]
     assert faults(tree(stop={"accuracy": 0.9}, **sections)) == (fault,)
 
 
+def test_adagrad_has_no_momentum() -> None:
+    optimizer = {"name": "adagrad", "lr": 0.1, "momentum": 0.9}
+    (told,) = faults(tree(training={"optimizer": optimizer}))
+    assert told == "training.optimizer: adagrad has neither momentum nor weight_decay; leave them out"
+
+
+def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
+    training = {"mode": "lockstep", "subnets": 5}
+    assert parse_job(tree(training=training, nodes={"count": 5})).training.mode == "lockstep"
+    told = faults(tree(training=training, preemption={"policy": "salvage"}))
+    assert told == (
+        "preemption.policy: salvage would close rounds without some shards; lockstep goes with reissue",
+        "training.subnets: 5 in lockstep need a node each, and nodes.count is 4; make them equal",
+    )
+
+
 def test_adamw_s_betas_are_below_one() -> None:
     (fault,) = faults(tree(training={"optimizer": {"name": "adamw", "lr": 0.1, "betas": [1.0, 0.999]}}))
     assert fault.startswith("training.optimizer.betas")

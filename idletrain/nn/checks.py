@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.errors import JobError, user_code
-from idletrain.job import TrainingSettings
+from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn import discover, groups
 from idletrain.nn.data import Array, Arrays, Samples, Source
+from idletrain.nn.extreme import SparseSamples
 from idletrain.nn.groups import Layout, run_on_meta, weightless
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.partition import draw, widths
@@ -39,21 +42,27 @@ def open_samples(source: Source, field: str) -> Samples:
     return samples
 
 
-def first_samples(samples: Samples, batch_size: int, field: str) -> tuple[Tensor, Tensor]:
+def first_samples(samples: Samples, batch_size: int, field: str) -> tuple[Any, Any]:
     """Inputs `[B, ...]` and labels `[B, ...]` of two samples, or of one where a batch holds no more."""
     return _read(samples, np.arange(min(2, batch_size, len(samples))), field)
 
 
 def check_finite(samples: Samples, field: str) -> None:
-    """Neither inputs nor labels may hold NaN or infinity."""
+    """Neither inputs nor labels may hold NaN or infinity; sparse rows are looked at when they are converted."""
+    if isinstance(samples, SparseSamples):
+        return
     for row, *parts in _scan(samples, field):
         for name, part in zip(("inputs", "labels"), parts, strict=True):
             if part.dtype.kind == "f" and not np.isfinite(part).all():
                 raise JobError(f"{field}: its {name} hold NaN or infinity after row {row}; clean the data")
 
 
-def check_labels(samples: Samples, outputs: Tensor, field: str) -> None:
-    """Classes must be numbers of outputs `[B, ..., C]`, or what torch's cross entropy leaves out."""
+def check_labels(samples: Samples, outputs: Any, field: str) -> None:
+    """Classes must be numbers of outputs `[B, ..., C]`, or what torch's cross entropy leaves out; of label sets the
+    largest was looked at with the sizes.
+    """
+    if isinstance(samples, SparseSamples):
+        return
     classes = outputs.shape[-1]
     for _, _, labels in _scan(samples, field):
         odd = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= classes)]
@@ -72,7 +81,7 @@ def _scan(samples: Samples, field: str) -> Iterator[tuple[int, Array, Array]]:
         yield int(item), inputs.numpy(), labels.numpy()
 
 
-def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Tensor, Tensor]:
+def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Any, Any]:
     with user_code(f"{field}: its samples cannot be read (", "); each should be a pair (input, label) of one shape"):
         return samples.batch(index)
 
@@ -90,19 +99,34 @@ def check_parameters(module: nn.Module) -> nn.Module:
     return module
 
 
-def outputs_of(module: nn.Module, pair: tuple[Tensor, Tensor], field: str) -> Tensor:
+def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
+    """Sparse rows must fit between the layers."""
+    if isinstance(samples, SparseSamples):
+        from idletrain.nn import shards  # and with it Numba, which other jobs do not need
+
+        shards.check_sizes(module, samples, field)
+
+
+def _very_wide(module: nn.Module) -> str | None:
+    """The name of the network's `SparseLinear`, if it has one."""
+    named = module.named_modules()
+    return next((name for name, layer in named if getattr(layer, "very_wide", False)), None)
+
+
+def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     """What the module makes of samples: as in training of those to train with, else as in an evaluation."""
     shape = list(pair[0].shape[1:])
     training = field == "data.train"
     told = f"model: does not take inputs of shape {shape}" if training else f"{field}: the model does not take {shape}"
+    wide = _very_wide(module) is not None  # a copy of it may take gigabytes, and a training step's tables minutes
     with user_code(f"{told}: "):
-        outputs = copy.deepcopy(module).train(training)(pair[0])
-    if not isinstance(outputs, Tensor):
+        outputs = (module.eval() if wide else copy.deepcopy(module).train(training))(pair[0])
+    if not isinstance(outputs, Tensor) and not wide:
         raise JobError(f"model: its forward returns a {type(outputs).__name__}; it should return one tensor")
     return outputs
 
 
-def check_loss(loss: Loss, name: str, outputs: Tensor, pair: tuple[Tensor, Tensor]) -> None:
+def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> None:
     """The loss of that name must give one number for outputs and labels."""
     labels = pair[1]
     given = f"outputs {list(outputs.shape)} and labels {list(labels.shape)} of {labels.dtype}"
@@ -120,21 +144,29 @@ def check_loss(loss: Loss, name: str, outputs: Tensor, pair: tuple[Tensor, Tenso
 # --- cuts -------------------------------------------------------------------------------------------------------------
 
 
+class Cuts(NamedTuple):
+    """What a job says of a network's groups: those to keep whole, all of them by hand, those to draw but once."""
+
+    exclude: Sequence[str] = ()
+    table: Mapping[str, Sequence[str | None]] | None = None
+    fixed: Sequence[str] = ()
+
+
 def cuts_of(
-    module: nn.Module,
-    pair: tuple[Tensor, Tensor],
-    training: TrainingSettings,
-    exclude: Sequence[str],
-    table: Mapping[str, Sequence[str | None]] | None,
+    module: nn.Module, pair: tuple[Any, Any], training: TrainingSettings, asked: Cuts
 ) -> tuple[nn.Module, Layout]:
     """The module on the meta device, and the layout of its cuts, tried."""
     meta = groups.without_statistics(groups.to_meta(module))
-    sample = torch.empty((2, *pair[0].shape[1:]), dtype=pair[0].dtype, device="meta")
+    inputs = pair[0]
+    dense = isinstance(inputs, Tensor)
+    sample = torch.empty((2, *inputs.shape[1:]), dtype=inputs.dtype, device="meta") if dense else inputs.to("meta")
     with torch.no_grad():
-        expected = run_on_meta(weightless(meta), sample).shape
+        expected = _shape(run_on_meta(weightless(meta), sample))
     if training.method == "local-sgd":
         return meta, groups.whole(meta)
-    layout = groups.by_hand(meta, table) if table else discover.find(meta, sample, exclude)
+    layout = _fix(_layout(module, meta, sample, asked), asked.fixed)
+    if _sharded(meta, layout):
+        layout = replace(layout, common="same" if training.mode == "lockstep" else "sum")
     for group in layout.groups:
         try:
             widths(group.size, [1 / training.subnets] * training.subnets)
@@ -147,8 +179,59 @@ def cuts_of(
     return meta, layout
 
 
+def _shape(outputs: Any) -> torch.Size:
+    """Of outputs; of very many without their number, of which a subnet may hold a share."""
+    shape: torch.Size = outputs.shape
+    return shape if isinstance(outputs, Tensor) else shape[:-1]
+
+
+def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts) -> Layout:
+    """The layout by hand, by the module's own word, or found."""
+    table = asked.table or _own_groups(module, asked.exclude)
+    if table:
+        return groups.by_hand(meta, table)
+    if _very_wide(meta) is not None:
+        raise JobError(
+            "model.groups: a network that ends in SparseLinear needs its groups by hand, such as "
+            "{output.weight: [labels, hidden], output.bias: [labels]}"
+        )
+    return discover.find(meta, sample, asked.exclude)
+
+
+def _sharded(meta: nn.Module, layout: Layout) -> bool:
+    """Whether each subnet holds a share of a very wide output's labels."""
+    weight = f"{_very_wide(meta)}.weight"
+    return any(t.name == weight and t.neurons[0] is not None for t in layout.tensors)
+
+
+def _own_groups(module: nn.Module, exclude: Sequence[str]) -> dict[str, tuple[str | None, ...]] | None:
+    """The groups that a module says it has, without those to keep whole; None if it says nothing."""
+    told: Mapping[str, Sequence[str | None]] | None = getattr(module, "neuron_groups", None)
+    if told is None:
+        return None
+    names = {name for name, _ in module.named_parameters()}
+    known = list(dict.fromkeys(group for entries in told.values() for group in entries if group))
+    if unknown := set(exclude) - set(known):
+        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
+    if not set(known) - set(exclude):
+        raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")
+    return {
+        name: tuple(None if group in exclude else group for group in entries)
+        for name, entries in told.items()
+        if name in names
+    }
+
+
+def _fix(layout: Layout, fixed: Sequence[str]) -> Layout:
+    """The layout with some groups' partitions drawn once."""
+    known = [group.name for group in layout.groups]
+    if unknown := set(fixed) - set(known):
+        raise JobError(f"model.fixed: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
+    return replace(layout, groups=tuple(replace(group, fixed=group.name in fixed) for group in layout.groups))
+
+
 def _check_subnets(
-    meta: nn.Module, layout: Layout, sample: Tensor, expected: torch.Size, training: TrainingSettings
+    meta: nn.Module, layout: Layout, sample: Any, expected: torch.Size, training: TrainingSettings
 ) -> None:
     """Every width that equal workers' subnets have must run and give outputs of the network's shape."""
     shares = [1 / training.subnets] * training.subnets
@@ -157,9 +240,33 @@ def _check_subnets(
         small = weightless(assemble(meta, subnet, torch.empty(subnet.parameters, device="meta")))
         advice = "); name every dimension that the group's neurons index, and no other"
         with user_code("model.groups: a subnet does not run (", advice), torch.no_grad(), torch.device("meta"):
-            shape = small(sample).shape
+            shape = _shape(small(sample))
         if shape != expected:
             raise JobError(
                 f"model.groups: a subnet's outputs for two samples are {list(shape)}, the network's {list(expected)}; "
                 "leave what indexes the outputs whole"
             )
+
+
+def check_wide(
+    cuts: tuple[nn.Module, Layout], samples: Samples, training: TrainingSettings, memory: MemorySettings
+) -> str | None:
+    """The name of a very wide output, if the network has one; what is not for such must not be asked for."""
+    module, layout = cuts
+    if training.mode == "lockstep" and (layout.common != "same" or len(layout.groups) > 1):
+        raise JobError(
+            "training.mode: lockstep is for networks that end in SparseLinear, with its labels as their only group; "
+            "exclude the other groups, or use rounds"
+        )
+    wide = _very_wide(module)
+    if not isinstance(samples, SparseSamples) and wide is None:
+        return None
+    if training.optimizer.name == "sgd" and training.optimizer.momentum:
+        raise JobError("training.optimizer.momentum: row-sparse gradients keep none; use 0, adamw or adagrad")
+    if memory.out_of_core == "always":
+        raise JobError("memory.out_of_core: always is for dense layers; leave it out, labels are sharded to fit")
+    if layout.common == "sum":
+        from idletrain.nn import shards
+
+        shards.check_rows(samples)
+    return wide

@@ -55,8 +55,8 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs `[B, ...]` and labels `[B, ...]` of the samples `index` `[B]`."""
+    def batch(self, index: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Inputs `[B, ...]` and labels `[B, ...]` of the samples `index` `[B]`: tensors, or sparse rows."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.optim.swa_utils import update_bn
 from idletrain.nn.data import Samples
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 from idletrain.nn.randomness import generator, key
+from idletrain.nn.sparse_rows import Rows
 
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
 # of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.
@@ -46,11 +48,21 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
 
 @torch.no_grad()
 def score(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float | None, float]:
-    """Accuracy (None where the labels are not classes) and mean loss over all labels, without the ignored ones."""
+    """Accuracy and mean loss over all labels, without the ignored ones.
+
+    Accuracy is P@1 for label sets and None where the labels are not classes.
+    """
     module.eval()
     correct, total, values, weights = 0.0, 0, 0.0, 0
     for inputs, labels in _batches(samples, np.arange(len(samples))):
         outputs = module(inputs)
+        if hasattr(outputs, "hits"):  # of a very wide output
+            weight = outputs.labelled(labels)
+            correct += outputs.hits(labels)
+            total += len(labels) if isinstance(labels, Rows) else weight
+            if weight:
+                values, weights = values + float(loss(outputs, labels)) * weight, weights + weight
+            continue
         counted = labels != IGNORED_LABEL if loss is cross_entropy else torch.ones_like(labels, dtype=torch.bool)
         weight = int(counted.sum())
         if not weight:  # the mean over no label is NaN
@@ -66,6 +78,6 @@ def score(module: nn.Module, samples: Samples, loss: Loss) -> tuple[float | None
     return (correct / total if total else None), values / weights if weights else math.nan
 
 
-def _batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
     for start in range(0, len(order), BATCH):
         yield samples.batch(order[start : start + BATCH])

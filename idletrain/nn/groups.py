@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,10 +20,15 @@ Neurons = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Group:
-    """Neurons that move together; a neuron may be a channel or, where only whole blocks run, an attention head."""
+    """Neurons that move together; a neuron may be a channel, a label or, where only whole blocks run, a head.
+
+    Attributes:
+        fixed: Its partition is drawn once and kept for all rounds.
+    """
 
     name: str
     size: int
+    fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,30 @@ class TensorLayout:
         return all(dimension is None for dimension in self.neurons)
 
 
+Common = Literal["mean", "sum", "same"]
+
+
 @dataclass(frozen=True)
 class Layout:
-    """All groups of a network and how they cut its parameters, in the module's own order."""
+    """All groups of a network and how they cut its parameters, in the module's own order.
+
+    Attributes:
+        common: What becomes of the parameters that every subnet has: their `mean`; what they were and the `sum` of all
+            changes, where each subnet holds a share of the outputs and with it a share of the loss; `same` where all
+            subnets are trained in lockstep and have them in common.
+    """
 
     groups: tuple[Group, ...]
     tensors: tuple[TensorLayout, ...]
+    common: Common = "mean"
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(group.size for group in self.groups)
+
+    @property
+    def fixed(self) -> tuple[bool, ...]:
+        return tuple(group.fixed for group in self.groups)
 
 
 Labels = dict[tuple[str, int], NDArray[np.int64]]  # (parameter, dimension) -> neuron of the group, or -1

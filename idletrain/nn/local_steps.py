@@ -1,4 +1,4 @@
-"""J steps of plain SGD (or AdamW) on one subnet, alone (IST, arXiv 1910.02120, algorithm 1).
+"""J steps of plain SGD (AdamW, Adagrad) on one subnet, alone (IST, arXiv 1910.02120, algorithm 1).
 
 Weights and optimizer state are views of one flat buffer, so what is pulled is trained in place and pushed as it is.
 """
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from idletrain.nn.outofcore.weights import Update
 
 ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
+ADAGRAD_START = 1e-6  # of parameters that `optimizer.start` does not name
 
 
 class BatchOrder:
@@ -56,7 +57,7 @@ class LocalSteps:
     Args:
         program: The run's program.
         subnet: Where its tensors lie.
-        flat: `[slots * P]`; trained in place, or the home of what `planned` trains.
+        flat: Its flat buffer; trained in place, or the home of what `planned` trains.
         number: The subnet's number.
         round_: The round.
         device: To train on; the buffer's if None.
@@ -75,12 +76,13 @@ class LocalSteps:
     ) -> None:
         self._training, self._loss = program.training, program.loss
         self._number, self._round, self._device = number, round_, device or flat.device
-        tensors, P = program.layout.tensors, subnet.parameters
-        self.module = assemble(program.module, subnet, flat[:P]).to(self._device)
+        tensors = program.layout.tensors
+        self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(self._device)
         self._parameters = list(self.module.parameters())
         self._trained = [i for i, t in enumerate(tensors) if t.trainable]
-        self._slots = [list(views(flat[s * P : (s + 1) * P], subnet.shapes)) for s in range(1, len(program.slots))]
-        self._optimizer = LocalOptimizer(program.training.optimizer, len(tensors))
+        _, *state = subnet.slots(flat, len(program.slots), len(program.row_slots))
+        self._slots = [list(views(slot, part.shapes)) for part, slot in state]
+        self._optimizer = LocalOptimizer(program.training.optimizer, [t.name for t in tensors])
         self._lr = 0.0
         self.planned = planned(self.module, self._update) if planned else None
 
@@ -119,9 +121,11 @@ class LocalOptimizer:
     a worker 1.4 s on an idle core before its first step, at every replacement of a node.
     """
 
-    def __init__(self, asked: OptimizerSettings, tensors: int) -> None:
+    def __init__(self, asked: OptimizerSettings, names: Sequence[str]) -> None:
         self._asked = asked
-        self._steps = [torch.zeros(()) for _ in range(tensors)]
+        self._steps = [torch.zeros(()) for _ in names]
+        start = asked.start
+        self._starts = [start.get(name, ADAGRAD_START) if isinstance(start, dict) else start for name in names]
 
     def seen(self, steps: int) -> None:
         """Say how many steps the state has seen."""
@@ -140,10 +144,24 @@ class LocalOptimizer:
             state: For every slot of it, each parameter's.
             lr: The learning rate.
         """
-        asked, moved = self._asked, list(parameters)
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        dense = []
+        for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
+            assert parameter.grad is not None
+            if parameter.grad.is_sparse or self._asked.name == "adagrad":
+                self._move_rows(number, parameter, parameter.grad, [slot[at] for slot in state], lr)
+            else:
+                dense.append(at)
+        if dense:
+            whole = [[slot[at] for at in dense] for slot in state]
+            self._move_whole([numbers[at] for at in dense], [parameters[at] for at in dense], whole, lr)
+
+    def _move_whole(
+        self, numbers: Sequence[int], moved: list[Tensor], state: Sequence[list[Tensor]], lr: float
+    ) -> None:
+        asked = self._asked
+        gradients = [p.grad for p in moved if p.grad is not None]
         if asked.name == "adamw":
-            means, squares = map(list, state)
+            means, squares = state
             adamw(
                 moved,
                 gradients,
@@ -171,6 +189,27 @@ class LocalOptimizer:
                 nesterov=False,
                 maximize=False,
             )
+
+    def _move_rows(self, number: int, parameter: Tensor, gradient: Tensor, state: list[Tensor], lr: float) -> None:
+        from idletrain.nn import row_steps  # and with it Numba: a second that other jobs' workers need not wait
+
+        asked = self._asked
+        if asked.name == "adagrad":
+            row_steps.row_adagrad(parameter, gradient, state[0], lr=lr, start=self._starts[number])
+        elif asked.name == "adamw":
+            self._steps[number] += 1
+            row_steps.lazy_adam(
+                parameter,
+                gradient,
+                (state[0], state[1]),
+                int(self._steps[number]),
+                lr=lr,
+                betas=asked.betas,
+                eps=ADAMW_EPS,
+                weight_decay=asked.weight_decay,
+            )
+        else:
+            row_steps.sgd(parameter, gradient, lr=lr, weight_decay=asked.weight_decay)
 
 
 def learning_rate(training: TrainingSettings, step: int) -> float:

@@ -32,7 +32,9 @@ def need_of(program: Program) -> Callable[[float], int]:
     """A function from a subnet's share of every group to the bytes that training it takes.
 
     Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
-    (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size.
+    (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size. With a very
+    wide output gradients are row-sparse and count for nothing, its sampler's tables count; in lockstep the mark before
+    the last is kept, too.
 
     Raises:
         JobError: (the function returned) the module cannot be run without values.
@@ -44,10 +46,22 @@ def need_of(program: Program) -> Callable[[float], int]:
     @functools.cache
     def need_bytes(share: float) -> int:
         subnet = subnet_of_share(program, share)
-        copies = 2 * len(program.slots) + 2
-        return copies * 4 * subnet.parameters + 2 * _output_bytes(program, subnet, batch) + SCRATCH_BYTES
+        buffer = 4 * program.buffer_size(subnet, travelling=False)
+        buffers = (3 if program.training.mode == "lockstep" else 2) * buffer + 4 * subnet.parameters
+        gradients = 0 if program.output else 4 * subnet.parameters
+        activations = 2 * _output_bytes(program, subnet, batch)
+        return buffers + gradients + activations + _table_bytes(program, subnet) + SCRATCH_BYTES
 
     return need_bytes
+
+
+def _table_bytes(program: Program, subnet: Subnet) -> int:
+    """What the sampler of a very wide output keeps beside its rows."""
+    if program.output is None:
+        return 0
+    layer: Any = program.module.get_submodule(program.output)
+    nbytes: int = layer.sampler.nbytes(*subnet.shapes[program.output_at])
+    return nbytes
 
 
 def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from idletrain.nn.groups import Layout
-from idletrain.nn.subnets import Subnet, gather, merge, views
+from idletrain.nn.groups import Common, Layout
+from idletrain.nn.program import Program
+from idletrain.nn.subnets import Subnet, by_row, gather, merge, views
 
 
 class Network:
     """Slots of N parameters each: the values, then the optimizer's state, all in the module's order.
 
+    Args:
+        layout: The network's.
+        slots: Slots with a value a parameter.
+        values: The first slot's.
+        row_slots: Slots with a value a row (a tensor's first dimension).
+
     Attributes:
-        flat: `[slots * N]` float32.
+        flat: All slots in one, float32.
     """
 
-    def __init__(self, layout: Layout, slots: int, values: Sequence[Tensor] | None = None) -> None:
-        shapes = [tensor.shape for tensor in layout.tensors]
-        size = sum(torch.Size(shape).numel() for shape in shapes)
-        self.flat = torch.zeros(slots * size)
-        self.slots = [list(views(self.flat[s * size : (s + 1) * size], shapes)) for s in range(slots)]
+    def __init__(self, layout: Layout, slots: int, values: Sequence[Tensor] | None = None, row_slots: int = 0) -> None:
+        self._counts, self._common = (slots, row_slots), layout.common
+        shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
+        sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
+        self.flat = torch.zeros(sum(sizes))
+        pieces = torch.split(self.flat, sizes)
+        self.slots = [list(views(piece, slot)) for piece, slot in zip(pieces, shapes, strict=True)]
         for target, value in zip(self.slots[0], values or (), strict=bool(values)):
             target.copy_(value)
+
+    @classmethod
+    def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
+        """The network of a program: what goes from round to round."""
+        slots, row_slots = program.travelling
+        return cls(program.layout, slots, values, row_slots)
 
     @property
     def values(self) -> list[Tensor]:
@@ -33,19 +49,22 @@ class Network:
         return self.slots[0]
 
     def pull(self, subnet: Subnet) -> Tensor:
-        """A subnet's flat buffer `[slots * P]`."""
-        flat = torch.empty(len(self.slots) * subnet.parameters)
-        for slot, tensors in enumerate(self.slots):
-            gather(tensors, subnet, flat[slot * subnet.parameters : (slot + 1) * subnet.parameters])
+        """A subnet's flat buffer."""
+        slots, row_slots = self._counts
+        flat = torch.empty(slots * subnet.parameters + row_slots * subnet.by_row.parameters)
+        for tensors, (part, slot) in zip(self.slots, subnet.slots(flat, slots, row_slots), strict=True):
+            gather(tensors, part, slot)
         return flat
 
     def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
-        """Write back `(subnet, flat [slots * P], steps)`; a neuron has one owner, so their order is only for sums."""
+        """Write back `(subnet, flat buffer, steps)`; a neuron has one owner, so their order is only for sums."""
+        split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
         for slot, tensors in enumerate(self.slots):
-            parts = [(s, flat[slot * s.parameters : (slot + 1) * s.parameters], steps) for s, flat, steps in updates]
-            merge(tensors, parts)
+            averages = 0 < slot < self._counts[0]  # moments: the sum of their changes is none, and may be below zero
+            common: Common = "mean" if averages and self._common == "sum" else self._common
+            merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common)
 
     def sha256(self) -> str:
         """Digest of the parameters (not of the optimizer's state): equal bits, equal digest."""
-        count = self.flat.numel() // len(self.slots)
+        count = sum(tensor.numel() for tensor in self.values)
         return hashlib.sha256(self.flat[:count].numpy().data).hexdigest()

@@ -70,16 +70,19 @@ def blocks(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[Block, .
     return [tuple(group[k] for group in groups) for k in range(len(shares))]
 
 
-def orders(seed: int, round_: int, sizes: Sequence[int], subnet: Sequence[Block]) -> list[NDArray[np.int64]]:
+def orders(
+    seed: int, round_: int, sizes: Sequence[int], subnet: Sequence[Block], fixed: Sequence[bool] = ()
+) -> list[NDArray[np.int64]]:
     """Every group's neurons `[size]` in the order that a round deals them out in; the same for all subnets.
 
     Shares that add up to less than 1 leave neurons out; a permutation is then used for as many rounds as
-    it takes to reach all of it, so that every neuron has its turn.
+    it takes to reach all of it, so that every neuron has its turn. `fixed` groups keep theirs for all rounds.
     """
     result = []
     for group, (size, block) in enumerate(zip(sizes, subnet, strict=True)):
         rounds_to_cover = -(-size // block.covered)
         cycle, turn = divmod(round_, rounds_to_cover)
+        cycle = 0 if fixed and fixed[group] else cycle
         order = generator(seed, "partition", group, cycle).permutation(size)
         result.append(np.roll(order, -turn * block.covered))
     return result
@@ -95,7 +98,9 @@ def members(orders_: Sequence[NDArray[np.int64]], subnet: Sequence[Block]) -> Ma
     return mask
 
 
-def draw(seed: int, round_: int, sizes: Sequence[int], shares: Sequence[float]) -> list[Mask]:
+def draw(
+    seed: int, round_: int, sizes: Sequence[int], shares: Sequence[float], fixed: Sequence[bool] = ()
+) -> list[Mask]:
     """The members of every subnet in one round.
 
     Args:
@@ -103,10 +108,11 @@ def draw(seed: int, round_: int, sizes: Sequence[int], shares: Sequence[float]) 
         round_: The round, from 0.
         sizes: Neurons of each group.
         shares: Each subnet's share of every group.
+        fixed: Groups that keep one permutation for all rounds; none if empty.
 
     Returns:
         For every subnet its mask, as `members` makes it.
     """
     subnets = blocks(sizes, shares)
-    dealt = orders(seed, round_, sizes, subnets[0])
+    dealt = orders(seed, round_, sizes, subnets[0], fixed)
     return [members(dealt, subnet) for subnet in subnets]

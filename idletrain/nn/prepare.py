@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
 from idletrain.nn import checks, remote
+from idletrain.nn.checks import Cuts
 from idletrain.nn.data import Files, Made, Source, digits, fashion_mnist
-from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy
+from idletrain.nn.extreme import SparseFiles, sparse_names
+from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, sampled_softmax
 from idletrain.nn.remote import Remote
 
 
@@ -85,7 +87,11 @@ def from_settings(
     faults = Faults()
     module = faults.look(_module, model)
     train, test = _sources(faults, data)
-    return _prepare(faults, module, train, test, training.loss, training, model.exclude, model.groups, memory)
+    cuts = Cuts(model.exclude, model.groups, model.fixed)
+    prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
+    if hasattr(module, "start_from"):
+        module.start_from(prepared.program.source.open())
+    return prepared
 
 
 def prepare(
@@ -97,6 +103,7 @@ def prepare(
     *,
     exclude: Sequence[str] = (),
     table: Mapping[str, Sequence[str | None]] | None = None,
+    fixed: Sequence[str] = (),
     memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
 ) -> Prepared:
     """Check that module, data and loss fit together, and find the neuron groups.
@@ -104,7 +111,7 @@ def prepare(
     Raises:
         JobError: with every fault that can be found.
     """
-    return _prepare(Faults(), module, train, test, loss, training, exclude, table, memory)
+    return _prepare(Faults(), module, train, test, loss, training, Cuts(exclude, table, fixed), memory)
 
 
 def named_loss(loss: str | Loss) -> Loss:
@@ -132,22 +139,22 @@ def _prepare(
     test: Any,
     asked: str | Loss,
     training: TrainingSettings,
-    exclude: Sequence[str],
-    table: Mapping[str, Sequence[str | None]] | None,
+    asked_cuts: Cuts,
     memory: MemorySettings,
 ) -> Prepared:
     """What `prepare` does, of a module and sources that may be FAULTY already."""
     name = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
     module = faults.look(checks.check_parameters, module)
     loss = faults.look(named_loss, asked)
-    pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
+    samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
     if test is not None:  # tried with what fits the training data: a reason is told once
         fitting = (Faults.FAULTY, Faults.FAULTY) if fits is Faults.FAULTY else (module, loss)
         _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
-    cuts = faults.look(checks.cuts_of, module, pair, training, exclude, table, after=outputs)
+    cuts = faults.look(checks.cuts_of, module, pair, training, asked_cuts, after=outputs)
+    output = faults.look(checks.check_wide, cuts, samples, training, memory)
     faults.tell()
     meta, layout = cuts
-    program = Program(meta, layout, train, loss, training, memory)
+    program = Program(meta, layout, train, loss, training, memory, output)
     return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
 
 
@@ -173,8 +180,8 @@ def _sources(faults: Faults, data: DataSettings) -> tuple[Any, Any]:
     if data.factory is not None:
         factory = faults.look(resolve, data.factory, "data.factory")
         return tuple(faults.look(Made, factory, part, data.args) for part in (0, 1))
-    test = None if data.test is None else faults.look(_files, data.test, "data.test")
-    return faults.look(_files, data.train, "data.train"), test
+    test = None if data.test is None else faults.look(_files, data.test, "data.test", data, data.test_rows)
+    return faults.look(_files, data.train, "data.train", data, None), test
 
 
 def _check_choice(data: DataSettings) -> None:
@@ -193,11 +200,18 @@ def _check_choice(data: DataSettings) -> None:
         raise JobError(strays)
 
 
-def _files(where: str | tuple[str, str], field: str) -> Files:
+def _files(where: str | tuple[str, str], field: str, data: DataSettings, most_rows: int | None) -> Source:
+    if names := sparse_names(where):
+        return SparseFiles(tuple(_pinned(name, field) for name in names), field, data.empty, most_rows)
+    if most_rows is not None:
+        raise JobError(f"data.test_rows: {most_rows} goes with sparse rows alone; leave it out")
     if isinstance(where, tuple):
         return Files(_pinned(where[0], field), _pinned(where[1], field), field=field)
     if not where.endswith(".npz"):
-        raise JobError(f"{field}: {where!r} should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
+        raise JobError(
+            f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, or sparse rows: "
+            "an extreme-classification .txt, or a pair of CSR .npz"
+        )
     both = _pinned(where, field)
     return Files(both, both, field=field)
 
@@ -208,18 +222,19 @@ def _pinned(where: str, field: str) -> str | Remote:
 
 def _check_data(
     faults: Faults, source: Any, field: str, module: Any, loss: Any, name: str, batch_size: int
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any]:
     """Look at one part of the data, and try the model and the loss on its first samples.
 
     Returns:
-        The first samples, the model's outputs for them and whether the loss fits, each FAULTY where it is not.
+        The samples, the first of them, the model's outputs for these and whether the loss fits, each FAULTY where it is
+        not.
     """
     look = faults.look
     samples = look(checks.open_samples, source, field)
     look(checks.check_finite, samples, field)
     pair = look(checks.first_samples, samples, batch_size, field)
-    outputs = look(checks.outputs_of, module, pair, field)
+    outputs = look(checks.outputs_of, module, pair, field, after=look(checks.check_sizes, module, samples, field))
     fits = look(checks.check_loss, loss, name, outputs, pair)
-    if loss is cross_entropy:
+    if loss in (cross_entropy, sampled_softmax):
         look(checks.check_labels, samples, outputs, field, after=fits)
-    return pair, outputs, fits
+    return samples, pair, outputs, fits

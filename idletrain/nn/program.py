@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,10 +24,17 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
+def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
+    """The loss of a network that ends in `idletrain.nn.SparseLinear`, over the labels active in the batch."""
+    loss: Tensor = outputs.loss(labels)
+    return loss
+
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
     "bce_with_logits": functional.binary_cross_entropy_with_logits,
     "mse": functional.mse_loss,
+    "sampled_softmax": sampled_softmax,
 }
 
 
@@ -41,6 +49,7 @@ class Program:
         loss: `(outputs, labels) -> scalar`.
         training: Method, steps, optimizer and seed.
         memory: What to do with a subnet that is too large for a worker.
+        output: The name of its `SparseLinear`, if it ends in one.
     """
 
     module: nn.Module
@@ -49,26 +58,47 @@ class Program:
     loss: Loss
     training: TrainingSettings
     memory: MemorySettings = MemorySettings()
+    output: str | None = None
 
     def subnets(self, round_: int, shares: Sequence[float]) -> list[Subnet]:
         """Every subnet of a round."""
-        masks = draw(self.training.seed, round_, self.layout.sizes, shares)
+        masks = draw(self.training.seed, round_, self.layout.sizes, shares, self.layout.fixed)
         return [cut(self.layout, mask) for mask in masks]
 
     def subnet(self, round_: int, mine: Sequence[Block]) -> Subnet:
         """One subnet of a round, by its blocks: what a worker needs."""
-        sizes = self.layout.sizes
-        return cut(self.layout, members(orders(self.training.seed, round_, sizes, mine), mine))
+        dealt = orders(self.training.seed, round_, self.layout.sizes, mine, self.layout.fixed)
+        return cut(self.layout, members(dealt, mine))
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What a flat buffer holds, in order: the values, then the optimizer's state."""
+        """What a flat buffer holds first: the values, then the optimizer's state for each of them."""
         optimizer = self.training.optimizer
         if optimizer.name == "adamw":
             return ("value", "exp_avg", "exp_avg_sq")
-        return ("value", "momentum_buffer") if optimizer.momentum else ("value",)
+        return ("value", "momentum_buffer") if optimizer.name == "sgd" and optimizer.momentum else ("value",)
 
     @property
-    def travelling(self) -> int:
-        """How many slots go from round to round; the rest starts at zero."""
-        return len(self.slots) if self.training.optimizer.state == "travel" else 1
+    def row_slots(self) -> tuple[str, ...]:
+        """What a flat buffer holds after its slots: state with one number a row (a tensor's first dimension)."""
+        return ("sums",) if self.training.optimizer.name == "adagrad" else ()
+
+    @property
+    def travelling(self) -> tuple[int, int]:
+        """How many slots and row slots go from round to round; the rest starts at zero."""
+        return (len(self.slots), len(self.row_slots)) if self.training.optimizer.state == "travel" else (1, 0)
+
+    @property
+    def output_at(self) -> int:
+        """The place of the very wide output's weight among the network's tensors."""
+        return [tensor.name for tensor in self.layout.tensors].index(f"{self.output}.weight")
+
+    @property
+    def out_of_core(self) -> str:
+        """What the job says of subnets beyond a node's memory; rows that few batches touch are trained in core."""
+        return "never" if self.output or self.row_slots else self.memory.out_of_core
+
+    def buffer_size(self, subnet: Subnet, *, travelling: bool) -> int:
+        """Values in a subnet's flat buffer: as it is trained, or as it goes from round to round."""
+        slots, row_slots = self.travelling if travelling else (len(self.slots), len(self.row_slots))
+        return slots * subnet.parameters + row_slots * subnet.by_row.parameters

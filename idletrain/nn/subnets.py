@@ -1,22 +1,23 @@
 """Cut a subnet out of the network into one flat buffer, and put flat buffers back.
 
-Letters: P parameters of a subnet, T tensors. A flat buffer is `[slots * P]`: all values, then each tensor of the
-optimizer's state in the same order, so that an update moves as one contiguous piece.
+Letters: P parameters of a subnet, R rows of all its tensors, T tensors. A flat buffer is `[slots * P + row slots * R]`:
+all values, then the optimizer's state in the same order, so that an update moves as one contiguous piece.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from idletrain.nn.groups import Layout, TensorLayout
+from idletrain.nn.groups import Common, Layout, TensorLayout
 from idletrain.nn.partition import Mask
 
+BLOCK_ROWS = 1 << 14  # of a sum: 16 MB of an embedding of 256 numbers
 Positions = tuple[Tensor | None, ...]  # per dimension the positions a subnet has, None for all of them
 
 
@@ -32,6 +33,25 @@ class Subnet:
     def parameters(self) -> int:
         """P, the number of values in one slot."""
         return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def by_row(self) -> Subnet:
+        """The same subnet of tensors that have one value a row."""
+        positions = tuple(at[:1] for at in self.positions)
+        return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes))
+
+    def slots(self, flat: Tensor, slots: int, row_slots: int) -> list[tuple[Subnet, Tensor]]:
+        """The slots of a flat buffer, each with its subnet, without a copy."""
+        rows = self.by_row
+        wholes = [self] * slots + [rows] * row_slots
+        pieces = torch.split(flat, [subnet.parameters for subnet in wholes])
+        return list(zip(wholes, pieces, strict=True))
+
+
+def by_row(layout: Layout) -> Layout:
+    """The layout of tensors that have one value for each row of these."""
+    tensors = (replace(t, shape=t.shape[:1], neurons=t.neurons[:1]) for t in layout.tensors)
+    return replace(layout, tensors=tuple(tensors))
 
 
 def cut(layout: Layout, members: Mask) -> Subnet:
@@ -68,11 +88,15 @@ def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor) -> None:
             torch.ops.aten.index.Tensor_out(tensor, _grid(tensor, at), out=target)
 
 
-def merge(network: Sequence[Tensor], updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
+def merge(
+    network: Sequence[Tensor],
+    updates: Sequence[tuple[Subnet, Tensor, int]],
+    common: Common = "mean",
+) -> None:
     """Write updates `(subnet, slot [P], steps)` back into the network's tensors.
 
-    Neurons belong to one subnet each, so their values are copied (an exchange, not an average: IST-page); what
-    every subnet has is averaged, weighted by steps, in the order of `updates`.
+    Neurons belong to one subnet each, so their values are copied (an exchange, not an average: IST-page); what every
+    subnet has is averaged, weighted by steps, in the order of `updates`, or what `common` says (see `Layout`).
     """
     if not updates:
         return
@@ -85,16 +109,36 @@ def merge(network: Sequence[Tensor], updates: Sequence[tuple[Subnet, Tensor, int
         if not layout.tensors[i].shared:
             for (subnet, _, _), value in zip(updates, values, strict=True):
                 _scatter(tensor, subnet.positions[i], value)
-        common = _common(layout.tensors[i])
-        if common is not None:
+        where = _common(layout.tensors[i])
+        if where is not None:
             copies = [
                 (value[_common_within(layout.tensors[i], subnet.positions[i])], steps / total)
                 for (subnet, _, steps), value in zip(updates, values, strict=True)
             ]
-            mean = copies[0][0] * copies[0][1]
-            for copy, weight in copies[1:]:
-                mean.add_(copy, alpha=weight)
-            tensor[common] = mean
+            if common == "same":
+                tensor[where] = copies[0][0]
+            else:
+                tensor[where] = _moved(tensor[where], copies) if common == "sum" else _mean(copies)
+
+
+def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
+    mean = copies[0][0] * copies[0][1]
+    for copy, weight in copies[1:]:
+        mean.add_(copy, alpha=weight)
+    return mean
+
+
+def _moved(before: Tensor, copies: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """What was before, and each copy's change to it; a block of rows at a time, as this may be most of a network."""
+    moved = before.clone()
+    for copy, _ in copies:
+        for rows, mine, old in zip(*(_blocks(t) for t in (moved, copy, before)), strict=True):
+            rows.add_(mine - old)
+    return moved
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor, BLOCK_ROWS) if tensor.ndim else (tensor,)
 
 
 def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:

@@ -43,7 +43,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     foresight = Foresight(program)
-    need, how = foresight.need_bytes, job.memory.out_of_core
+    need, how = foresight.need_bytes, program.out_of_core
     beyond = plan.Beyond(foresight.least_bytes, foresight.seconds, always=how == "always") if how != "never" else None
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest, beyond)
@@ -57,7 +57,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"{size(took)} of {size(memory)}" + (" out of core" if w in planned else "")
         for w, took in zip(wide, takes, strict=True)
     ]
-    moved = sum(4 * program.travelling * subnet.parameters for subnet in subnets)
+    moved = sum(4 * program.buffer_size(subnet, travelling=True) for subnet in subnets)
     turns = -(-len(subnets) // job.nodes.count)
     compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
@@ -89,7 +89,7 @@ def _subnets(
             f"{shares[k] if neurons else 1:.1%}",
             " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
-            size(4 * program.travelling * subnet.parameters),
+            size(4 * program.buffer_size(subnet, travelling=True)),
             memories[k],
             f"{seconds[k]:.2f} s",
         )
@@ -119,11 +119,15 @@ def _groups(prepared: Prepared) -> RenderableType:
 def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
     """Time of one local step of a subnet on one thread of this machine."""
     program = prepared.program
-    flat = torch.zeros(len(program.slots) * subnet.parameters)
+    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
     work = LocalSteps(program, subnet, flat, number, 0)
-    samples = program.source.open()
-    order = BatchOrder(program.training.seed, len(samples), program.training.batch_size, program.training.subnets)
+    samples, training = program.source.open(), program.training
+    order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+    if program.output:
+        from idletrain.nn import shards  # and with it Numba
+
+        order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(0, number))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -99,6 +99,42 @@ def _check_rehearsal(written):
     assert 0 < notice < heir < launch
 
 
+def _check_kernels(written):
+    for ours, torchs, ratio in zip(*[iter(written["figures"])] * 3, strict=True):
+        assert ratio["value"] == pytest.approx(ours["value"] / torchs["value"])
+
+
+def _check_label_cost(written):
+    assert list(written["results"]) == ["uniform"]
+    assert all(one["ms"] > 0 and one["memory"] > 0 for one in written["results"]["uniform"].values())
+
+
+def _check_linear_trees(written):
+    start, end = (f["value"] for f in written["figures"] if "idletrain" in f["what"])
+    assert 0 <= start < 100
+    assert 0 < end <= 100
+
+
+def _check_wide_labels(written):
+    scores = [figure for figure in written["figures"] if figure["unit"] == "P@1"]
+    assert all(0 <= figure["value"] <= 100 for figure in scores)
+    assert {"step 0", "dense", "uniform 1k", "inverted file"} <= {
+        f["what"].split(": ")[1].split(" after")[0] for f in scores
+    }
+
+
+def _check_wide_exchange(written):
+    assert list(written["runs"]) == ["rounds", "lockstep", "row-sparse data parallel", "dense data parallel"]
+    assert all(run["step_seconds"] > 0 for run in written["runs"].values())
+    assert [len(written["runs"][mode]["points"]) for mode in ("rounds", "lockstep")] == [2, 1]
+
+
+def _check_wide_scale(written):
+    figures = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert figures["parameters"] == pytest.approx((300 * 16 + 500 * 16 + 500) / 1e6)
+    assert figures["bytes moved a step"] > 0
+
+
 def _check_where_time_goes(written):
     shares = [figure["value"] for figure in written["figures"] if figure["unit"] == "of the workers' time"]
     assert len(shares) == 8
@@ -129,6 +165,12 @@ def _check_link_use(written):
 
 
 CHECKS = {
+    "kernels": _check_kernels,
+    "label_cost": _check_label_cost,
+    "linear_trees": _check_linear_trees,
+    "wide_labels": _check_wide_labels,
+    "wide_exchange": _check_wide_exchange,
+    "wide_scale": _check_wide_scale,
     "link_use": _check_link_use,
     "page": _check_page,
     "round_overhead": _check_round_overhead,

@@ -22,6 +22,7 @@ import yaml
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.wire import LeaseId
 from idletrain.job import Job, parse_job
+from idletrain.nn import shards
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import from_settings
@@ -70,7 +71,8 @@ class Control:
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(TOP), os.environ.get("PYTHONPATH"))))
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        return {**os.environ, **threads, "PYTHONPATH": path, "CHAOS_CONTROL": str(self.path)}
+        home = {"HOME": str(self.path)}  # whose cache is the test's own
+        return {**os.environ, **threads, **home, "PYTHONPATH": path, "CHAOS_CONTROL": str(self.path)}
 
 
 def job_tree(
@@ -107,16 +109,18 @@ def train_alone(job: Job) -> list[str]:
         program, training = prepared.program, job.training
         samples = program.source.open()
         order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-        network = Network(program.layout, program.travelling, prepared.network)
+        network = Network.of(program, prepared.network)
         digests = [network.sha256()]
         for round_ in range(training.rounds):
             updates = []
             for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
                 pulled = network.pull(subnet)
-                flat = torch.zeros(len(program.slots) * subnet.parameters)  # state that does not travel begins at zero
+                flat = torch.zeros(program.buffer_size(subnet, travelling=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
                 work.resume_at(0)
+                if program.output:
+                    order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(round_, k))
                 for step in range(training.local_steps):
                     work.step(samples, order, step)
                 updates.append((subnet, flat[: len(pulled)], training.local_steps))

@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from distributed import get_worker
 from torch import Tensor
@@ -21,6 +22,13 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     if control and _in_worker():
         _wait(Path(control))
     return functional.cross_entropy(outputs, labels)
+
+
+def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
+    control = os.environ.get("CHAOS_CONTROL")
+    if control and _in_worker():
+        _wait(Path(control))
+    return outputs.loss(labels)
 
 
 def _in_worker() -> bool:

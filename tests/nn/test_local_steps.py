@@ -37,7 +37,7 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
     """Rounds as workers and head do them; at `interrupt_at` steps every subnet goes on elsewhere from its mark."""
     program, training = prepared.program, prepared.program.training
     samples = program.source.open()
-    network = Network(program.layout, program.travelling, prepared.network)
+    network = Network.of(program, prepared.network)
     for round_ in range(rounds):
         updates = []
         for k, subnet in enumerate(program.subnets(round_, shares)):
@@ -53,7 +53,7 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
                     work = LocalSteps(program, subnet, flat, k, round_)
                     work.resume_at(step)
                 work.step(samples, order, step)
-            updates.append((subnet, flat[: program.travelling * subnet.parameters], training.local_steps))
+            updates.append((subnet, flat[: program.buffer_size(subnet, travelling=True)], training.local_steps))
         network.commit(updates)
     return network
 
@@ -191,7 +191,7 @@ def test_a_gpu_trains_what_a_cpu_trains(small_program: Callable[..., Prepared], 
     prepared = small_program(norm="batch", subnets=1, local_steps=J, batch_size=8, optimizer=optimizer)
     program, samples = prepared.program, prepared.program.source.open()
     (subnet,) = program.subnets(0, [1.0])
-    network = Network(program.layout, program.travelling, prepared.network)
+    network = Network.of(program, prepared.network)
     ends = []
     for device in ("cpu", "cuda"):
         flat = whole_flat(prepared, network, subnet).to(device)

@@ -109,7 +109,8 @@ def test_more_subnets_than_neurons() -> None:
 
 def test_a_loss_that_is_not_known() -> None:
     assert fault(training={"loss": "cross-entropy"}) == (
-        "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse or package.module:function"
+        "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse, sampled_softmax or "
+        "package.module:function"
     )
     assert "training.loss: 'no.such:loss' cannot be imported" in fault(training={"loss": "no.such:loss"})
     assert named_loss("torch.nn.functional:l1_loss") is functional.l1_loss
@@ -161,7 +162,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_of_unknown_kind() -> None:
     assert fault(data={"train": "data.csv"}) == (
-        "data.train: 'data.csv' should be an .npz file, or a pair [inputs, labels] of .npy or IDX files"
+        "data.train: 'data.csv' should be an .npz file, a pair [inputs, labels] of .npy or IDX files, or sparse rows: "
+        "an extreme-classification .txt, or a pair of CSR .npz"
     )
 
 

@@ -16,14 +16,19 @@ from idletrain.nn.program import cross_entropy
 @pytest.mark.parametrize(
     ("optimizer", "slots", "travelling"),
     [
-        ({"lr": 0.1}, ("value",), 1),
-        ({"lr": 0.1, "momentum": 0.5}, ("value", "momentum_buffer"), 2),
-        ({"lr": 0.1, "momentum": 0.5, "state": "reset"}, ("value", "momentum_buffer"), 1),
-        ({"lr": 0.1, "name": "adamw"}, ("value", "exp_avg", "exp_avg_sq"), 3),
+        ({"lr": 0.1}, ("value",), (1, 0)),
+        ({"lr": 0.1, "momentum": 0.5}, ("value", "momentum_buffer"), (2, 0)),
+        ({"lr": 0.1, "momentum": 0.5, "state": "reset"}, ("value", "momentum_buffer"), (1, 0)),
+        ({"lr": 0.1, "name": "adamw"}, ("value", "exp_avg", "exp_avg_sq"), (3, 0)),
+        ({"lr": 0.1, "name": "adagrad"}, ("value",), (1, 1)),
+        ({"lr": 0.1, "name": "adagrad", "state": "reset"}, ("value",), (1, 0)),
     ],
 )
 def test_slots_are_the_values_and_the_optimizer_s_state_and_travel_unless_reset(
-    small_program: Callable[..., Prepared], optimizer: dict[str, Any], slots: tuple[str, ...], travelling: int
+    small_program: Callable[..., Prepared],
+    optimizer: dict[str, Any],
+    slots: tuple[str, ...],
+    travelling: tuple[int, int],
 ) -> None:
     program = small_program(optimizer=optimizer).program
     assert program.slots == slots

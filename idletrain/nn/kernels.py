@@ -1,0 +1,160 @@
+"""Loops over sparse rows that torch has no fast words for, compiled by Numba for the CPU.
+
+Every function is given arrays that its caller has checked: Numba looks at no bounds. `benchmarks/kernels.py` measures
+each against torch. Letters: B rows of a batch, H hidden, Z entries, R rows of a matrix, L tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+# Sums may be reordered (else no loop vectorises), but NaN and infinity stay what they are.
+_compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"})
+
+
+@_compiled
+def bag_backward(offsets: Ids, places: Ids, values: Floats, grad_BH: Floats, out_UH: Floats) -> None:
+    """Add up the gradient of each distinct embedding, into zeros; `places` are numbers of distinct ones."""
+    for b in range(len(grad_BH)):
+        for z in range(offsets[b], offsets[b + 1]):
+            row, value = places[z], values[z]
+            for h in range(grad_BH.shape[1]):
+                out_UH[row, h] += value * grad_BH[b, h]
+
+
+@_compiled
+def distinct(ids: Ids, seen_R: NDArray[np.int32], unique: Ids, places: Ids) -> int:
+    """The distinct ids in the order of their first appearance, and each id's place among them; returns their number.
+
+    `seen_R` holds -1 before and after: no pass over all R.
+    """
+    count = 0
+    for z in range(len(ids)):
+        if seen_R[ids[z]] < 0:
+            seen_R[ids[z]] = count
+            unique[count] = ids[z]
+            count += 1
+        places[z] = seen_R[ids[z]]
+    for u in range(count):
+        seen_R[unique[u]] = -1
+    return count
+
+
+@_compiled
+def adagrad_rows(
+    weight_RH: Floats, sums_R: Floats, index_A: Ids, grad_AH: Floats, lr: float, start: float, eps: float
+) -> None:
+    """Row-wise Adagrad: one sum of mean squared gradients a row."""
+    H = weight_RH.shape[1]
+    for a in range(len(index_A)):
+        row = index_A[a]
+        square = np.float32(0)
+        for h in range(H):
+            square += grad_AH[a, h] * grad_AH[a, h]
+        sums_R[row] += square / np.float32(H)
+        step = np.float32(lr) / (np.sqrt(sums_R[row] + np.float32(start)) + np.float32(eps))
+        for h in range(H):
+            weight_RH[row, h] -= step * grad_AH[a, h]
+
+
+@_compiled
+def most_hits(
+    codes_BL: Ids,
+    starts_LS: NDArray[np.int32],
+    ids_LR: NDArray[np.int32],
+    bucket: int,
+    keep: int,
+    counts_R: NDArray[np.int32],
+    out: Ids,
+) -> int:
+    """For each row the `keep` ids that are in most of its L buckets; returns how many were written in all.
+
+    `counts_R` holds zeros before and after. A bucket's last `bucket` entries count.
+    """
+    L = codes_BL.shape[1]
+    found = np.empty(L * bucket, dtype=np.int64)
+    by_hits = np.empty(L + 1, dtype=np.int64)
+    written = 0
+    for b in range(len(codes_BL)):
+        many = 0
+        for table in range(L):
+            end = starts_LS[table, codes_BL[b, table] + 1]
+            for at in range(max(starts_LS[table, codes_BL[b, table]], end - bucket), end):
+                row = ids_LR[table, at]
+                if counts_R[row] == 0:
+                    found[many] = row
+                    many += 1
+                counts_R[row] += 1
+        by_hits[:] = 0
+        for f in range(many):
+            by_hits[counts_R[found[f]]] += 1
+        # All with more hits than `least` are kept, and of those with `least` what is left.
+        least: Any = L
+        above: Any = 0
+        while least > 0 and above + by_hits[least] < keep:
+            above += by_hits[least]
+            least -= 1
+        left = keep - above
+        for f in range(many):
+            hits = counts_R[found[f]]
+            if hits > least or (hits == least and least > 0 and left > 0):
+                left -= hits == least
+                out[written] = found[f]
+                written += 1
+            counts_R[found[f]] = 0
+    return written
+
+
+@_compiled
+def best_of_lists(
+    query_BH: Floats,
+    weight_RH: Floats,
+    probes_BP: Ids,
+    starts: NDArray[np.int32],
+    members: NDArray[np.int32],
+    out_BK: Ids,
+    scores_BK: Floats,
+) -> None:
+    """For each query the K rows with the largest products among the members of its lists; -1 where there are fewer."""
+    B, K = out_BK.shape
+    H = weight_RH.shape[1]
+    for b in range(B):
+        out_BK[b, :] = -1
+        scores_BK[b, :] = -np.inf
+        for p in range(probes_BP.shape[1]):
+            for at in range(starts[probes_BP[b, p]], starts[probes_BP[b, p] + 1]):
+                row = members[at]
+                score = np.float32(0)
+                for h in range(H):
+                    score += query_BH[b, h] * weight_RH[row, h]
+                if score > scores_BK[b, K - 1]:
+                    k = K - 1
+                    while k > 0 and score > scores_BK[b, k - 1]:
+                        scores_BK[b, k], out_BK[b, k] = scores_BK[b, k - 1], out_BK[b, k - 1]
+                        k -= 1
+                    scores_BK[b, k], out_BK[b, k] = score, row
+
+
+class Distinct:
+    """Finds distinct numbers below `size` in time that grows with how many there are, not with `size`."""
+
+    def __init__(self, size: int) -> None:
+        self._seen = np.full(size, -1, dtype=np.int32)
+
+    def __call__(self, ids: NDArray[Any]) -> tuple[Ids, Ids]:
+        """The distinct ids by first appearance, and each id's place among them.
+
+        Raises:
+            ValueError: an id is not below `size`.
+        """
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self._seen):
+            raise ValueError(f"{int(ids.min())} to {int(ids.max())} are not all within 0 to {len(self._seen) - 1}")
+        unique, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        count = distinct(np.ascontiguousarray(ids, dtype=np.int64), self._seen, unique, places)
+        return unique[:count], places

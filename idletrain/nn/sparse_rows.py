@@ -1,0 +1,99 @@
+"""Sparse rows: a batch as tensors, and a whole matrix as memory-mapped arrays (CSR).
+
+Letters: B rows of a batch, N rows, Z stored entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of sparse rows; row i has the entries `offsets[i]` to `offsets[i + 1]`.
+
+    Attributes:
+        offsets: `[B + 1]` int64.
+        indices: `[Z]` int64: the columns, ascending within a row.
+        values: `[Z]` float32, or None where every entry is 1.
+    """
+
+    offsets: Tensor
+    indices: Tensor
+    values: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows alone: how many columns there are, the layer knows."""
+        return torch.Size([len(self)])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What columns are numbered in."""
+        return self.indices.dtype
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same rows on another device."""
+        values = None if self.values is None else self.values.to(device)
+        return Rows(self.offsets.to(device), self.indices.to(device), values)
+
+    def row_numbers(self) -> Tensor:
+        """The row of every entry, `[Z]`."""
+        return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.offsets.diff())
+
+
+@dataclass(frozen=True)
+class Csr:
+    """A matrix by rows: `starts` `[N + 1]`, `columns` `[Z]`, and `values` `[Z]` or None for ones."""
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int32]
+    values: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def take(self, index: NDArray[np.int64]) -> Rows:
+        """Some rows, in this order, as a batch of their own."""
+        begin = self.starts[index]
+        lengths = self.starts[index + 1] - begin
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
+        values = None if self.values is None else torch.from_numpy(self.values[places])
+        return Rows(torch.from_numpy(offsets), torch.from_numpy(self.columns[places].astype(np.int64)), values)
+
+    def counts(self, columns: int) -> NDArray[np.int64]:
+        """How many entries every column has, `[columns]`."""
+        return np.bincount(self.columns, minlength=columns)
+
+
+def transpose(matrix: Csr, columns: int) -> Csr:
+    """The same entries by columns (without values), rows ascending within each."""
+    rows = np.repeat(np.arange(len(matrix), dtype=np.int32), np.diff(matrix.starts))
+    starts = np.concatenate([[0], np.cumsum(matrix.counts(columns))])
+    return Csr(starts, rows[np.argsort(matrix.columns, kind="stable")])
+
+
+def canonical(matrix: Csr) -> tuple[Csr, int]:
+    """Columns ascending within each row, repeated ones added up; and how many rows had to be mended."""
+    rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.starts))
+    wrong = (np.diff(matrix.columns) <= 0) & (np.diff(rows) == 0)
+    if not wrong.any():
+        return matrix, 0
+    mended = len(np.unique(rows[1:][wrong]))
+    order = np.lexsort((matrix.columns, rows))
+    rows, columns = rows[order], matrix.columns[order]
+    first = np.append(True, (np.diff(columns) != 0) | (np.diff(rows) != 0))
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows[first], minlength=len(matrix)))])
+    if matrix.values is None:
+        return Csr(starts, columns[first]), mended
+    values = np.add.reduceat(matrix.values[order], np.flatnonzero(first)).astype(np.float32)
+    return Csr(starts, columns[first], values), mended

@@ -1,0 +1,98 @@
+"""Networks whose labels are sharded over workers that are killed and warned, and heads that die."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from idletrain.export import load_run
+
+from . import paced
+from .helpers import Control, Run, train_alone, until
+from .test_workers import kill, marked
+
+SIMHASH = {"name": "simhash", "k": 3, "tables": 6, "negatives": 8}
+
+
+@pytest.fixture
+def wide_job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The sections of a job with 60 labels, each with words of its own."""
+    random_ = np.random.default_rng(0)
+    for name, rows in (("train", 600), ("test", 100)):
+        lines = [f"{rows} 90 60\n"]
+        for label in random_.integers(0, 60, rows):
+            words = sorted({int(label), 60 + int(label) % 30, *random_.integers(0, 90, 2).tolist()})
+            lines.append(f"{label} {' '.join(f'{word}:1' for word in words)}\n")
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+
+    def sections(sampler: Any = SIMHASH, rounds: int = 3, **model: Any) -> dict[str, Any]:
+        args = {"features": 90, "hidden": 16, "labels": 60, "sampler": sampler}
+        return {
+            "model": {"factory": "idletrain.nn.wide:wide", "args": args, **model},
+            "data": {"name": None, "train": str(tmp_path / "train.txt"), "test": str(tmp_path / "test.txt")},
+            "training": {
+                "subnets": 3,
+                "local_steps": 20,
+                "rounds": rounds,
+                "batch_size": 16,
+                "loss": f"{paced.__name__}:sampled_softmax",
+                "optimizer": {"name": "adagrad", "lr": 0.05, "start": {"output.weight": 1e-4}},
+            },
+            "nodes": 3,
+        }
+
+    return sections
+
+
+@pytest.mark.parametrize("model", [{"exclude": ["hidden"]}, {"fixed": ["labels"]}], ids=["labels", "labels and hidden"])
+def test_kills_and_notices_change_no_bit(
+    make_run: Callable[..., Run], control: Control, wide_job: Callable[..., dict[str, Any]], model: dict[str, Any]
+) -> None:
+    """Retrieval included: who goes on in the middle of a round has the tables of its start."""
+    run = make_run(**wide_job(**model))
+    control.pace(0.1)
+    head = run.launch()
+    dice = random.Random(0)
+    taken: list[int] = []
+    while len(taken) < 4:
+
+        def targets() -> list[Any]:
+            assert head.running, head.text
+            held = marked(run)
+            return [p for at, p in run.workers().items() if at in held and p.pid not in taken]
+
+        victim = dice.choice(until("a worker with a mark", targets))
+        if len(taken) % 2:
+            victim.send_signal(signal.SIGTERM)
+        else:
+            kill(victim)
+        taken.append(victim.pid)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    causes = {event["cause"] for event in run.events("lost")}
+    assert causes >= {"kill", "notice"}
+    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a mark"
+
+
+def test_another_head_goes_on_with_sums_and_shards(
+    make_run: Callable[..., Run], wide_job: Callable[..., dict[str, Any]]
+) -> None:
+    run = make_run(**wide_job(rounds=2, exclude=["hidden"]))
+    head = run.launch_until("commit-recorded", nth=1)
+    assert head.exit_code() == -signal.SIGKILL, head.text
+    run.resume()
+    run.check(train_alone(run.job))
+    assert len(run.records("epoch")) == 2
+    scores = [event["accuracy"] for event in run.events("evaluated")]
+    assert scores[-1] > 0.5
+    ranking = load_run(run.dir).ranking()
+    assert ranking["P@1"] == scores[-1]
+    assert set(ranking) == {f"{kind}@{k}" for kind in ("P", "nDCG", "PSP") for k in (1, 3, 5)}
+    assert 1 / 5 >= ranking["P@5"] > ranking["P@1"] / 5

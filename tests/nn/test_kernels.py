@@ -1,0 +1,84 @@
+"""The compiled loops, against torch and plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from idletrain.nn import kernels
+
+RANDOM = np.random.default_rng(0)
+
+
+def test_a_bag_s_gradient_is_torch_s() -> None:
+    weight = torch.randn(20, 6, requires_grad=True)
+    offsets, indices = np.array([0, 3, 3, 8]), np.array([1, 5, 7, 0, 1, 5, 5, 19])
+    values = RANDOM.normal(size=8).astype(np.float32)
+    expected = torch.nn.functional.embedding_bag(
+        torch.from_numpy(indices),
+        weight,
+        torch.from_numpy(offsets[:-1]),
+        mode="sum",
+        per_sample_weights=torch.from_numpy(values),
+    )
+    grad = torch.randn(3, 6)
+    expected.backward(grad)
+    unique, places = np.unique(indices, return_inverse=True)
+    rows = np.zeros((len(unique), 6), np.float32)
+    kernels.bag_backward(offsets, places, values, grad.numpy(), rows)
+    assert weight.grad is not None
+    torch.testing.assert_close(torch.from_numpy(rows), weight.grad[torch.from_numpy(unique)])
+
+
+def test_distinct_numbers_come_in_the_order_of_their_first_appearance() -> None:
+    find = kernels.Distinct(100)
+    for _ in range(2):  # what one call leaves does not disturb the next
+        ids = RANDOM.integers(0, 100, 60)
+        unique, places = find(ids)
+        assert unique.tolist() == list(dict.fromkeys(ids.tolist()))
+        assert np.array_equal(unique[places], ids)
+    assert len(find(np.empty(0, np.int64))[0]) == 0
+
+
+@pytest.mark.parametrize("odd", [-1, 100])
+def test_numbers_beyond_are_refused(odd: int) -> None:
+    with pytest.raises(ValueError, match="are not all within 0 to 99"):
+        kernels.Distinct(100)(np.array([5, odd]))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5, 50])
+def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
+    tables, rows, buckets, bucket = 6, 40, 8, 5
+    codes = RANDOM.integers(0, buckets, (tables, rows))
+    ids = np.argsort(codes, axis=1, kind="stable").astype(np.int32)
+    starts = np.stack([np.append(0, np.bincount(c, minlength=buckets).cumsum()) for c in codes]).astype(np.int32)
+    asked = RANDOM.integers(0, buckets, (7, tables))
+    out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.int32)
+    written = kernels.most_hits(asked, starts, ids, bucket, keep, counts, out)
+    assert not counts.any()
+    found = iter(out[:written].tolist())
+    for query in asked:
+        hits = Counter(
+            int(row) for t in range(tables) for row in ids[t, starts[t, query[t]] : starts[t, query[t] + 1]][-bucket:]
+        )
+        mine = [next(found) for _ in range(min(keep, len(hits)))]
+        assert len(set(mine)) == len(mine)
+        best = sorted(hits.values(), reverse=True)[: len(mine)]
+        assert sorted((hits[row] for row in mine), reverse=True) == best
+    assert next(found, None) is None
+
+
+def test_the_best_of_lists_are_the_largest_products_within_them() -> None:
+    weight, query = RANDOM.normal(size=(30, 4)).astype(np.float32), RANDOM.normal(size=(5, 4)).astype(np.float32)
+    members = RANDOM.permutation(30).astype(np.int32)
+    starts = np.array([0, 10, 10, 22, 30], np.int32)
+    probes = np.array([[0, 2], [1, 0], [3, 2], [1, 1], [2, 3]])
+    out, scores = np.empty((5, 11), np.int64), np.empty((5, 11), np.float32)
+    kernels.best_of_lists(query, weight, probes, starts, members, out, scores)
+    for b, lists in enumerate(probes):
+        within = np.concatenate([members[starts[p] : starts[p + 1]] for p in lists])
+        best = within[np.argsort(-(weight[within] @ query[b]))][:11].tolist()
+        assert out[b].tolist() == best + [-1] * (11 - len(best))

@@ -1,0 +1,106 @@
+"""Tables retrieve rows with large products, the same ones for the same seed, in the memory that they said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from idletrain.errors import JobError
+from idletrain.nn.tables import HashTables, InvertedFile, Tables
+
+MAKERS = {
+    "simhash": lambda: HashTables("simhash", 6, 20, 32),
+    "dwta": lambda: HashTables("dwta", 2, 20, 32),
+    "inverted-file": lambda: InvertedFile(16, 2),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def tables(request: pytest.FixtureRequest) -> Tables:
+    return MAKERS[request.param]()
+
+
+def rows_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
+    """2,000 rows, and 64 queries near a row each."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2000, 32, generator=generator)
+    return rows, rows[:64] + 0.1 * torch.randn(64, 32, generator=generator)
+
+
+def test_a_query_near_a_row_finds_it(tables: Tables) -> None:
+    rows, queries = rows_and_queries()
+    tables.build(rows, 0)
+    found = [q in tables.retrieve(query[None], rows, 5) for q, query in enumerate(queries)]
+    assert sum(found) >= 60, "by chance, one in 400 would"
+
+
+def test_of_its_best_rows_a_query_finds_more_than_by_chance(tables: Tables) -> None:
+    rows, queries = rows_and_queries()
+    tables.build(rows, 0)
+    best = (queries @ rows.T).topk(20).indices
+    found = [
+        len(np.intersect1d(tables.retrieve(q[None], rows, 20), b.numpy())) for q, b in zip(queries, best, strict=True)
+    ]
+    assert np.mean(found) > 20 * 5 * 20 / 2000, "five times what 20 random rows would hold"
+
+
+def test_the_same_seed_gives_the_same_rows(tables: Tables) -> None:
+    rows, queries = rows_and_queries()
+    found = []
+    for seed in (1, 1, 2):
+        tables.build(rows, seed)
+        found.append(tables.retrieve(queries, rows, 3).tolist())
+    assert found[0] == found[1] != found[2]
+
+
+def test_no_more_than_asked_for_and_within_bounds(tables: Tables) -> None:
+    rows, queries = rows_and_queries()
+    tables.build(rows, 0)
+    found = tables.retrieve(queries, rows, 3)
+    assert 0 < len(found) <= 3 * 64
+    assert 0 <= found.min() <= found.max() < 2000
+    few = rows[:3]
+    tables.build(few, 0)
+    assert set(tables.retrieve(queries, few, 8).tolist()) <= {0, 1, 2}
+
+
+def test_queries_of_nan_do_not_break_anything(tables: Tables) -> None:
+    rows, queries = rows_and_queries()
+    tables.build(rows, 0)
+    assert set(tables.retrieve(torch.full_like(queries, torch.nan), rows, 3).tolist()) <= set(range(2000))
+
+
+def test_hash_tables_take_what_they_say() -> None:
+    tables = HashTables("simhash", 6, 20, 32)
+    rows, _ = rows_and_queries()
+    tables.build(rows, 0)
+    held = tables._ids.nbytes + tables._starts.nbytes + tables._counts.nbytes
+    assert tables.nbytes(2000, 32) == held
+
+
+def test_an_inverted_file_takes_what_it_says() -> None:
+    tables = InvertedFile(16, 2)
+    rows, _ = rows_and_queries()
+    tables.build(rows, 0)
+    held = tables._members.nbytes + tables._starts.nbytes + tables._centres_LH.nbytes
+    assert held <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000
+
+
+def test_more_bits_than_buckets_can_have_are_refused() -> None:
+    with pytest.raises(JobError, match=r"sampler.k: 7 codes make buckets' numbers of 21 bits; 20 are the most"):
+        HashTables("dwta", 7, 1, 1)
+
+
+def test_no_lists_or_more_than_can_be_numbered_are_refused() -> None:
+    for lists, probes in ((0, 1), (65_537, 1), (8, 0)):
+        with pytest.raises(JobError, match=f"lists {lists} should be 1 to 65536, and probes {probes} at least 1"):
+            InvertedFile(lists, probes)
+
+
+def test_a_bucket_gives_no_more_than_its_size() -> None:
+    rows = torch.ones(500, 8)  # all in one bucket of every table
+    tables = HashTables("simhash", 4, 3, 10)
+    tables.build(rows, 0)
+    found = tables.retrieve(rows[:1], rows, 500)
+    assert 10 <= len(found) <= 30
