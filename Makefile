@@ -11,7 +11,7 @@ demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which 
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # the longest files are the first
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 python -m benchmarks [--tiny] [NAME ...]
 
 Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files;
-link_use, which needs root.
+link_use and wide_exchange, which need root.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ NAMES = (
     "accuracy",
     "offers",
     "rehearsal",
+    "kernels",
+    "label_cost",
+    "linear_trees",
+    "wide_labels",
+    "wide_scale",
     "where_time_goes",
     "scale",
     "page",

@@ -95,7 +95,7 @@ def simulate(job: Job) -> float:
     """
     prepared = from_settings(job.model, job.data, job.training)
     program, training = prepared.program, job.training
-    network = Network(program.layout, program.travelling, prepared.network)
+    network = Network.of(program, prepared.network)
     samples = program.source.open()
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
     for round_ in range(training.rounds):

@@ -262,11 +262,16 @@ def curve(case: Case, entry: Entry, timed: Timed, folder: Path) -> list[list[flo
     return points
 
 
+def own_snapshots(folder: Path) -> list[tuple[int, Path]]:
+    """The networks of idletrain's snapshots, by round."""
+    files = [m.parent / "network" for m in (folder / "bench" / "snapshots").glob("*/manifest.json")]
+    return sorted((int(file.parent.name), file) for file in files if int(file.parent.name))
+
+
 def snapshots_of(entry: Entry, folder: Path) -> list[tuple[int, Path]]:
     """What was kept, by number: idletrain's after so many rounds, a peer's after so many steps."""
     if METHODS[entry.method].ours:
-        files = [m.parent / "network" for m in (folder / "bench" / "snapshots").glob("*/manifest.json")]
-        return sorted((int(file.parent.name), file) for file in files if int(file.parent.name))
+        return own_snapshots(folder)
     return sorted((int(file.name), file) for file in (folder / "snapshots").glob("*[0-9]"))
 
 

@@ -65,7 +65,7 @@ class BenchHead:
         """See `Head`."""
         return b""
 
-    async def pull(self, lease: LeaseId, start: int, stop: int | None) -> tuple[int, Tensor] | Reply:  # noqa: ARG002
+    async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:  # noqa: ARG002
         """See `Head`."""
         return 0, self._flat[start:stop]
 
@@ -84,6 +84,10 @@ class BenchHead:
     def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002 (Head's)
         """See `Head`."""
         return Reply.ACCEPTED
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Reply:  # noqa: ARG002
+        """See `Head`; nothing here trains in lockstep."""
+        return Reply.STALE_ROUND
 
     def close(self) -> None:
         """Close the ledger."""

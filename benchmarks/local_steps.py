@@ -100,7 +100,7 @@ def compare(plan: Plan, model: dict[str, Any]) -> tuple[list[float], list[float]
     prepared = prepare(plan, model)
     program = prepared.program
     subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
-    network = Network(program.layout, program.travelling, prepared.network)
+    network = Network.of(program, prepared.network)
     sides = [blocks(plan, make(prepared, subnet, network.pull(subnet))) for make in (ours, bare)]
     pairs = [(next(sides[0]), next(sides[1])) for _ in range(plan.blocks + 2)][2:]  # the first two warm up
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -1,0 +1,116 @@
+"""What does a step cost as labels grow, how much of the time goes into rebuilding tables, and how much memory?
+
+Steps of a batch of 256 with about 1,500 active labels, hidden 64, at 10,000, 100,000 and 1,000,000 labels, each in a
+process of its own; one thread.
+
+    python -m benchmarks.label_cost [--tiny] [--json FILE]
+
+Targets: a step takes at most 1.5 times as long for 10 times the labels; rebuilds below 10 % of the time; peak resident
+memory at most 1.3 times parameters and optimizer state, beside what the interpreter and torch take.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.wide_training import Recipe, make, peak_rss_bytes, samples_of, steps
+from idletrain.nn import sparse  # noqa: F401 (Numba, before memory is looked at)
+from idletrain.nn.sparse_rows import Csr
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "uniform": {"name": "uniform", "negatives": 1000},
+    "simhash": {"name": "simhash", "tables": 16, "negatives": 256},
+    "inverted-file": {"name": "inverted-file", "negatives": 512},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes."""
+
+    labels: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    features: int = 50_000
+    rows: int = 100_000
+    words: int = 40
+    hidden: int = 64
+    batch: int = 256
+    steps: int = 500
+    rebuild_every: int = 500
+
+
+TINY = Plan((100, 1000), features=100, rows=200, words=4, hidden=8, batch=16, steps=6, rebuild_every=3)
+
+
+def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
+    """Milliseconds a step, the share of rebuilds, and memory over parameters and state."""
+    torch.set_num_threads(1)
+    random = np.random.default_rng(0)
+    columns = np.sort(random.integers(0, plan.features, (plan.rows, plan.words)), axis=1).astype(np.int32)
+    x = Csr(np.arange(plan.rows + 1) * plan.words, columns.ravel(), np.ones(columns.size, np.float32))
+    y = Csr(np.arange(plan.rows + 1), random.integers(0, labels, plan.rows).astype(np.int32))
+    train = samples_of(x, y, plan.features, labels)
+    recipe = Recipe(sampler, SAMPLERS[sampler], 0.05, "random", plan.hidden, plan.batch, plan.rebuild_every)
+    before = psutil.Process().memory_info().rss
+    network = make(recipe, train, 0)
+    going = steps(network, recipe, train, 0)
+    warm = next(going)
+    times, rebuilt, last = [], 0.0, warm
+    for _ in range(plan.steps):
+        started = time.perf_counter()
+        rebuilt = next(going)
+        times.append(time.perf_counter() - started - (rebuilt - last))
+        last = rebuilt
+    parameters = sum(p.nbytes + 4 * len(p) for p in network.parameters())
+    spent = sum(times) + rebuilt
+    return {
+        "ms": statistics.median(times) * 1000,
+        "rebuilds": rebuilt * plan.steps / (plan.steps + 1) / spent if network.output.retrieves else 0.0,
+        "memory": (peak_rss_bytes() - before) / parameters,
+    }
+
+
+def in_a_process(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
+    """The same, in a process whose memory is its own."""
+    asked = json.dumps([asdict(plan), sampler, labels])
+    command = [sys.executable, "-m", "benchmarks.label_cost", "--measure", asked]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    figures: list[Figure] = []
+    found = {}
+    for sampler in ("uniform",) if options.tiny else SAMPLERS:
+        found[sampler] = results = {labels: in_a_process(plan, sampler, labels) for labels in plan.labels}
+        for few, many in itertools.pairwise(plan.labels):
+            growth = results[many]["ms"] / results[few]["ms"]
+            figures.append(at_most(f"{sampler}: a step at {many:,} labels / at {few:,}", growth, "", 1.5))
+        most = results[plan.labels[-1]]
+        figures.append(Figure(f"{sampler}: a step at {plan.labels[-1]:,} labels", most["ms"], "ms"))
+        figures.append(at_most(f"{sampler}: rebuilds' share of the time", most["rebuilds"], "", 0.1))
+        figures.append(at_most(f"{sampler}: peak memory / parameters and state", most["memory"], "", 1.3))
+    return report("label_cost", options, figures, results=found)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        sizes, name, count = json.loads(sys.argv[2])
+        print(json.dumps(measure(Plan(**sizes), name, count)))
+    else:
+        main()

@@ -1,0 +1,144 @@
+"""A sampled softmax beside omikuji and napkinxc, linear tree models for the same task, on the same files.
+
+The peers live in an environment of their own, which `--peers` names (its default is made with
+`python -m venv ~/.cache/idletrain/peers-xc; ~/.cache/idletrain/peers-xc/bin/pip install omikuji napkinxc`). Each system
+trains once on a set with confusable labels and on centre words, one thread; P@1 on the same test rows, and seconds.
+
+    python -m benchmarks.linear_trees [--tiny] [--peers DIR] [--json FILE]
+
+There is no target: the table is for who has to choose.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import Figure, at_least, parser, report
+from benchmarks.wide_training import POINTS, Recipe, Sets, centre_words, confusable, curve, split, take, write_rows
+from idletrain.nn import data
+
+OURS = Recipe("idletrain, uniform 1k", {"name": "uniform", "negatives": 1000})
+OMIKUJI = """
+import json, sys, time, omikuji
+train, test, _ = sys.argv[1:4]
+began = time.perf_counter()
+settings = omikuji.Model.default_hyper_param()
+model = omikuji.Model.train_on_data(train, settings, n_threads=1)
+seconds = time.perf_counter() - began
+right = total = 0
+for line in list(open(test))[1:]:
+    names, _, rest = line.partition(" ")
+    row = [(int(i), float(v)) for i, v in (pair.split(":") for pair in rest.split())]
+    best = model.predict(row, top_k=1)
+    right += bool(best) and str(best[0][0]) in names.split(",")
+    total += 1
+print(json.dumps({"seconds": seconds, "precision": right / total}))
+"""
+NAPKINXC = """
+import json, sys, tempfile, time
+from napkinxc.datasets import load_libsvm_file
+from napkinxc.models import PLT
+from napkinxc.measures import precision_at_k
+x, y = load_libsvm_file(sys.argv[1])
+tx, ty = load_libsvm_file(sys.argv[2])
+with tempfile.TemporaryDirectory() as folder:
+    model = PLT(folder, threads=1, verbose=False)
+    began = time.perf_counter()
+    model.fit(x, y)
+    seconds = time.perf_counter() - began
+    found = model.predict(tx, top_k=1)
+print(json.dumps({"seconds": seconds, "precision": float(precision_at_k(ty, found, k=1)[0])}))
+"""
+PEERS = {"omikuji": OMIKUJI, "napkinxc": NAPKINXC}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and times."""
+
+    labels: int = 30_000
+    rows: int = 200_000
+    held: int = 2000
+    seconds: float = 30.0
+    recipe: Recipe = OURS
+    peer_seconds: float = 900.0
+
+
+TINY = Plan(100, 800, 100, 0.3, Recipe("idletrain", {"name": "uniform", "negatives": 20}, hidden=16, batch=32))
+
+
+def peers_of(folder: Path) -> dict[str, Path]:
+    """Which of the peers are installed, and the Python to ask."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        return {}
+    found = {
+        name: subprocess.run([python, "-c", f"import {name}"], check=False, capture_output=True).returncode
+        for name in PEERS
+    }
+    return {name: python for name, code in found.items() if code == 0}
+
+
+def ask(python: Path, program: str, sets: Sets, folder: Path, patience_seconds: float) -> dict[str, float]:
+    """Train and score a peer in its own environment."""
+    paths = [folder / f"{name}.txt" for name in ("train", "test")]
+    for path, samples in zip(paths, (sets.train, sets.test), strict=True):
+        if not path.exists():
+            write_rows(path, samples)
+    command = [str(python), "-c", program, *map(str, paths), str(sets.train.census.labels)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=patience_seconds)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[Figure]:
+    """All systems on one set."""
+    points = curve(plan.recipe, sets.train, sets.test, [plan.seconds], 0)
+    figures = [
+        Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
+        Figure(f"{name}: {plan.recipe.name}, {plan.seconds:g} s", points[-1].precision * POINTS, "P@1"),
+    ]
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        for peer, python in peers.items():
+            result = ask(python, PEERS[peer], sets, Path(folder), plan.peer_seconds)
+            figures += [
+                Figure(f"{name}: {peer}", result["precision"] * POINTS, "P@1"),
+                Figure(f"{name}: {peer} trains", result["seconds"], "s"),
+            ]
+    return figures
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Train every system and report."""
+    made = parser(__doc__)
+    made.add_argument("--peers", help="the environment that the peers are in")
+    options = made.parse_args(argv)
+    plan = TINY if options.tiny else Plan()
+    peers = peers_of(Path(options.peers or data.CACHE / "peers-xc"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    samples = {"confusable": confusable(plan.labels, rows_a_label=max(4, plan.rows // plan.labels))}
+    if not options.tiny:
+        words_ = centre_words(plan.labels, 1_000_000)
+        samples["centre words"] = take(words_, data_rows(len(words_), plan.rows))
+    figures = [f for name, s in samples.items() for f in compare(name, split(s, plan.held, 0), plan, peers)]
+    figures.append(at_least("peers in the table", len(peers), "", 0 if options.tiny else len(PEERS)))
+    torch.set_num_threads(threads)
+    return report("linear_trees", options, figures, peers=sorted(peers))
+
+
+def data_rows(rows: int, wanted: int) -> Any:
+    """Some rows, drawn once."""
+    return np.sort(np.random.Generator(np.random.Philox(0)).permutation(rows)[:wanted])
+
+
+if __name__ == "__main__":
+    main()

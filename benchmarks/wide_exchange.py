@@ -1,0 +1,285 @@
+"""What must travel to train a network with very many outputs on four slow links, and how long it takes to be good.
+
+Four nodes in network namespaces with links of 100 Mbit/s (`idletrain-testbed`; needs root) train a bag of embeddings
+with 250,000 confusable labels (wide_training.py), 128 rows a step: dense data parallel (DDP on gloo; five steps), row-
+sparse data parallel (all-gather of the gradients' rows, the honest baseline), and idletrain in both modes. Bytes are
+counted on the links, pulls and pushes included. Dense data parallel's time to the P@1 that idletrain ends with is
+computed: steps of one dense process to there ("more than" its last, if it did not get there) times a step over links.
+
+    python -m benchmarks.wide_exchange [--tiny] [--json FILE]
+
+Targets: bytes a step 900 times below dense data parallel in lockstep and 700 in rounds, 10 and 7 times below
+row-sparse; 100 times less time to the same P@1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from benchmarks.contest import own_snapshots, run_folder
+from benchmarks.machines import Bed, Cast, Counter, free_port, machines
+from benchmarks.peers.node import Spec
+from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.wide_training import (
+    ALWAYS,
+    POINTS,
+    Point,
+    Recipe,
+    Sets,
+    confusable,
+    make,
+    precision_at_1,
+    split,
+    steps,
+    time_to,
+)
+from idletrain.nn.evaluate import assembled
+from idletrain.nn.subnets import views
+from idletrain.nn.wide import WideNetwork
+
+PATIENCE_SECONDS = 900.0
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes; `dense_steps` are those of one process."""
+
+    labels: int = 250_000
+    rows_a_label: int = 4
+    hidden: int = 128
+    batch: int = 128
+    nodes: int = 4
+    link: str = "100mbit"
+    held: int = 2000
+    negatives: int = 1000
+    lr: float = 0.05
+    ddp_steps: int = 5
+    rows_steps: int = 100
+    dense_steps: int = 1000
+    modes: tuple[tuple[str, int, int], ...] = (("rounds", 1000, 4), ("lockstep", 4000, 1))
+    """Mode, local steps, rounds."""
+
+
+TINY = Plan(400, 6, 16, 16, 2, "none", 100, 20, 0.05, 2, 3, 20, (("rounds", 10, 2), ("lockstep", 20, 1)))
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run: seconds and bytes over all links a step, and (ours) P@1 after so many seconds."""
+
+    step_seconds: float
+    step_bytes: float | None
+    points: tuple[Point, ...] = ()
+
+
+def files_of(sets: Sets, folder: Path) -> dict[str, list[str]]:
+    """Both parts as CSR files."""
+    named: dict[str, list[str]] = {}
+    for part, samples in (("train", sets.train), ("test", sets.test)):
+        for kind, matrix, columns in (
+            ("x", samples.x, samples.census.features),
+            ("y", samples.y, samples.census.labels),
+        ):
+            values = np.ones(len(matrix.columns), np.float32) if matrix.values is None else matrix.values
+            path = folder / f"{part}-{kind}.npz"
+            made = scipy.sparse.csr_matrix((values, matrix.columns, matrix.starts), shape=(len(matrix), columns))
+            scipy.sparse.save_npz(path, made, compressed=False)
+            named.setdefault(part, []).append(str(path))
+    return named
+
+
+def data_parallel(plan: Plan, kind: str, count: int, sizes: dict[str, int], data: dict[str, Any]) -> Told:
+    """So many steps of all nodes, each with its part of the batch."""
+    with run_folder() as folder, machines(plan.nodes, plan.link) as bed, Cast(bed, folder) as cast:
+        port = free_port()
+        nodes = list(bed.names)[1:]
+        for rank, node in enumerate(nodes):
+            spec = Spec(
+                rank=rank,
+                nodes=plan.nodes,
+                address=bed.address(node),
+                root=bed.address("n0"),
+                port=port,
+                model=sizes,
+                data=data,
+                batch_size=plan.batch // plan.nodes,
+                seed=0,
+                steps=count,
+                settings={"kind": kind, "lr": plan.lr, "sampler": sampler(plan)},
+            )
+            cast.start(node, [sys.executable, "-m", "benchmarks.peers.wide_node", json.dumps(asdict(spec))])
+        begun = max(line["t"] for line in cast.output.wait("ready", plan.nodes, PATIENCE_SECONDS, cast.all_alive))
+        counter = Counter(bed)
+        cast.output.wait("done", plan.nodes, PATIENCE_SECONDS, lambda: True)
+        counter.close()
+        ended = max(line["t"] for line in cast.output.of("step"))
+        carried = counter.between(begun, ended)
+    return Told((ended - begun) / count, None if carried is None else carried / count)
+
+
+def sampler(plan: Plan) -> dict[str, Any]:
+    """Uniform labels for both modes and for row-sparse data parallel."""
+    return {"name": "uniform", "negatives": plan.negatives}
+
+
+def ours(
+    plan: Plan, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], score: Callable[[Path], float]
+) -> Told:
+    """A run in one of our modes, its snapshots scored off the clock."""
+    name, local_steps, rounds = mode
+    with run_folder() as folder, machines(plan.nodes, plan.link) as bed:
+        with Cast(bed, folder) as cast:
+            _start(cast, bed, plan, tree(plan, mode, sizes, data, folder))
+            begun = cast.output.wait("leased", 1, PATIENCE_SECONDS, cast.all_alive)[0]["t"]
+            counter = Counter(bed)
+            (ended,) = cast.output.wait("run_ended", 1, PATIENCE_SECONDS, cast.all_alive)
+            counter.close()
+            commits = {line["round"] + 1: line["t"] for line in cast.output.of("round_committed")}
+            done = {number: number * local_steps for number in commits}
+            last = max(commits.values())
+            carried = counter.between(begun, last)
+        points = [Point(commits[n] - begun, done[n], score(file)) for n, file in own_snapshots(folder) if n in commits]
+    count = rounds * local_steps
+    print(f"{name}: {ended['status']}, " + ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points))
+    return Told((last - begun) / count, None if carried is None else carried / count, tuple(points))
+
+
+def tree(
+    plan: Plan, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], to: Path
+) -> dict[str, Any]:
+    """The job."""
+    name, local_steps, rounds = mode
+    args = {**sizes, "sampler": sampler(plan), "start": "random"}
+    return {
+        "name": "bench",
+        "model": {"factory": "idletrain.nn.wide:wide", "args": args, "exclude": ["hidden"]},
+        "data": data,
+        "training": {
+            "mode": name,
+            "subnets": plan.nodes,
+            "local_steps": local_steps,
+            "rounds": rounds,
+            "batch_size": plan.batch,
+            "loss": "sampled_softmax",
+            "optimizer": {"name": "adagrad", "lr": plan.lr, "start": {"output.weight": ALWAYS[0]}},
+            "evaluate_every": 1_000_000,
+        },
+        "nodes": {"count": plan.nodes},
+        "preemption": {"mark_every": "1h", "lease": "60s"},
+        "checkpoint": {"to": str(to), "every": 0.001, "keep": 1_000_000},
+    }
+
+
+def _start(cast: Cast, bed: Bed, plan: Plan, job: dict[str, Any]) -> None:
+    address = bed.address("head")
+    spec = Spec(
+        rank=0,
+        nodes=plan.nodes,
+        address=address,
+        root=address,
+        port=free_port(),
+        model=job["model"],
+        data=job["data"],
+        batch_size=plan.batch,
+        seed=0,
+        steps=0,
+        settings={"tree": job},
+    )
+    cast.start("head", [sys.executable, "-m", "benchmarks.peers.idletrain_head", json.dumps(asdict(spec))])
+    serving = cast.output.wait("serving", 1, PATIENCE_SECONDS, cast.all_alive)[0]["address"]
+    for node in list(bed.names)[1:]:
+        cast.start(node, [sys.executable, "-m", "idletrain", "worker", serving, "--memory", "2GiB"])
+
+
+def dense_curve(plan: Plan, sets: Sets) -> list[Point]:
+    """One dense process, its time counted in steps."""
+    recipe = Recipe("dense", "all", lr=plan.lr, start="random", hidden=plan.hidden, batch=plan.batch)
+    network = make(recipe, sets.train, 0)
+    points, going = [Point(0.0, 0, precision_at_1(network, sets.test))], steps(network, recipe, sets.train, 0)
+    every = max(1, plan.dense_steps // 10)
+    for done in range(1, plan.dense_steps + 1):
+        next(going)
+        if done % every == 0:
+            points.append(Point(float(done), done, precision_at_1(network, sets.test)))
+            print(f"dense: {done} steps, {points[-1].precision:.4f}")
+    return points
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    started, threads = time.monotonic(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    sets = split(confusable(plan.labels, rows_a_label=plan.rows_a_label), plan.held, 0)
+    census = sets.train.census
+    sizes = {"features": census.features, "hidden": plan.hidden, "labels": census.labels}
+    recipe = Recipe("ours", sampler(plan), start="random", hidden=plan.hidden)
+    network = make(recipe, sets.train, 0)
+    shapes = [p.shape for p in network.parameters()]
+
+    def score(file: Path) -> float:
+        flat = torch.from_numpy(np.fromfile(file, np.float32, count=sum(s.numel() for s in shapes)))
+        trained = assembled(network, list(views(flat, shapes)))
+        assert isinstance(trained, WideNetwork)
+        return precision_at_1(trained, sets.test)
+
+    with run_folder() as folder:
+        data = files_of(sets, folder)
+        told = {mode[0]: ours(plan, mode, sizes, data, score) for mode in plan.modes}
+        told["row-sparse data parallel"] = data_parallel(plan, "rows", plan.rows_steps, sizes, data)
+        told["dense data parallel"] = data_parallel(plan, "dense", plan.ddp_steps, sizes, data)
+    curve = dense_curve(plan, sets)
+    torch.set_num_threads(threads)
+    figures = figures_of(told, curve, [mode[0] for mode in plan.modes])
+    return report(
+        "wide_exchange",
+        options,
+        figures,
+        sizes=sizes,
+        dense_curve=[asdict(p) for p in curve],
+        runs={name: asdict(one) for name, one in told.items()},
+        seconds=time.monotonic() - started,
+    )
+
+
+def figures_of(told: dict[str, Told], dense: Sequence[Point], modes: Sequence[str]) -> list[Figure]:
+    """Bytes and seconds a step; ratios; time to what each mode ends with."""
+    figures = [Figure(f"{name}: a step", one.step_seconds * 1000, "ms") for name, one in told.items()]
+    figures += [
+        Figure(f"{name}: bytes a step", one.step_bytes / MB, "MB") for name, one in told.items() if one.step_bytes
+    ]
+    limits = {"lockstep": (900.0, 10.0), "rounds": (700.0, 7.0)}
+    for name in modes:
+        mine = told[name]
+        for other, limit in zip(("dense data parallel", "row-sparse data parallel"), limits[name], strict=True):
+            theirs_bytes = told[other].step_bytes
+            if mine.step_bytes and theirs_bytes:
+                figures.append(
+                    at_least(f"{name}: {other}'s bytes / its own", theirs_bytes / mine.step_bytes, "", limit)
+                )
+        end = mine.points[-1]
+        needed = time_to(dense, end.precision)
+        more = "" if needed < float("inf") else "more than, as dense ended below: "
+        theirs = min(needed, dense[-1].steps) * told["dense data parallel"].step_seconds
+        figures.append(Figure(f"{name}: P@1 in the end", end.precision * POINTS, "P@1"))
+        figures.append(Figure(f"{name}: time to that", end.seconds, "s"))
+        figures.append(
+            at_least(f"{name}: {more}dense data parallel's computed time / its own", theirs / end.seconds, "", 100.0)
+        )
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Does a sampled softmax over very many labels save time against the dense one, and does retrieval beat uniform labels?
+
+One network (a bag of embeddings, hidden 128, one row a label), one optimizer (row-wise Adagrad), the same data and
+threads; every recipe's learning rate is chosen on validation rows with seed 0, then three seeds are trained against
+the clock and scored on test rows. The score of step 0 (label rows started from the data) is part of every curve. Data:
+the centre-word set of workflows/build_centre_word.py, its 30,000 most frequent words and all there are, and labels in
+groups of 20 that differ in three words of thirteen. The whole takes an hour and a half; `--only` takes one set.
+
+    python -m benchmarks.wide_labels [--tiny] [--only confusable] [--json FILE]
+
+Targets: 10 times less time to 90 % of dense's best P@1 at 30,000 labels, 50 times at all, and as good in the end
+(0.3 points); the best sampler 3 points better than uniform at equal time on confusable labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.wide_training import (
+    POINTS,
+    Point,
+    Recipe,
+    Sets,
+    centre_words,
+    confusable,
+    curve,
+    doubling,
+    mean,
+    split,
+    time_to,
+    tuned,
+)
+from idletrain.nn.extreme import SparseSamples
+
+DENSE = Recipe("dense", "all")
+UNIFORM = Recipe("uniform 1k", {"name": "uniform", "negatives": 1000})
+RETRIEVING = (
+    Recipe("uniform 4k", {"name": "uniform", "negatives": 4000}),
+    Recipe("SimHash", {"name": "simhash", "negatives": 256}),
+    Recipe("DWTA", {"name": "dwta", "negatives": 256}),
+    Recipe("inverted file", {"name": "inverted-file", "negatives": 512}),
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One data set, who is trained on it, and for how long.
+
+    Attributes:
+        speedup: What the target says of the time to 90 % of dense's best; 0 without dense.
+        margin: By how many points the best retrieval should beat uniform, where it should.
+    """
+
+    name: str
+    labels: int
+    rows: int
+    others: tuple[Recipe, ...]
+    seconds: float
+    dense_seconds: float = 0.0
+    speedup: float = 0.0
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    contests: tuple[Contest, ...]
+    held: int = 2000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1)
+
+
+PLAN = Plan(
+    (
+        Contest("centre words, 30,000", 30_000, 1_000_000, (), seconds=20, dense_seconds=160, speedup=10),
+        Contest("centre words, all", 250_000, 1_000_000, RETRIEVING, seconds=20, dense_seconds=600, speedup=50),
+        Contest("confusable, 100,000", 100_000, 600_000, RETRIEVING, seconds=24, margin=3.0),
+    )
+)
+SMALL = (
+    Recipe(
+        "inverted file", {"name": "inverted-file", "lists": 16, "negatives": 30}, hidden=16, batch=32, rebuild_every=20
+    ),
+)
+TINY = Plan(
+    (
+        Contest("confusable, small", 200, 1200, SMALL, seconds=0.4, dense_seconds=0.8, speedup=10),
+        Contest("confusable, siblings", 200, 1200, SMALL, seconds=0.4, margin=3.0),
+    ),
+    held=100,
+    seeds=(0, 1),
+    rates=(0.05,),
+)
+
+
+def rows_of(contest: Contest) -> SparseSamples:
+    """The contest's data."""
+    if contest.name.startswith("confusable"):
+        return confusable(contest.labels, rows_a_label=contest.rows // contest.labels)
+    return centre_words(contest.labels, contest.rows)
+
+
+def compete(contest: Contest, plan: Plan, tiny: bool) -> list[Figure]:
+    """Tune, train and compare."""
+    sets = split(rows_of(contest), plan.held, seed=0)
+    small: dict[str, Any] = {"hidden": 16, "batch": 32} if tiny else {}
+    small_uniform = {"name": "uniform", "negatives": 30}
+    uniform = replace(UNIFORM, sampler=small_uniform, **small) if tiny else UNIFORM
+    moments = doubling(min(1.25, contest.seconds / 8), contest.seconds)
+    curves = {r.name: runs(r, plan, sets, moments) for r in (uniform, *contest.others)}
+    figures = [Figure(f"{contest.name}: step 0", mean([c[0].precision for c in curves[uniform.name]]) * POINTS, "P@1")]
+    figures += [_last(contest, name, found) for name, found in curves.items()]
+    if contest.speedup:
+        moments = doubling(contest.dense_seconds / 64, contest.dense_seconds)
+        figures += against_dense(contest, runs(replace(DENSE, **small), plan, sets, moments), curves[uniform.name])
+    if contest.others:
+        figures += against_uniform(contest, curves, uniform.name)
+    return figures
+
+
+def runs(recipe: Recipe, plan: Plan, sets: Sets, moments: Sequence[float]) -> list[list[Point]]:
+    """A curve a seed, at the best learning rate."""
+    best = tuned(recipe, plan.rates, sets, moments[-1:])
+    return [curve(best, sets.train, sets.test, moments, seed) for seed in plan.seeds]
+
+
+def against_dense(contest: Contest, dense: list[list[Point]], ours: list[list[Point]]) -> list[Figure]:
+    """Time to 90 % of dense's best, and the end."""
+    best = mean([max(p.precision for p in points) for points in dense])
+    theirs, mine = ([time_to(points, 0.9 * best) for points in found] for found in (dense, ours))
+    behind = (best - mean([max(p.precision for p in points) for points in ours])) * POINTS
+    ratio = mean(theirs) / max(mean(mine), 1e-9) if max(mine) < float("inf") else 0.0
+    return [
+        _last(contest, "dense", dense),
+        at_least(f"{contest.name}: dense's time to 90 % of its best / uniform's", min(ratio, 1e6), "", contest.speedup),
+        at_most(f"{contest.name}: uniform behind dense in the end", behind, "points", 0.3),
+    ]
+
+
+def against_uniform(contest: Contest, curves: dict[str, list[list[Point]]], uniform: str) -> list[Figure]:
+    """The best other sampler beside uniform, at equal time."""
+    ends = {name: mean([points[-1].precision for points in found]) * POINTS for name, found in curves.items()}
+    ahead = max(value for name, value in ends.items() if name != uniform) - ends[uniform]
+    what = f"{contest.name}: best other sampler ahead of uniform at equal time"
+    if contest.margin is None:
+        return [Figure(what, ahead, "points")]
+    return [at_least(what, ahead, "points", contest.margin)]
+
+
+def _last(contest: Contest, name: str, found: list[list[Point]]) -> Figure:
+    ends = [points[-1].precision * POINTS for points in found]
+    return Figure(f"{contest.name}: {name} after {found[0][-1].seconds:.3g} s", mean(ends), "P@1", samples=ends)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Compete on every set and report."""
+    made = parser(__doc__)
+    made.add_argument("--only", help="sets whose name holds this")
+    options = made.parse_args(argv)
+    plan = TINY if options.tiny else PLAN
+    contests = [contest for contest in plan.contests if (options.only or "") in contest.name]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    figures = [figure for contest in contests for figure in compete(contest, plan, options.tiny)]
+    torch.set_num_threads(threads)
+    return report("wide_labels", options, figures)
+
+
+if __name__ == "__main__":
+    main()

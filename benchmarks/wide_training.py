@@ -1,0 +1,225 @@
+"""What the benches of very many outputs share: data sets, and training against the clock with evaluations beside it."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from idletrain.nn import data
+from idletrain.nn.extreme import Census, SparseFiles, SparseSamples
+from idletrain.nn.ranking import precision
+from idletrain.nn.row_steps import RowAdagrad
+from idletrain.nn.sparse_rows import Csr, canonical, transpose
+from idletrain.nn.wide import WideNetwork, wide
+
+SamplerWords = str | Mapping[str, Any]
+POINTS = 100.0
+ALWAYS = 1e-4, 1e-6  # what Adagrad's sums start from: the output's, the embeddings'
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Rows to train on, to choose learning rates by, and to report."""
+
+    train: SparseSamples
+    valid: SparseSamples
+    test: SparseSamples
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to train."""
+
+    name: str
+    sampler: SamplerWords
+    lr: float = 0.05
+    start: str = "data"
+    hidden: int = 128
+    batch: int = 256
+    rebuild_every: int = 500
+
+
+@dataclass(frozen=True)
+class Point:
+    """P@1 on held-out rows after so much training (evaluations are not counted)."""
+
+    seconds: float
+    steps: int
+    precision: float
+
+
+def samples_of(x: Csr, y: Csr, features: int, labels: int) -> SparseSamples:
+    """Rows in memory as samples."""
+    return SparseSamples(x, y, transpose(y, labels), Census(len(x), features, labels, 0, 0))
+
+
+def split(samples: SparseSamples, held: int, seed: int) -> Sets:
+    """Deal rows out without overlap: `held` to validate, `held` to test, the rest to train."""
+    order = np.random.Generator(np.random.Philox(seed)).permutation(len(samples))
+    return Sets(*(take(samples, np.sort(part)) for part in (order[2 * held :], order[:held], order[held : 2 * held])))
+
+
+def take(samples: SparseSamples, rows: NDArray[np.int64]) -> SparseSamples:
+    """Some rows."""
+    parts = []
+    for matrix in (samples.x, samples.y):
+        taken = matrix.take(rows)
+        values = None if taken.values is None else taken.values.numpy()
+        parts.append(Csr(taken.offsets.numpy(), taken.indices.numpy().astype(np.int32), values))
+    return samples_of(parts[0], parts[1], samples.census.features, samples.census.labels)
+
+
+def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int = 0) -> SparseSamples:
+    """Labels in groups of siblings that share ten words and differ in three: each row has most of them, and noise."""
+    random = np.random.Generator(np.random.Philox(seed))
+    features = max(200, labels // 2)
+    groups = -(-labels // siblings)
+    shared = random.integers(0, features, (groups, 10))
+    own = random.integers(0, features, (labels, 3))
+    label = np.repeat(np.arange(labels), rows_a_label)
+    words = np.hstack([shared[label // siblings], own[label], random.integers(0, features, (len(label), 2))])
+    kept = random.random(words.shape) < np.array([0.7] * 10 + [0.6] * 3 + [1.0] * 2)
+    starts = np.concatenate([[0], kept.sum(1).cumsum()])
+    values = np.ones(starts[-1], np.float32)
+    x, _ = canonical(Csr(starts, words[kept].astype(np.int32), values))
+    y = Csr(np.arange(len(label) + 1), label.astype(np.int32))
+    return samples_of(x, y, features, labels)
+
+
+def centre_words(vocabulary: int, rows: int) -> SparseSamples:
+    """The real set of workflows/build_centre_word.py, built once into the cache."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
+    import build_centre_word  # type: ignore[import-not-found]
+
+    folder = data.CACHE / f"centre-word-{vocabulary}-{rows}"
+    if not (folder / "train.txt.gz").exists():
+        build_centre_word.main([str(folder), "--vocabulary", str(vocabulary), "--rows", str(rows)])
+    return SparseFiles((str(folder / "train.txt.gz"),)).open()
+
+
+def write_rows(path: Path, samples: SparseSamples) -> None:
+    """A file in the Extreme Classification Repository's format, for other systems."""
+    census = samples.census
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.write(f"{len(samples)} {census.features} {census.labels}\n")
+        for row in range(len(samples)):
+            x, y = samples.batch(np.array([row]))
+            values = torch.ones(len(x.indices)) if x.values is None else x.values
+            words = " ".join(f"{i}:{v:g}" for i, v in zip(x.indices.tolist(), values.tolist(), strict=True))
+            file.write(f"{','.join(map(str, y.indices.tolist()))} {words}\n")
+
+
+def make(recipe: Recipe, train: SparseSamples, seed: int) -> WideNetwork:
+    """A network with its first values."""
+    torch.manual_seed(seed)
+    census = train.census
+    network = wide(census.features, recipe.hidden, census.labels, sampler=recipe.sampler, start=recipe.start)  # type: ignore[arg-type]
+    network.output.hold(None)
+    network.output.learn_counts(np.diff(train.rows_of.starts))
+    network.start_from(train)
+    return network
+
+
+@torch.no_grad()
+def precision_at_1(network: WideNetwork, samples: SparseSamples) -> float:
+    """Exact P@1."""
+    network.eval()
+    parts = np.array_split(np.arange(len(samples)), -(-len(samples) // 256))
+    top = [network(samples.batch(part)[0]).topk(1)[1].numpy() for part in parts]
+    network.train()
+    return float(precision(np.concatenate(top), samples.y)[0])
+
+
+def steps(network: WideNetwork, recipe: Recipe, train: SparseSamples, seed: int) -> Iterator[float]:
+    """Train for ever; yields the seconds that rebuilds took so far, after every step."""
+    output: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, parameter in network.named_parameters():
+        (output if name.startswith("output") else others).append(parameter)
+    groups = [{"params": p, "start": start} for p, start in zip((output, others), ALWAYS, strict=True)]
+    optimizer = RowAdagrad(groups, lr=recipe.lr)
+    random, order, done, rebuilding = np.random.Generator(np.random.Philox(seed)), np.empty(0, np.int64), 0, 0.0
+    network.train()
+    while True:
+        if done % recipe.rebuild_every == 0 and network.output.retrieves:
+            started = time.perf_counter()
+            network.output.rebuild(done)
+            rebuilding += time.perf_counter() - started
+        if len(order) < recipe.batch:
+            order = random.permutation(len(train))
+        x, y = train.batch(order[: recipe.batch])
+        order = order[recipe.batch :]
+        optimizer.zero_grad(set_to_none=True)
+        network(x).loss(y).backward()
+        optimizer.step()
+        done += 1
+        yield rebuilding
+
+
+def curve(
+    recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Sequence[float], seed: int
+) -> list[Point]:
+    """P@1 before training and after each of so many seconds of it."""
+    network = make(recipe, train, seed)
+    points = [Point(0.0, 0, precision_at_1(network, held))]
+    going, spent, done = steps(network, recipe, train, seed), 0.0, 0
+    for until in seconds:
+        while spent < until:
+            started = time.perf_counter()
+            next(going)
+            spent, done = spent + time.perf_counter() - started, done + 1
+        points.append(Point(spent, done, precision_at_1(network, held)))
+    print(
+        f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: "
+        + ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
+    )
+    return points
+
+
+def tuned(recipe: Recipe, rates: Sequence[float], sets: Sets, seconds: Sequence[float]) -> Recipe:
+    """The recipe with the learning rate that does best on the validation rows with seed 0."""
+    scored = [
+        (max(p.precision for p in curve(replace(recipe, lr=lr), sets.train, sets.valid, seconds, 0)), lr)
+        for lr in rates
+    ]
+    return replace(recipe, lr=max(scored)[1])
+
+
+def time_to(points: Sequence[Point], target: float) -> float:
+    """Seconds of training until P@1 is first reached, between two points on a straight line; infinite if never."""
+    before = points[0]
+    for point in points:
+        if point.precision >= target:
+            gained = point.precision - before.precision
+            share = 1.0 if gained <= 0 else (target - before.precision) / gained
+            return before.seconds + max(0.0, share) * (point.seconds - before.seconds)
+        before = point
+    return math.inf
+
+
+def doubling(first: float, last: float) -> list[float]:
+    """Moments to evaluate at: each twice the one before."""
+    count = max(1, math.ceil(math.log2(last / first)))
+    return [last / 2**i for i in reversed(range(count + 1))]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, for figures over seeds."""
+    return statistics.mean(values)
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process had (not getrusage, which remembers the process before an exec)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
