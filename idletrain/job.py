@@ -191,6 +191,8 @@ class MemorySettings(_Settings):
     out_of_core: Literal["auto", "never", "always"] = "auto"
     """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
     fit and that is quicker than narrower subnets; the result is the same bits either way."""
+    units: tuple[str, ...] = ()
+    """Submodules of the model that are kept, swapped or recomputed as a whole, by name; found when empty."""
     scratch: str | None = None
     """A directory of each worker's local disk to swap to; /var/tmp when null."""
 

@@ -234,8 +234,10 @@ def test_a_file_that_yaml_cannot_make_sense_of(tmp_path: Path, content: bytes) -
 
 def test_memory_is_read_in_bytes_and_its_ways_are_named() -> None:
     tree = {"name": "a", "model": {"factory": "m:f"}, "data": {"name": "digits"}}
-    job = parse_job({**tree, "memory": {"budget": "1GiB", "out_of_core": "always", "scratch": "/scratch"}})
+    memory = {"budget": "1GiB", "out_of_core": "always", "scratch": "/scratch", "units": ["0"]}
+    job = parse_job({**tree, "memory": memory})
     assert (job.memory.budget, job.memory.out_of_core, job.memory.scratch) == (1 << 30, "always", "/scratch")
+    assert job.memory.units == ("0",)
     assert parse_job(tree).memory.out_of_core == "auto"
     with pytest.raises(JobError, match=r"memory.out_of_core: 'sometimes' should be 'auto', 'never' or 'always'"):
         parse_job({**tree, "memory": {"out_of_core": "sometimes"}})

@@ -237,7 +237,8 @@ def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
     parameters = list(module.named_parameters())
     assert math.prod(values.shape) == subnet.parameters
     for (_, parameter), view in zip(parameters, views(values, subnet.shapes), strict=True):
-        real = nn.Parameter(view, requires_grad=parameter.requires_grad)
+        real = nn.Parameter(values.new_empty(0), requires_grad=parameter.requires_grad)
+        real.data = view  # with a count of changes of its own: views share one
         for owner, name in aliases[id(parameter)]:
             setattr(owner, name, real)
     return module.train()

@@ -19,6 +19,7 @@ from idletrain.nn import checks, remote
 from idletrain.nn.checks import Cuts
 from idletrain.nn.data import Files, Made, Source, digits, fashion_mnist
 from idletrain.nn.extreme import SparseFiles, sparse_names
+from idletrain.nn.outofcore.units import pieces_of
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, sampled_softmax
 from idletrain.nn.remote import Remote
 
@@ -151,6 +152,7 @@ def _prepare(
         fitting = (Faults.FAULTY, Faults.FAULTY) if fits is Faults.FAULTY else (module, loss)
         _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
     cuts = faults.look(checks.cuts_of, module, pair, training, asked_cuts, after=outputs)
+    faults.look(pieces_of, module, memory.units)
     output = faults.look(checks.check_wide, cuts, samples, training, memory)
     faults.tell()
     meta, layout = cuts

@@ -23,7 +23,7 @@ from idletrain.nn.memory import SCRATCH_BYTES
 from idletrain.nn.outofcore.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.home import Home, order_of
 from idletrain.nn.outofcore.plan import InfeasibleError
-from idletrain.nn.outofcore.trainer import PlannedSteps
+from idletrain.nn.outofcore.trainer import PlannedSteps, Room
 from idletrain.nn.outofcore.weights import Update
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds.attempt import Attempt, Loaded, pick_device
@@ -64,12 +64,12 @@ class OutOfCoreAttempt(Attempt):
         """Begin to pull; what follows waits for what it needs."""
         program = loaded.program
         scratch = _scratch(loaded)
+        if in_memory(scratch):
+            raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
         for _ in ("the subnet", "its marks"):
             self._homes.append(Home(scratch, subnet.shapes, len(program.slots), self._unwanted))
         self._home, self._marked = self._homes
-        if in_memory(scratch):
-            raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
-        self._order = order_of(program.module)
+        self._order = order_of(program.module, program.memory.units)
         self.steps, _ = self._call(self._run.client.pull(self._spec.lease, 0, 0))
         slots = len(program.slots) if self.steps else program.travelling[0]
         self._arriving = self._start(self._fill(slots))
@@ -98,11 +98,10 @@ class OutOfCoreAttempt(Attempt):
                 program.loss,
                 self._home,
                 update,
-                budget_bytes=min(memory.budget or free, free),
-                resident_bytes=SCRATCH_BYTES,
-                scratch=_scratch(loaded),
+                Room(min(memory.budget or free, free), SCRATCH_BYTES, _scratch(loaded)),
                 leaving=(slots, lambda numbers: self._leave(numbers, slots)),
                 known=loaded.plans,
+                units=memory.units,
             )
 
         work = LocalSteps(program, subnet, self._home.flat, lease.subnet, lease.round, pick_device(), planned)

@@ -91,7 +91,8 @@ class Executor:
         except CheckpointError as error:
             raise RunError(
                 "a unit computes something else when it is computed again, so it cannot be recomputed: "
-                f"{str(error).splitlines()[0]}; name units without it, or make it depend on its input alone"
+                f"{str(error).splitlines()[0]}; name units without it in memory.units, or make it "
+                "depend on its input alone"
             ) from None
         finally:
             self.peak_bytes, self.swapped_bytes = saved.peak_bytes, saved.swapped_bytes
@@ -153,8 +154,16 @@ class _Forward:
             for name, buffer in module._buffers.items()
             if buffer is not None and module.training
         }
+        self._versions = [
+            (p, p._version) for module in self._modules for p in module._parameters.values() if p is not None
+        ]
 
     def __exit__(self, *_raised: Any) -> None:
+        if any(p._version != version for p, version in self._versions):
+            raise RunError(
+                "a unit changes its own parameters in place, so it cannot be recomputed; "
+                "name units without it in memory.units"
+            )
         for key, (buffer, version, copy) in self._copies.items():
             silent = isinstance(key[0], nn.modules.batchnorm._NormBase)  # its kernel does not count versions up
             if silent or buffer._version != version or key[0]._buffers[key[1]] is not buffer:

@@ -73,4 +73,5 @@ class Foresight:
             state_slots=len(program.slots) - 1,
             resident_bytes=SCRATCH_BYTES,
             link=ASSUMED_LINK,
+            names=program.memory.units,
         ).profile

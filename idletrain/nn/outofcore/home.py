@@ -6,6 +6,7 @@ final leaves while the rest still computes (KARMA, arXiv 2008.11421, section III
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import itertools
@@ -16,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
-from idletrain.errors import RefusedError
+from idletrain.errors import DamageError, RefusedError
 from idletrain.nn.outofcore.disk import ScratchError, check_free, nameless
 from idletrain.nn.outofcore.extents import PAGE
 from idletrain.nn.outofcore.units import pieces_of
@@ -59,6 +61,7 @@ class Home:
         self.parameters = self._offsets[-1]
         self._map = _mapped(folder, VALUE_BYTES * slots * self.parameters)
         self.flat = torch.frombuffer(self._map, dtype=torch.float32, count=slots * self.parameters)
+        self._put, self._read = _Digests(), _Digests()
         self._there: set[int] = set()
         self._change = threading.Condition()
         self._fault: Exception | None = None
@@ -78,15 +81,54 @@ class Home:
                     yield part, min(part + PART_VALUES, end)
 
     def put(self, start: int, values: Tensor) -> None:
-        """Write a part, and let its memory go."""
+        """Write a part, and let its memory go; a tensor's parts come in their order."""
         self.flat[start : start + len(values)] = values
+        for key, first, piece in self._within(start, values):
+            self._put.feed(key, first, piece)
         self.settle(start, start + len(values))
 
+    def write(self, number: int, slot: int, values: Tensor) -> None:
+        """Write a tensor's values, or its state of a later slot."""
+        self.slot(number, slot).copy_(values)
+        self._put.feed((number, slot), 0, values.cpu().reshape(-1))
+
     def read(self, start: int, stop: int) -> Tensor:
-        """A copy of a part."""
+        """A copy of a part; a tensor's parts are read in their order.
+
+        Raises:
+            DamageError: it ends a tensor that is not what was written.
+        """
         values = self.flat[start:stop].clone()
+        for key, first, piece in self._within(start, values):
+            if self._read.feed(key, first, piece) == self.slot(*key).numel():
+                self._compare(key)
         self.drop(start, stop)
         return values
+
+    def take(self, number: int, slot: int) -> Tensor:
+        """A view of a tensor's values, or of its state, as they were written.
+
+        Raises:
+            DamageError: they are not.
+        """
+        values = self.slot(number, slot).reshape(-1)
+        self._read.feed((number, slot), 0, values)
+        self._compare((number, slot))
+        return values
+
+    def _compare(self, key: tuple[int, int]) -> None:
+        if key in self._put and self._put[key] != self._read[key]:  # what was never written is zero
+            raise DamageError("a tensor came back from its scratch disk changed; the disk may be failing")
+
+    def _within(self, start: int, values: Tensor) -> Iterator[tuple[tuple[int, int], int, Tensor]]:
+        """The tensors that a part `[start, ...)` holds, as (number, slot), and their values there, from where on."""
+        slot, at = divmod(start, self.parameters)
+        number = bisect.bisect_right(self._offsets, at) - 1
+        while len(values):
+            end = min(len(values), self._offsets[number + 1] - at)
+            if end:
+                yield (number, slot), at - self._offsets[number], values[:end]
+            values, at, number = values[end:], at + end, number + 1
 
     def frames(self, slots: int) -> Iterator[memoryview]:
         """The first so many slots, a part at a time; each is good until the next."""
@@ -150,12 +192,32 @@ class Home:
                 self._change.wait(LOOK_SECONDS)
 
 
-def order_of(module: nn.Module) -> list[list[int]]:
+class _Digests:
+    """What tensors add up to that come in parts, each tensor's in order."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], tuple[xxhash.xxh3_64, int]] = {}
+
+    def feed(self, key: tuple[int, int], first: int, values: Tensor) -> int:
+        """Add a tensor's values from `first` on; returns how many there are by now."""
+        digest, count = self._of[key] if first else (xxhash.xxh3_64(), 0)
+        digest.update(values.contiguous().numpy().data)
+        self._of[key] = digest, count + len(values)
+        return count + len(values)
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._of
+
+    def __getitem__(self, key: tuple[int, int]) -> int:
+        return self._of[key][0].intdigest()
+
+
+def order_of(module: nn.Module, names: Sequence[str] = ()) -> list[list[int]]:
     """The numbers of a module's parameters in the order of use: those of no unit, then unit by unit."""
     number = {parameter: i for i, parameter in enumerate(module.parameters())}
     units: list[list[int]] = []
     seen: set[int] = set()
-    for piece in pieces_of(module):
+    for piece in pieces_of(module, names):
         mine = [number[p] for p in piece.parameters() if number[p] not in seen]
         seen.update(mine)
         units.append(mine)

@@ -150,7 +150,7 @@ def _infeasible(profile: Profile, budget_bytes: int, stream: bool) -> Infeasible
     return InfeasibleError(
         f"no plan fits {_mib(budget_bytes)}: the smallest budget that one fits is {-(-least // 2**20)} MiB "
         f"(unit {widest.name} alone works on {_mib(max(widest.saving_bytes, widest.backward_bytes))}); "
-        "give more memory, a smaller batch or smaller units",
+        "give more memory, a smaller batch or smaller units (memory.units)",
         least,
     )
 

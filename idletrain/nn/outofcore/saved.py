@@ -67,13 +67,40 @@ class Handle:
     def __init__(self, saved: SavedTensors, slot: Slot, tensor: Tensor, segment: int) -> None:
         self._saved, self.slot, self.segment = saved, slot, segment
         self.layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        self.version = tensor._version
-        self.witness = tensor.detach()  # shares the version counter, but not the memory
-        self.witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        self.version, self.witness = tensor._version, _witness(tensor)
         slot.users += 1
 
     def __del__(self) -> None:
         self._saved.unused(self.slot)
+
+
+class Kept:
+    """A saved tensor that is not the step's to move.
+
+    Attributes:
+        give: What returns it, in a segment's backward pass; None where `tensor` holds its values.
+    """
+
+    __slots__ = ("give", "segment", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, segment: int = OUTSIDE, give: Callable[[], Tensor] | None = None) -> None:
+        self.tensor = _witness(tensor) if give else tensor
+        self.version, self.segment, self.give = tensor._version, segment, give
+
+
+def _witness(tensor: Tensor) -> Tensor:
+    """What shares a tensor's count of changes, but not its memory."""
+    witness = tensor.detach()
+    witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return witness
+
+
+def _check_unchanged(witness: Tensor, version: int) -> None:
+    if witness._version != version:
+        raise RunError(
+            "a tensor needed for the backward pass was changed in place after it was saved; "
+            "make that operation out of place, or keep both in one unit"
+        )
 
 
 class SavedTensors:
@@ -110,13 +137,13 @@ class SavedTensors:
         if segment % PAGES_EVERY == 0:
             give_back_pages()
 
-    def pack(self, tensor: Tensor, segment: int, swap: bool) -> Any:
+    def pack(self, tensor: Tensor, segment: int, swap: bool) -> Handle | Kept:
         """Take a tensor that autograd saves."""
         odd = tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter)
         if odd or tensor.is_conj() or tensor.is_neg() or not tensor.untyped_storage().nbytes():
-            return tensor
+            return Kept(tensor)
         if (stand_in := self._elsewhere(tensor)) is not None:
-            return stand_in if isinstance(stand_in, Tensor) else (segment, stand_in)
+            return Kept(tensor) if isinstance(stand_in, Tensor) else Kept(tensor, segment, stand_in)
         storage = tensor.untyped_storage()
         key = storage._cdata, tensor._version  # a later version has other values
         slot = self._slots.get(key)
@@ -148,24 +175,19 @@ class SavedTensors:
 
     # --- backward -----------------------------------------------------------------------------------------------
 
-    def unpack(self, handle: Any) -> Tensor:
+    def unpack(self, handle: Handle | Kept) -> Tensor:
         """Give a saved tensor back.
 
         Raises:
             RunError: it was changed in place since.
         """
-        if isinstance(handle, Tensor):
-            return handle
-        if not isinstance(handle, Handle):
-            segment, give = handle
-            self.enter(segment)
-            tensor: Tensor = give()
-            return tensor
-        if handle.witness._version != handle.version:
-            raise RunError(
-                "a tensor needed for the backward pass was changed in place after it was saved; "
-                "make that operation out of place, or keep both in one unit"
-            )
+        if isinstance(handle, Kept):
+            _check_unchanged(handle.tensor, handle.version)
+            if handle.give is None:
+                return handle.tensor
+            self.enter(handle.segment)
+            return handle.give()
+        _check_unchanged(handle.witness, handle.version)
         self.enter(handle.segment)
         storage = self._bring(handle.slot)
         dtype, offset, shape, stride = handle.layout

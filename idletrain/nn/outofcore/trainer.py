@@ -129,6 +129,21 @@ class _Built:
     executor: Executor
 
 
+@dataclass(frozen=True)
+class Room:
+    """What steps may use.
+
+    Attributes:
+        budget_bytes: Memory, for all that a step takes.
+        resident_bytes: What of it is taken beside the module's parameters and their optimizer state.
+        scratch: A directory on a local disk.
+    """
+
+    budget_bytes: int
+    resident_bytes: int
+    scratch: Path
+
+
 Known = dict[tuple[tuple[int, ...], ...], Prepared]
 
 
@@ -140,11 +155,10 @@ class PlannedSteps:
         loss: `(outputs, labels) -> scalar`.
         home: Where parameters and optimizer state are taken from, and given back to.
         update: Moves one parameter by its gradient.
-        budget_bytes: For all that a step takes.
-        resident_bytes: What is in memory beside the module's parameters and their optimizer state.
-        scratch: A directory on a local disk.
+        room: What steps may use.
         leaving: In the last step, the slots that are given home, and who is told of tensors that are there.
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
+        units: Submodules that are a unit each; automatic if empty.
 
     Attributes:
         plan: The plan that the next step follows, from the first on.
@@ -159,19 +173,18 @@ class PlannedSteps:
         loss: Callable[[Tensor, Tensor], Tensor],
         home: Home,
         update: Update,
+        room: Room,
         *,
-        budget_bytes: int,
-        resident_bytes: int,
-        scratch: Path,
         leaving: tuple[int, Final] | None = None,
         known: Known | None = None,
+        units: Sequence[str] = (),
     ) -> None:
         self._module, self._loss, self._home, self._update = module, loss, home, update
         self._known: Known = {} if known is None else known
-        self._leaving = leaving
+        self._leaving, self._units = leaving, units
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
-        self._budget, self._resident, self._scratch = budget_bytes, resident_bytes, scratch
+        self._room = room
         self._learnt: Learnt | None = None
         self._built: _Built | None = None
         self._steps = 0
@@ -233,7 +246,7 @@ class PlannedSteps:
     def _begin(self, inputs: Tensor, labels: Tensor) -> None:
         """Take the plan that is known, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
-            named = {piece.name: piece for piece in pieces_of(self._module)}
+            named = {piece.name: piece for piece in pieces_of(self._module, self._units)}
             self._adopt(Learnt([named[name] for name in known.names], known.owners, known.profile), known.plan)
             return
         self._home.wait(range(len(self._parameters)))
@@ -245,11 +258,12 @@ class PlannedSteps:
             labels,
             self._loss,
             state_slots=self._home.slots - 1,
-            resident_bytes=self._resident,
+            resident_bytes=self._room.resident_bytes,
             link=link,
+            names=self._units,
             by_kernel=True,
         )
-        self._adopt(learnt, make_plan(learnt.profile, self._budget, stream=inputs.device.type == "cpu"))
+        self._adopt(learnt, make_plan(learnt.profile, self._room.budget_bytes, stream=inputs.device.type == "cpu"))
 
     def _adopt(self, learnt: Learnt, plan: Plan) -> None:
         self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
@@ -284,7 +298,7 @@ class PlannedSteps:
         return groups, [pair for pair, owner in zip(members, learnt.owners, strict=True) if owner is None]
 
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
-        return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._scratch, size)
+        return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._room.scratch, size)
 
     def _look_again(self, built: _Built) -> None:
         """Plan anew where the last step's CPU time, or the link's speed, is far from what was predicted."""
@@ -303,7 +317,7 @@ class PlannedSteps:
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
         with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
-            plan = make_plan(learnt.profile, self._budget)
+            plan = make_plan(learnt.profile, self._room.budget_bytes)
             same = (plan.letters, plan.streamed) == (built.plan.letters, built.plan.streamed)
             self._adopt(learnt, built.plan if same else plan)
 

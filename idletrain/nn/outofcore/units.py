@@ -74,13 +74,13 @@ def _named(module: nn.Module, names: Sequence[str]) -> list[Piece]:
     found = dict(module.named_modules())
     if unknown := [name for name in names if name not in found]:
         raise JobError(
-            f"units: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the model's modules; "
+            f"memory.units: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the model's modules; "
             f"it has {', '.join(name for name in found if name)}"
         )
     for name in names:
         inside = [other for other in names if other.startswith(f"{name}.")]
         if inside:
-            raise JobError(f"units: {inside[0]} lies within {name}; name one of them")
+            raise JobError(f"memory.units: {inside[0]} lies within {name}; name one of them")
     return [Piece(name, found[name], (found[name],), follows=False) for name in names]
 
 
@@ -96,7 +96,7 @@ def _automatic(module: nn.Module, name: str, *, root: bool = False) -> Iterator[
 
 
 def _is_chain(module: nn.Module) -> bool:
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module)
     return type(module).forward is nn.Sequential.forward and len(module._modules) > 0 and not hooked
 
 
@@ -160,19 +160,24 @@ class Installed:
 
     def __init__(self, pieces: Sequence[Piece], segments: Sequence[tuple[int, int]], runner: Runner) -> None:
         self._runner = runner
+        self._own: dict[nn.Module, Any] = {}  # what stood in the place of a class's own `forward`
         self._owners: dict[nn.Module, list[tuple[int, list[Piece]]]] = {}
         for s, (first, last) in enumerate(segments):
             self._owners.setdefault(pieces[first].owner, []).append((s, list(pieces[first : last + 1])))
         for owner, parts in self._owners.items():
+            if "forward" in owner.__dict__:
+                self._own[owner] = owner.__dict__["forward"]
             owner.forward = self._chain(parts) if parts[0][1][0].chained else self._single(owner, parts[0][0])
 
     def remove(self) -> None:
         """Give the modules their own `forward` back."""
         for owner in self._owners:
             owner.__dict__.pop("forward", None)
+            if owner in self._own:
+                owner.forward = self._own[owner]
 
     def _single(self, owner: nn.Module, segment: int) -> Callable[..., Any]:
-        own = type(owner).forward.__get__(owner)
+        own = owner.forward
         return lambda *args, **kwargs: self._runner(segment, own, args, kwargs)
 
     def _chain(self, parts: list[tuple[int, list[Piece]]]) -> Callable[..., Any]:

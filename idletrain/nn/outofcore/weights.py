@@ -157,9 +157,7 @@ class Weights:
         group = self._groups[s]
         self._home.wait(group.numbers)
         device = group.members[0][1].device
-        rows = [
-            [self._home.slot(number, slot).reshape(-1) for number in group.numbers] for slot in range(1 + group.slots)
-        ]
+        rows = [[self._home.take(number, slot) for number in group.numbers] for slot in range(1 + group.slots)]
         group.parts[0] = torch.cat(rows[0]).to(device)
         if group.slots:
             group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
@@ -255,7 +253,7 @@ class Weights:
         rows = [row for part in parts for row in group.views(part)]
         for slot, row in enumerate(rows[:slots]):
             for number, values in zip(group.numbers, row, strict=True):
-                home.slot(number, slot).copy_(values)
+                home.write(number, slot, values)
         for start, stop in home.parts(group.numbers, slots):
             home.settle(start, stop)
         for part in parts:

@@ -105,6 +105,32 @@ def test_a_saved_tensor_that_is_changed_in_place_is_an_error_not_a_wrong_gradien
         module(torch.randn(64, 512)).sum().backward()
 
 
+class Drifts(nn.Module):
+    """Changes its own weight after using it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(512))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        with torch.no_grad():
+            self.weight.add_(1)
+        return y
+
+
+@pytest.mark.parametrize(("letters", "told"), [("KKK", "changed in place"), ("KRK", "changes its own parameters")])
+def test_a_parameter_that_a_unit_changes_is_an_error_not_a_wrong_gradient(
+    letters: str, told: str, swap: DiskSwap
+) -> None:
+    module = nn.Sequential(nn.Linear(512, 512), Drifts())
+    pieces = [Piece(f"{i}", module, (inner,), follows=i > 0) for i, inner in enumerate(module)]
+    with pytest.raises(RunError, match=told):
+        run(module, letters, swap, pieces)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        module(torch.randn(64, 512)).sum().backward()
+
+
 class Moody(nn.Module):
     """Computes another shape every time."""
 
@@ -130,6 +156,19 @@ def test_the_module_is_its_own_again_once_the_executor_is_closed(swap: DiskSwap)
     module.eval()
     assert torch.equal(module(case("vgg").x), module(case("vgg").x))
     assert executor.swapped_bytes > 0
+
+
+def test_a_forward_of_an_instance_is_run_and_given_back(swap: DiskSwap) -> None:
+    module = nn.Linear(512, 512)
+    doubled = module.forward = lambda x: 2 * nn.Linear.forward(module, x)  # type: ignore[method-assign,assignment]
+    torch.manual_seed(0)
+    run(module, "RK", swap, [Piece("0", module, (module,), follows=False)])
+    assert module.forward is doubled
+    planned, module.weight.grad = module.weight.grad, None
+    torch.manual_seed(0)
+    module(torch.randn(64, 512)).square().mean().backward()
+    assert planned is not None
+    assert torch.equal(module.weight.grad, planned)
 
 
 def test_a_failed_step_leaves_nothing_in_the_scratch(swap: DiskSwap) -> None:

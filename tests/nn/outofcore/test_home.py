@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from idletrain.errors import RefusedError
+from idletrain.errors import DamageError, RefusedError
 from idletrain.exchange.wire import checksum
 from idletrain.nn import models
 from idletrain.nn.outofcore.disk import ScratchError
@@ -38,11 +38,32 @@ def test_what_is_put_is_found_tensor_by_tensor_and_nothing_is_left_in_the_folder
     assert torch.equal(home.flat, values)
     assert torch.equal(home.slot(4, 1), values[-4:].view(2, 2))
     assert home.slot(2).shape == (1500, 1000)
-    assert torch.equal(home.read(100, 4_000), values[100:4_000])
+    for start, stop in home.parts([1, 2, 4], 2):
+        assert torch.equal(home.read(start, stop), values[start:stop])
     assert checksum(home.frames(2)) == checksum([values.numpy().data.cast("B")])
     assert list(tmp_path.iterdir()) == []
     home.close()
     assert not home.flat.any()  # its place on the disk is free again
+
+
+@pytest.mark.parametrize("at", [2, 1_400_000])
+def test_what_the_disk_changed_is_never_taken_nor_sent(tmp_path: Path, at: int) -> None:
+    home = Home(tmp_path, SHAPES, 2)
+    for start, stop in home.parts(range(5), 1):
+        home.put(start, torch.randn(stop - start))
+    number = 0 if at < 15 else 2
+    written = torch.randn(home.slot(number, 1).shape)
+    home.write(number, 1, written)
+    assert torch.equal(home.take(number, 1), written.reshape(-1))
+    for slot in range(2):
+        home.flat[slot * home.parameters + at] += 1
+        with pytest.raises(DamageError, match="scratch disk changed"):
+            home.take(number, slot)
+    *before, last = home.parts([number], 1)
+    for part in before:
+        home.read(*part)
+    with pytest.raises(DamageError, match="scratch disk changed"):
+        home.read(*last)
 
 
 def test_a_home_for_which_there_is_no_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
