@@ -401,6 +401,7 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
         row["swap_style_over_plan"] = best_over_plan(row, SWAPPING)
         row["any_single_over_plan"] = best_over_plan(row, NAMED)
     every = [row["any_single_over_plan"] for row in rows if row["any_single_over_plan"]]
+    models = _of_models(rows, "any_single_over_plan")
     native = [row["plan_over_in_core"] for row in rows if not row["mb_per_second"]]
     paced = [r["plan_over_in_core"] * r["predicted_in_core_seconds"] / r["predicted_seconds"] - 1 for r in rows]
     raw = [statistics.median(row["seconds"]["plan"]) / row["predicted_seconds"] - 1 for row in rows]
@@ -408,8 +409,8 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     over = sum(row["peak_bytes"] > row["budget"] for row in rows)
     return [
         *_swap_style(rows),
-        at_least("best single technique with the same bits / plan, mean", _mean(every), "", 1.03, every),
-        at_least("best single technique with the same bits / plan, worst", min(every), "", 0.97),
+        at_least("best single technique with the same bits / plan, mean over models", _mean(models), "", 1.03, models),
+        at_least("best single technique with the same bits / plan, worst case", min(every), "", 0.97, every),
         at_most("plan / in core on the disk as it is, worst", max(native), "", 1.15, native),
         at_most("plan / in core on the disk as it is, mean", _mean(native), "", 1.15),
         at_most("step time against its prediction, median error", _median_error(raw), "", 0.15, raw),
@@ -426,14 +427,23 @@ def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     """The comparison that the paper makes, at the speed of link that limits, and at others beside it."""
     found: list[Figure] = []
     for speed in sorted({row["mb_per_second"] for row in rows if row["mb_per_second"]}):
-        ratios = [r["swap_style_over_plan"] for r in rows if r["mb_per_second"] == speed and r["swap_style_over_plan"]]
-        what = f"best swap-style / plan at {speed:.0f} MB/s, mean"
+        ratios = _of_models([row for row in rows if row["mb_per_second"] == speed], "swap_style_over_plan")
+        what = f"best swap-style / plan at {speed:.0f} MB/s, mean over models"
         found.append(
-            Figure(what, _mean(ratios), "", samples=ratios)
+            Figure(what, _mean(ratios), "x", samples=ratios)
             if found
             else at_least(what, _mean(ratios), "", 1.52, ratios)
         )
     return found
+
+
+def _of_models(rows: Sequence[dict[str, Any]], ratio: str) -> list[float]:
+    """Each model's mean over its budgets and links: models count alike, however many budgets a plan fits."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row[ratio]:
+            found.setdefault(row["network"], []).append(row[ratio])
+    return [_mean(ratios) for ratios in found.values()]
 
 
 def _ratio(taken: Sequence[float], plan: Sequence[float]) -> float:
@@ -503,7 +513,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         Figure(
             "a step in core, freed memory given back at once / kept, mean",
             _mean([*back.values()]),
-            "",
+            "x",
             samples=[*back.values()],
         ),
     ]

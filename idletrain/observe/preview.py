@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from rich.console import Group, RenderableType
@@ -14,8 +15,9 @@ from idletrain.job import Job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.network import Network
-from idletrain.nn.outofcore.foresee import Foresight
+from idletrain.nn.outofcore.foresee import ASSUMED_LINK, Foresight
 from idletrain.nn.outofcore.picture import picture, size
+from idletrain.nn.outofcore.trainer import scratch_bytes
 from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
@@ -27,6 +29,18 @@ MEASURED_STEPS = 5  # after one to warm up; a plan should take a second, not a m
 GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary node's, both ways at once
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As a local worker computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> RenderableType:
     """Groups, widths per worker, bytes per round, memory per worker and expected time per round.
 
@@ -69,6 +83,17 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
+    if planned:
+        most = max(
+            2 * 4 * len(program.slots) * subnets[k].parameters
+            + scratch_bytes(planned[w].footprint(foresight.profile(w)))
+            for k, w in enumerate(wide)
+            if w in planned
+        )
+        lines.append(
+            f"out of core: up to {size(most)} of each worker's scratch disk, assumed to move "
+            f"{ASSUMED_LINK.write_bytes_per_second / 1e6:.0f} MB/s; a worker measures its own and plans by that"
+        )
     pictures = [picture(foresight.profile(w), made) for w, made in planned.items()]
     rows = _subnets(job, prepared, shares, seconds, memories)
     return Group(Text("\n".join(lines)), _groups(prepared), rows, *pictures)
@@ -117,7 +142,7 @@ def _groups(prepared: Prepared) -> RenderableType:
 
 
 def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
-    """Time of one local step of a subnet on one thread of this machine."""
+    """Time of one local step of a subnet on this machine."""
     program = prepared.program
     flat = torch.zeros(program.buffer_size(subnet, travelling=False))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
@@ -128,13 +153,8 @@ def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
         from idletrain.nn import shards  # and with it Numba
 
         order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(0, number))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        work.step(samples, order, 0)
-        started = time.perf_counter()
-        for step in range(1, 1 + MEASURED_STEPS):
-            work.step(samples, order, step)
-        return (time.perf_counter() - started) / MEASURED_STEPS
-    finally:
-        torch.set_num_threads(threads)
+    work.step(samples, order, 0)
+    started = time.perf_counter()
+    for step in range(1, 1 + MEASURED_STEPS):
+        work.step(samples, order, step)
+    return (time.perf_counter() - started) / MEASURED_STEPS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.outofcore import best_over_plan
+import pytest
+
+from benchmarks.outofcore import best_over_plan, figures_of
 
 
 def row(same_plan: list[str], **seconds: list[float]) -> dict[str, object]:
@@ -21,3 +23,17 @@ def test_a_technique_that_is_the_plan_s_own_counts_as_once_its_time() -> None:
 
 def test_where_none_fits_there_is_no_best() -> None:
     assert best_over_plan(row([], plan=[1.0]), ("swap all",)) is None
+
+
+def test_models_count_alike_however_many_budgets_a_plan_fits() -> None:
+    def case(network: str, swapped: float) -> dict[str, object]:
+        seconds = {"plan": [1.0] * 3, "in core": [1.0] * 3, "swap all": [swapped] * 3}
+        sizes = dict.fromkeys(("predicted_bytes", "peak_bytes", "budget"), 1)
+        about = {"network": network, "mb_per_second": 100.0, "same_plan": [], "same_bits": True}
+        return {**about, **sizes, "seconds": seconds, "predicted_seconds": 1.0, "predicted_in_core_seconds": 1.0}
+
+    native = {**case("a", 1.0), "mb_per_second": 0.0, "network": "c"}
+    figures = figures_of([case("a", 4.0), case("a", 4.0), case("a", 4.0), case("b", 1.0), native])
+    found = {figure.what: figure for figure in figures}
+    assert found["best swap-style / plan at 100 MB/s, mean over models"].value == pytest.approx(2.0)
+    assert found["best swap-style / plan at 100 MB/s, mean over models"].met

@@ -63,7 +63,14 @@ def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
     Console(file=out, width=160).print(preview(job, prepared, 1 << 30))
     text = out.getvalue()
     assert text.count("out of core") >= 4
-    for words in ("2-4", "recompute all", "compute f", "one step:", "micro-batches: not possible"):
+    for words in (
+        "2-4",
+        "recompute all",
+        "compute f",
+        "one step:",
+        "micro-batches: not possible",
+        "of each worker's scratch disk, assumed",
+    ):
         assert words in text
 
 
