@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DATA := /usr/share/datasets/fashion-mnist
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .PHONY: demo test check data browser peers clean
@@ -11,7 +12,7 @@ demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which 
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # the longest files are the first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # the longest files first
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .
@@ -37,7 +38,8 @@ peers: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
-	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install -q --no-compile -e '.[dev]' -c constraints.txt
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would use one core
 	@touch $(READY)
 
 clean:  ## remove what this file and runs made
