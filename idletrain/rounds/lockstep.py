@@ -11,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from idletrain.errors import RunError
 from idletrain.exchange.peers import OPERATION, CutOffError, Link
-from idletrain.exchange.wire import TAKEN, Gang, Reply
+from idletrain.exchange.wire import TAKEN, Gang, Reply, checksum
 from idletrain.nn import shards
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.sparse import SparseLinear
-from idletrain.nn.subnets import Subnet
+from idletrain.nn.subnets import Subnet, views
 from idletrain.rounds.attempt import TURN_SECONDS, Attempt, Loaded, all_slots
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,19 @@ class JointExchange:
         sums = self._swap([total] * self._link.members)
         return torch.cat([_read(content) for content in sums]).view_as(own_BH)
 
+    def agree(self, shared: Iterable[Tensor]) -> None:
+        """Compare what every member should have.
+
+        Raises:
+            RunError: somebody has something else.
+        """
+        digest = checksum(values.numpy().data.cast("B") for values in shared).to_bytes(8, "big")
+        if len(set(self._call(self._link.swap([digest] * self._link.members)))) > 1:
+            raise RunError(
+                "training.mode: lockstep: hidden layers came out different on its workers, whose machines compute "
+                "other bits; take machines of one kind (the cohort in their worker_joined records)"
+            )
+
     def _swap(self, letters: Any) -> list[bytes]:
         return self._call(self._link.swap([letter.contiguous().numpy().tobytes() for letter in letters]))
 
@@ -91,7 +105,7 @@ class LockstepAttempt(Attempt):
             work.resume_at(self.steps)
             self._why = ""
             try:
-                self._take_steps(loaded, work, order, gang)
+                self._take_steps(loaded, work, order, gang, subnet)
             except CutOffError as error:
                 self._why = str(error)
                 logger.info("subnet %d was cut off after step %d: %s", lease.subnet, self.steps, error or "a peer left")
@@ -133,7 +147,7 @@ class LockstepAttempt(Attempt):
                 self._flat.copy_(all_slots(pulled, len(self._flat)))
             self.steps = step
 
-    def _take_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder, gang: Gang) -> None:
+    def _take_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder, gang: Gang, subnet: Subnet) -> None:
         """All steps that are left, unless a member is lost or this one leaves."""
         lease, node = self._spec.lease, self._node
         to = (f"{self._spec.store} {lease.run}", lease.epoch, lease.round, gang.number)
@@ -163,6 +177,9 @@ class LockstepAttempt(Attempt):
                     marked = time.perf_counter()
                     if leaving:
                         return
+            if self.steps == all_steps:
+                values = views(self._flat[: subnet.parameters], subnet.shapes)
+                together.agree(v for v, at in zip(values, subnet.positions, strict=True) if all(p is None for p in at))
         finally:
             layer.together = None
             self.account["peer_bytes"] = self.account.get("peer_bytes", 0) + link.sent_bytes

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from idletrain.errors import RunError
 from idletrain.rounds.lockstep import JointExchange
 
 MEMBERS = 3
@@ -68,3 +69,16 @@ def test_a_mark_is_made_by_all_or_by_none(wishes: list[tuple[bool, bool]], marke
         return softmax.marked
 
     assert together(step) == [marked] * 3
+
+
+def test_members_whose_hidden_layers_differ_find_out() -> None:
+    layers = [[torch.ones(3, 4), torch.zeros(4)] for _ in range(MEMBERS)]
+    together(lambda k, softmax: softmax.agree(layers[k]))
+    layers[1][0][2, 3] += 1e-6
+
+    def told(k: int, softmax: JointExchange) -> bool:
+        with pytest.raises(RunError, match="hidden layers came out different"):
+            softmax.agree(layers[k])
+        return True
+
+    assert together(told) == [True] * MEMBERS
