@@ -211,13 +211,16 @@ def evaluate(
 
     loaded = load_run(_run_dir(run))
     accuracy, loss = loaded.score()
-    ranking = loaded.ranking()
+    ranking, sparse = loaded.ranking(), loaded.retrieval()
     if as_json:
-        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss, **ranking}))
+        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss, **ranking, **sparse}))
     else:
         typer.echo(f"round {loaded.rounds}: {score_text(accuracy, loss)}")
         for kind in ("P", "nDCG", "PSP") if ranking else ():
             typer.echo("  ".join(f"{kind}@{k} {ranking[f'{kind}@{k}']:.4f}" for k in (1, 3, 5)))
+        if sparse:
+            found = f"{sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}"
+            typer.echo(f"sparse inference through the tables: {found}")
 
 
 @app.command()

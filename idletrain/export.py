@@ -45,16 +45,40 @@ class LoadedRun:
 
     def ranking(self) -> dict[str, float]:
         """P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty where its labels are not sets."""
-        if self.prepared.test is None or self.prepared.program.output is None:
-            return {}
-        tests, train = self.prepared.test.open(), self.prepared.program.source.open()
-        if not isinstance(tests, SparseSamples) or not isinstance(train, SparseSamples):
+        tests, train = self._sparse()
+        if tests is None or train is None:
             return {}
         from idletrain.nn.wide import rank  # and with it Numba
 
         found = rank(self.module(), tests, train, *self.propensity)
         kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
         return {f"{kind}@{k}": float(at[k - 1]) for kind, at in kinds.items() for k in (1, 3, 5)}
+
+    def retrieval(self) -> dict[str, float]:
+        """What sparse inference through the sampler's tables reaches on the test data: `recall`, the share of the exact
+        five best labels that it finds, and its `sparse P@1`; empty where there are no tables.
+        """
+        tests, _ = self._sparse()
+        if tests is None:
+            return {}
+        from idletrain.nn import shards, wide  # and with them Numba
+
+        module = self.module()
+        found = shards.wide_output(module)
+        if found is None or not found[1].retrieves:
+            return {}
+        found[1].rebuild(self.prepared.program.training.seed)
+        recall, precision = wide.recall(module, tests)
+        return {"recall": recall, "sparse P@1": precision}
+
+    def _sparse(self) -> tuple[SparseSamples, SparseSamples] | tuple[None, None]:
+        """Test and training data, where both are sparse rows for a very wide output."""
+        if self.prepared.test is None or self.prepared.program.output is None:
+            return None, None
+        tests, train = self.prepared.test.open(), self.prepared.program.source.open()
+        if not isinstance(tests, SparseSamples) or not isinstance(train, SparseSamples):
+            return None, None
+        return tests, train
 
 
 def load_run(run_dir: Path) -> LoadedRun:

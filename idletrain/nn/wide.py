@@ -23,6 +23,7 @@ from idletrain.nn.sparse import Scores, SparseEmbeddingBag, SparseLinear
 from idletrain.nn.sparse_rows import Rows
 
 BATCH = 256  # rows at a time outside training
+RETRIEVED = 200  # labels a row that sparse inference scores
 RANKS = 5  # the Extreme Classification Repository reports 1, 3 and 5
 SCALE = 20.0  # logits of unit vectors reach so far: with less, a softmax over 100,000 labels cannot get sharp
 
@@ -140,7 +141,7 @@ def rank(
 
 
 @torch.no_grad()
-def recall(module: WideNetwork, samples: SparseSamples, keep: int, k: int = RANKS) -> tuple[float, float]:
+def recall(module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED, k: int = RANKS) -> tuple[float, float]:
     """Sparse inference through the tables against exact: which share of the exact k best it finds, and its P@1.
 
     Raises:

@@ -95,4 +95,7 @@ def test_another_head_goes_on_with_sums_and_shards(
     ranking = load_run(run.dir).ranking()
     assert ranking["P@1"] == scores[-1]
     assert set(ranking) == {f"{kind}@{k}" for kind in ("P", "nDCG", "PSP") for k in (1, 3, 5)}
+    sparse = load_run(run.dir).retrieval()
+    assert 0.6 < sparse["recall"] < 1  # of what is in a row's buckets, six tables of eight each
+    assert sparse["sparse P@1"] > 0.5
     assert 1 / 5 >= ranking["P@5"] > ranking["P@1"] / 5
