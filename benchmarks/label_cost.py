@@ -31,7 +31,8 @@ from idletrain.nn.sparse_rows import Csr
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"name": "uniform", "negatives": 1000},
-    "simhash": {"name": "simhash", "tables": 16, "negatives": 256},
+    "simhash": {"name": "simhash", "negatives": 256},
+    "simhash, 16 tables": {"name": "simhash", "tables": 16, "negatives": 256},
     "inverted-file": {"name": "inverted-file", "negatives": 512},
 }
 

@@ -101,7 +101,7 @@ def ask(python: Path, program: str, sets: Sets, folder: Path, patience_seconds: 
 
 def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[Figure]:
     """All systems on one set."""
-    points = curve(plan.recipe, sets.train, sets.test, [plan.seconds], 0)
+    points, _ = curve(plan.recipe, sets.train, sets.test, [plan.seconds], 0)
     figures = [
         Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
         Figure(f"{name}: {plan.recipe.name}, {plan.seconds:g} s", points[-1].precision * POINTS, "P@1"),

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from idletrain.nn import data
 from idletrain.nn.extreme import Census, SparseFiles, SparseSamples
-from idletrain.nn.ranking import precision
+from idletrain.nn.ranking import hits
 from idletrain.nn.row_steps import RowAdagrad
 from idletrain.nn.sparse_rows import Csr, canonical, transpose
+from idletrain.nn.trial import Trial
 from idletrain.nn.wide import WideNetwork, wide
 
 SamplerWords = str | Mapping[str, Any]
@@ -132,13 +133,18 @@ def make(recipe: Recipe, train: SparseSamples, seed: int) -> WideNetwork:
 
 
 @torch.no_grad()
-def precision_at_1(network: WideNetwork, samples: SparseSamples) -> float:
-    """Exact P@1."""
+def right_at_1(network: WideNetwork, samples: SparseSamples) -> NDArray[np.bool_]:
+    """In which rows the best label is one of the row's."""
     network.eval()
     parts = np.array_split(np.arange(len(samples)), -(-len(samples) // 256))
     top = [network(samples.batch(part)[0]).topk(1)[1].numpy() for part in parts]
     network.train()
-    return float(precision(np.concatenate(top), samples.y)[0])
+    return hits(np.concatenate(top), samples.y)[:, 0]
+
+
+def precision_at_1(network: WideNetwork, samples: SparseSamples) -> float:
+    """Exact P@1."""
+    return float(right_at_1(network, samples).mean())
 
 
 def steps(network: WideNetwork, recipe: Recipe, train: SparseSamples, seed: int) -> Iterator[float]:
@@ -169,8 +175,8 @@ def steps(network: WideNetwork, recipe: Recipe, train: SparseSamples, seed: int)
 
 def curve(
     recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Sequence[float], seed: int
-) -> list[Point]:
-    """P@1 before training and after each of so many seconds of it."""
+) -> tuple[list[Point], WideNetwork]:
+    """P@1 before training and after each of so many seconds of it, and the network at the end."""
     network = make(recipe, train, seed)
     points = [Point(0.0, 0, precision_at_1(network, held))]
     going, spent, done = steps(network, recipe, train, seed), 0.0, 0
@@ -184,16 +190,16 @@ def curve(
         f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: "
         + ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
     )
-    return points
+    return points, network
 
 
-def tuned(recipe: Recipe, rates: Sequence[float], sets: Sets, seconds: Sequence[float]) -> Recipe:
-    """The recipe with the learning rate that does best on the validation rows with seed 0."""
-    scored = [
-        (max(p.precision for p in curve(replace(recipe, lr=lr), sets.train, sets.valid, seconds, 0)), lr)
-        for lr in rates
-    ]
-    return replace(recipe, lr=max(scored)[1])
+def tuned(recipe: Recipe, rates: Sequence[float], sets: Sets, seconds: float) -> tuple[Recipe, Trial]:
+    """The recipe with the learning rate that does best on the validation rows with seed 0, and how it did there."""
+    tried = []
+    for one in (replace(recipe, lr=lr) for lr in rates):
+        points, network = curve(one, sets.train, sets.valid, [seconds], 0)
+        tried.append((one, Trial(recipe.name, points[-1].steps, right_at_1(network, sets.valid))))
+    return max(tried, key=lambda pair: pair[1].precision)
 
 
 def time_to(points: Sequence[Point], target: float) -> float:
