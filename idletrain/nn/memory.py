@@ -14,6 +14,7 @@ from idletrain.nn.groups import run_on_meta, weightless
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.partition import draw
 from idletrain.nn.program import Program
+from idletrain.nn.sparse_rows import Rows
 from idletrain.nn.subnets import Subnet, cut
 
 # Left to the head and the scheduler when this machine's RAM is shared out to local workers.
@@ -33,15 +34,16 @@ def need_of(program: Program) -> Callable[[float], int]:
 
     Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
     (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size. With a very
-    wide output gradients are row-sparse and count for nothing, its sampler's tables count; in lockstep the mark before
-    the last is kept, too.
+    wide output gradients are row-sparse, and what counts is its sampler's tables, the labels that a batch looks at and
+    the embeddings that it holds; in lockstep the mark before the last is kept, too.
 
     Raises:
         JobError: (the function returned) the module cannot be run without values.
     """
     samples = program.source.open()
     index = np.arange(min(program.training.batch_size, len(samples)))
-    batch = samples.batch(index)[0].to("meta")
+    x, y = samples.batch(index)
+    batch, entries = x.to("meta"), tuple(len(part.indices) if isinstance(part, Rows) else len(part) for part in (x, y))
 
     @functools.cache
     def need_bytes(share: float) -> int:
@@ -50,18 +52,25 @@ def need_of(program: Program) -> Callable[[float], int]:
         buffers = (3 if program.training.mode == "lockstep" else 2) * buffer + 4 * subnet.parameters
         gradients = 0 if program.output else 4 * subnet.parameters
         activations = 2 * _output_bytes(program, subnet, batch)
-        return buffers + gradients + activations + _table_bytes(program, subnet) + SCRATCH_BYTES
+        if program.training.exchange.push != "fp32":  # what was begun with, and the change from it
+            buffers += 2 * 4 * subnet.parameters
+        return buffers + gradients + activations + _wide_bytes(program, subnet, len(index), *entries) + SCRATCH_BYTES
 
     return need_bytes
 
 
-def _table_bytes(program: Program, subnet: Subnet) -> int:
-    """What the sampler of a very wide output keeps beside its rows."""
+def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own: int) -> int:
+    """What a very wide output takes beside its rows, for a batch with so many features and labels of its own: its
+    sampler's tables; the rows that are looked at, their gradient and what moves them; their logits, likelihoods and
+    gradients; the embeddings' gradient and what moves them.
+    """
     if program.output is None:
         return 0
     layer: Any = program.module.get_submodule(program.output)
-    nbytes: int = layer.sampler.nbytes(*subnet.shapes[program.output_at])
-    return nbytes
+    labels, hidden = subnet.shapes[program.output_at]
+    active: int = min(labels, own + layer.sampler.most(rows, labels))
+    nbytes: int = layer.sampler.nbytes(labels, hidden)
+    return nbytes + 4 * (3 * active * (hidden + rows) + 2 * features * hidden)
 
 
 def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:

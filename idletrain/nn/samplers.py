@@ -50,6 +50,9 @@ class Sampler(Protocol):
     def nbytes(self, labels: int, hidden: int) -> int:
         """Memory of its tables."""
 
+    def most(self, rows: int, labels: int) -> int:
+        """The most labels that a batch of so many rows draws."""
+
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Take in the output rows as they are, and the labels by falling frequency (None: as numbered)."""
 
@@ -70,6 +73,9 @@ class All:
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 0
 
+    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+        return labels
+
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Nothing to build."""
 
@@ -85,6 +91,9 @@ class Uniform:
 
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 0
+
+    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+        return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Nothing to build."""
@@ -108,6 +117,9 @@ class LogUniform:
 
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 16 * labels
+
+    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+        return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:  # noqa: ARG002
         """Note which label has which rank."""
@@ -143,6 +155,9 @@ class Retrieved:
     def nbytes(self, labels: int, hidden: int) -> int:
         return self.tables.nbytes(labels, hidden)
 
+    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+        return max(self._keep * rows, FALLBACK)
+
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:  # noqa: ARG002
         """Build the tables.
 
@@ -173,6 +188,9 @@ class Mixture:
 
     def nbytes(self, labels: int, hidden: int) -> int:
         return sum(part.nbytes(labels, hidden) for part in self.parts)
+
+    def most(self, rows: int, labels: int) -> int:
+        return sum(part.most(rows, labels) for part in self.parts)
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Build every part."""

@@ -313,6 +313,17 @@ def test_lockstep_keeps_one_more_state_in_memory(job_of: Any) -> None:
     assert more == 4 * alone.buffer_size(subnet_of_share(alone, 0.5), travelling=False)
 
 
+def test_looking_at_all_labels_takes_memory_for_their_logits_and_gradient(job_of: Any) -> None:
+    needs = {}
+    for sampler in ({"name": "uniform", "negatives": 1}, {"name": "all"}):
+        program = prepared_of(job_of({"sampler": sampler}, exclude=["hidden"])).program
+        needs[sampler["name"]] = need_of(program)(1.0)
+    batch, hidden = program.training.batch_size, program.module.output.weight.shape[1]
+    unseen = LABELS - 1 - 2 * batch  # a row has two labels
+    assert unseen > 0
+    assert needs["all"] - needs["uniform"] >= 3 * 4 * unseen * (hidden + batch)
+
+
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 
