@@ -99,7 +99,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         on_event: Called with every event as it happens; the run waits for it.
         on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
         log_to: `mlflow` and/or `wandb`, for the curves.
-        sections: Further sections of a job file: `stop`, `nodes`, `preemption`, `checkpoint`, `model`.
+        sections: Further sections of a job file: `stop`, `nodes`, `memory`, `preemption`, `checkpoint`, `model`,
+            and of `training` what has no argument here (`exchange`).
 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.
@@ -110,6 +111,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         {
             "name": name or f"fit-{time.time_ns():x}",
             "data": {},
+            **sections,
             "training": {
                 "method": method,
                 "subnets": subnets,
@@ -120,8 +122,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
                 "evaluate_every": evaluate_every,
                 **({"loss": loss} if isinstance(loss, str) else {}),
                 **({"optimizer": dict(optimizer)} if optimizer else {}),
+                **sections.get("training", {}),
             },
-            **sections,
             "model": {"factory": type(module).__qualname__, **sections.get("model", {})},
             "nodes": {"count": workers, **sections.get("nodes", {})},
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
@@ -141,6 +143,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         job.training,
         exclude=model.exclude,
         table=model.groups,
+        fixed=model.fixed,
         memory=job.memory,
     )
     with user_code(

@@ -140,6 +140,20 @@ class OptimizerSettings(_Settings):
     """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
 
 
+class ExchangeSettings(_Settings):
+    """How parameters travel: what is coded has fewer bytes and is rounded; biases, norms, optimizer state never are."""
+
+    pull: Literal["fp32", "bf16", "int8"] = "fp32"
+    """To the workers, as values."""
+    push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
+    """From the workers, as changes; whole numbers are rounded up or down by chance, so that their mean stays."""
+
+    @property
+    def coded(self) -> bool:
+        """Whether anything is."""
+        return (self.pull, self.push) != ("fp32", "fp32")
+
+
 class TrainingSettings(_Settings):
     """How to train: the method, the rounds and the steps within one."""
 
@@ -152,6 +166,7 @@ class TrainingSettings(_Settings):
     batch_size: int = Field(default=128, ge=1)
     loss: str = "cross_entropy"
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
+    exchange: ExchangeSettings = ExchangeSettings()
     seed: int = 0
     evaluate_every: int = Field(default=10, ge=1)
     """Rounds between two evaluations; rounds and not seconds, so that a stop is reproducible."""

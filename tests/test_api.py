@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -122,8 +123,10 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         name="own",
         run_dir=tmp_path,
         on_event=load,
+        training={"exchange": {"push": "bf16"}},
     )
     assert result.summary["status"] == "completed"
+    assert json.loads((result.run_dir / "job.json").read_text())["training"]["exchange"]["push"] == "bf16"
     assert result.summary["accuracy"] == pytest.approx(accuracy_of(result.module, test), abs=1e-6)
     assert result.summary["accuracy"] > 0.3
     assert [loaded.rounds for loaded in on_the_way] == [1, 2, 3]
@@ -146,6 +149,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             {"loss": locked()},
             "fit: cannot travel to workers (cannot pickle '_thread.lock' object); keep open",
         ),
+        ({"training": {"exchange": {"push": "int2"}}}, "training.exchange.push: 'int2' should be 'fp32', 'bf16'"),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],
 )

@@ -84,11 +84,16 @@ def checksum(frames: Iterable[memoryview | bytes]) -> int:
 
 
 def inspect(header: PushHeader, frames: Sequence[memoryview | bytes], expected_bytes: int) -> Reply | None:
-    """Why a payload cannot be taken, or None if it can: its size, its checksum, and that all values are finite."""
+    """Why a payload cannot be taken, or None if it can: its size and its checksum."""
     if sum(len(frame) for frame in frames) != expected_bytes:
         return Reply.WRONG_SHAPE
     if checksum(frames) != header.checksum:
         return Reply.CORRUPT
+    return None
+
+
+def inspect_values(frames: Sequence[memoryview | bytes]) -> Reply | None:
+    """Why float32 values cannot be taken: they are not all finite."""
     for frame in frames:
         values = np.frombuffer(frame, dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -259,6 +259,10 @@ def check_wide(
             "exclude the other groups, or use rounds"
         )
     wide = _very_wide(module)
+    if training.exchange.coded and wide:
+        raise JobError("training.exchange: rows of a very wide output travel as fp32; leave it out")
+    if training.exchange.coded and memory.out_of_core == "always":
+        raise JobError("training.exchange: parts of a subnet out of core travel as fp32; leave one of the two out")
     if not isinstance(samples, SparseSamples) and wide is None:
         return None
     if training.optimizer.name == "sgd" and training.optimizer.momentum:

@@ -95,8 +95,9 @@ class Program:
 
     @property
     def out_of_core(self) -> str:
-        """What the job says of subnets beyond a node's memory; rows that few batches touch are trained in core."""
-        return "never" if self.output or self.row_slots else self.memory.out_of_core
+        """What the job says of subnets beyond a node's memory; what is coded, or row-sparse, is trained in core."""
+        in_core = self.output or self.row_slots or self.training.exchange.coded
+        return "never" if in_core else self.memory.out_of_core
 
     def buffer_size(self, subnet: Subnet, *, travelling: bool) -> int:
         """Values in a subnet's flat buffer: as it is trained, or as it goes from round to round."""

@@ -21,7 +21,7 @@ from idletrain.nn.outofcore.trainer import scratch_bytes
 from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
-from idletrain.rounds import plan
+from idletrain.rounds import coding, plan
 from idletrain.rounds.limits import available_bytes
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
@@ -71,15 +71,15 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
         f"{size(took)} of {size(memory)}" + (" out of core" if w in planned else "")
         for w, took in zip(wide, takes, strict=True)
     ]
-    moved = sum(4 * program.buffer_size(subnet, travelling=True) for subnet in subnets)
+    down, up = (sum(coding.nbytes(program, subnet, way) for subnet in subnets) for way in coding.WAYS)
     turns = -(-len(subnets) // job.nodes.count)
     compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
     covered = min(1.0, sum(shares)) if program.layout.groups else 1.0
-    exchange = moved / GIGABIT_BYTES
+    exchange = max(down, up) / GIGABIT_BYTES
     lines = [
         f"{job.name}: {whole:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
-        f"each round moves {size(moved)} down and {size(moved)} up and covers {covered:.0%} of the neurons",
+        f"each round moves {size(down)} down and {size(up)} up and covers {covered:.0%} of the neurons",
         f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
         f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
@@ -103,7 +103,7 @@ def _subnets(
     job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
 ) -> Table:
     table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes each way", "memory", "compute"):
+    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down", "up", "memory", "compute"):
         table.add_column(column, justify="right")
     program = prepared.program
     neurons = [widths(size, shares) for size in program.layout.sizes]
@@ -114,7 +114,7 @@ def _subnets(
             f"{shares[k] if neurons else 1:.1%}",
             " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
-            size(4 * program.buffer_size(subnet, travelling=True)),
+            *(size(coding.nbytes(program, subnet, way)) for way in coding.WAYS),
             memories[k],
             f"{seconds[k]:.2f} s",
         )

@@ -33,6 +33,7 @@ from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
+from idletrain.rounds import coding
 from idletrain.rounds.limits import memory_limit_bytes
 from idletrain.rounds.spec import Spec
 
@@ -211,6 +212,7 @@ class Attempt:
         self._revoked = threading.Event()
         self._calls: set[Future[Any]] = set()
         self._flat = torch.empty(0)
+        self._begun: Tensor | None = None  # as it was pulled, where updates travel as changes from it
         self.steps = 0
         self.account: dict[str, Any] = dict.fromkeys(ACCOUNT, 0.0)
 
@@ -267,9 +269,12 @@ class Attempt:
         """The account as it stands."""
         return {"ended": ended, **why, "steps": self.steps, **self.account}
 
-    def _pull(self, _loaded: Loaded, _subnet: Subnet) -> None:
-        self.steps, self._flat = self._call(self._run.client.pull(self._spec.lease))
-        self.account["pull_bytes"] = self._flat.nbytes
+    def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
+        self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
+        self.account["pull_bytes"] = pulled.nbytes
+        self._flat = pulled if self.steps else coding.received(loaded.program, subnet, pulled)
+        if loaded.program.training.exchange.push != "fp32":
+            self._begun = None if self.steps else pulled.clone() if pulled is self._flat else pulled
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
         """Do the steps that are left."""
@@ -331,8 +336,18 @@ class Attempt:
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
         size = loaded.program.buffer_size(subnet, travelling=True)
         payload = (self._flat[:size] if whole else self._flat).cpu()
+        if whole and loaded.program.training.exchange.push != "fp32":
+            payload = self._coded(loaded, subnet, payload)
         self.account["push_bytes"] = payload.nbytes
         return self._call(self._send(payload, self.account["train_seconds"]))
+
+    def _coded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
+        """The update by what the round began with, which whoever goes on from a mark has yet to ask for."""
+        if self._begun is None:
+            _, self._begun = self._call(self._run.client.pull(self._spec.lease, at=0))
+            self.account["pull_bytes"] += self._begun.nbytes
+        begun = coding.received(loaded.program, subnet, self._begun)
+        return coding.update(loaded.program, subnet, flat, begun, self._spec.lease)
 
     def _send(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
         digest = checksum([flat.numpy().data.cast("B")])

@@ -27,13 +27,13 @@ from torch import Tensor
 from idletrain.errors import RunError
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, inspect
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
-from idletrain.rounds import events, plan, state, task
+from idletrain.rounds import coding, events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.gang import Gangs
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
@@ -372,8 +372,7 @@ class Runner:
             self._record("leased", **names, step=step)
             if not step:
                 # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
-                cutting = asyncio.to_thread(journal.network.pull, journal.subnets[lease.subnet])
-                self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
+                self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(self._cut, lease.subnet))
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
             blocks, how = journal.blocks[lease.subnet], _how(opened, lease.subnet)
             specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease))
@@ -442,7 +441,7 @@ class Runner:
 
     async def _pull_at(self, k: int, step: int) -> tuple[int, Tensor] | Reply:
         if not step:
-            return 0, await asyncio.to_thread(self._journal.network.pull, self._journal.subnets[k])
+            return 0, await asyncio.to_thread(self._cut, k)
         mark = self._marks.at(k, step)
         return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
 
@@ -459,11 +458,8 @@ class Runner:
         """See `Head`."""
         lease = header.lease
         frames = frames or self._parts.payload(lease.attempt, header.steps)
-        payload, expected = Payload(frames, header.train_seconds, header.checksum), self._expected_bytes(header)
-        if payload.size_bytes <= INLINE_BYTES:
-            fault = inspect(header, frames, expected)
-        else:
-            fault = await asyncio.to_thread(inspect, header, frames, expected)
+        small = sum(map(len, frames)) <= INLINE_BYTES
+        payload, fault = self._read(header, frames) if small else await asyncio.to_thread(self._read, header, frames)
         event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, fault=fault)
         reply = self._handle(event, payload)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
@@ -483,13 +479,27 @@ class Runner:
             self._tell_misfit(f"lockstep: {address} was cut off: {why}")
         return await self._gangs.join(lease, address, {*steps, *self._marks.steps(lease.subnet)}, self._state)
 
-    def _expected_bytes(self, header: PushHeader) -> int:
+    def _read(self, header: PushHeader, frames: Sequence[memoryview]) -> tuple[Payload, Reply | None]:
+        """A push as values, and why it cannot be taken, if so."""
+        payload = Payload(frames, header.train_seconds, header.checksum)
         k, all_steps, subnets = header.lease.subnet, self._program.training.local_steps, self._journal.subnets
-        if not 0 < header.steps <= all_steps:
-            return -1
+        if not (0 < header.steps <= all_steps and 0 <= k < len(subnets)):
+            return payload, Reply.WRONG_SHAPE
         whole = header.steps == all_steps
-        known = 0 <= k < len(subnets)
-        return 4 * self._program.buffer_size(subnets[k], travelling=whole) if known else -1
+        codec = coding.codec(self._program, subnets[k], "push") if whole else None
+        expected = codec.nbytes if codec else 4 * self._program.buffer_size(subnets[k], travelling=whole)
+        if fault := inspect(header, frames, expected):
+            return payload, fault
+        if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
+            content = torch.frombuffer(bytearray().join(frames), dtype=torch.uint8)
+            values = [codec.decode(content, self._journal.network.pull(subnets[k])).numpy().data.cast("B")]
+            payload = Payload(values, header.train_seconds, checksum(values))
+        return payload, inspect_values(payload.frames)
+
+    def _cut(self, k: int) -> Tensor:
+        """A subnet as the open round begins with it, as it goes to its worker."""
+        subnet = self._journal.subnets[k]
+        return coding.sent(self._program, subnet, self._journal.network.pull(subnet))
 
     # --- rounds -------------------------------------------------------------------------------------------------
 

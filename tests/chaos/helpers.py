@@ -26,7 +26,7 @@ from idletrain.nn import shards
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import from_settings
-from idletrain.rounds import ledger
+from idletrain.rounds import coding, ledger
 
 from . import paced
 
@@ -114,7 +114,7 @@ def train_alone(job: Job) -> list[str]:
         for round_ in range(training.rounds):
             updates = []
             for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
-                pulled = network.pull(subnet)
+                pulled = coding.received(program, subnet, coding.sent(program, subnet, network.pull(subnet)))
                 flat = torch.zeros(program.buffer_size(subnet, travelling=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
@@ -123,7 +123,12 @@ def train_alone(job: Job) -> list[str]:
                     order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(round_, k))
                 for step in range(training.local_steps):
                     work.step(samples, order, step)
-                updates.append((subnet, flat[: len(pulled)], training.local_steps))
+                trained = flat[: len(pulled)]
+                if coder := coding.codec(program, subnet, "push"):
+                    lease = LeaseId(job.name, 1, round_, k, 1)
+                    content = coding.update(program, subnet, trained, pulled, lease)
+                    trained = coder.decode(content, network.pull(subnet))
+                updates.append((subnet, trained, training.local_steps))
             network.commit(updates)
             digests.append(network.sha256())
         return digests

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
-from .helpers import Cluster, Control, Run, gone, until
+from .helpers import Cluster, Control, Run, gone, train_alone, until
 
 
 def kill(process: psutil.Process) -> None:
@@ -92,6 +92,30 @@ def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Ca
         subnet = event["round"], event["subnet"]
         following = next(e for e in leases if (e["round"], e["subnet"]) == subnet and e["attempt"] > event["attempt"])
         assert following["step"] == told[event["subnet"], event["round"], event["attempt"]]
+
+
+def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    """Whoever goes on from a mark asks for what the round began with, to tell the change from it."""
+    exchange = {"pull": "int8", "push": "int4"}
+    training = {"exchange": exchange, "optimizer": {"name": "sgd", "lr": 0.05}}
+    run = make_run(rounds=2, model={"args": {"widths": [64, 256, 256, 10]}}, training=training)
+    control.pace(0.1)
+    head = run.launch()
+    for take in (kill, lambda process: process.send_signal(signal.SIGTERM)):
+        heirs = len([event for event in run.events("leased") if event["step"]])
+        worker = until("a marked worker", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+        take(worker)
+        until("an heir", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert {event["cause"] for event in run.events("lost")} == {"kill", "notice"}
+    updates = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
+    whole = 2 * 4 * sum(128 * n for n in (64, 128, 10))  # of a round, fp32
+    assert len(updates) == 4
+    assert sum(event["push_bytes"] for event in updates) < 2 * whole / 4
 
 
 def test_a_warned_worker_ends_well(

@@ -16,7 +16,7 @@ from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
@@ -43,7 +43,7 @@ class Memory:
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         frames = frames or self.parts.payload(header.lease.attempt, header.steps)
-        fault = inspect(header, frames, 4 * SIZE)
+        fault = inspect(header, frames, 4 * SIZE) or inspect_values(frames)
         if fault is None:
             content = b"".join(frames)
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, as_message, checksum, inspect
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply, as_message, checksum, inspect, inspect_values
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 
@@ -19,7 +19,7 @@ def frames_of(values: np.ndarray, cut: int = 0) -> list[memoryview]:
 
 def verdict(values: np.ndarray, cut: int = 0) -> Reply | None:
     frames = frames_of(values, cut)
-    return inspect(PushHeader(LEASE, 5, 0.1, checksum(frames)), frames, 4 * values.size)
+    return inspect(PushHeader(LEASE, 5, 0.1, checksum(frames)), frames, 4 * values.size) or inspect_values(frames)
 
 
 @settings(deadline=None)

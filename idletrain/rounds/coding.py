@@ -1,0 +1,54 @@
+"""How a run's subnets travel, by the job's word."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from idletrain.exchange.codec import Codec, spans_of
+from idletrain.exchange.wire import LeaseId
+from idletrain.nn.program import Program
+from idletrain.nn.randomness import key
+from idletrain.nn.subnets import Subnet
+
+Way = Literal["pull", "push"]
+WAYS: tuple[Way, ...] = ("pull", "push")
+SMALL = 4096  # values; of a network of 10 M parameters, tensors below are a thousandth
+
+
+def codec(program: Program, subnet: Subnet, way: Way) -> Codec | None:
+    """What codes a subnet's buffer; None where it travels as it is."""
+    kind = getattr(program.training.exchange, way)
+    if kind == "fp32":
+        return None
+    sizes = ((shape.numel(), len(shape) > 1 and shape.numel() >= SMALL) for shape in map(torch.Size, subnet.shapes))
+    return Codec(kind, spans_of(sizes), program.buffer_size(subnet, travelling=True))
+
+
+def nbytes(program: Program, subnet: Subnet, way: Way) -> int:
+    """Bytes of a subnet's buffer on that way."""
+    found = codec(program, subnet, way)
+    return found.nbytes if found else 4 * program.buffer_size(subnet, travelling=True)
+
+
+def sent(program: Program, subnet: Subnet, flat: Tensor) -> Tensor:
+    """A buffer as it goes to a worker."""
+    found = codec(program, subnet, "pull")
+    return found.encode(flat) if found else flat
+
+
+def received(program: Program, subnet: Subnet, content: Tensor) -> Tensor:
+    """The buffer that a worker trains from: the same, whoever it is."""
+    found = codec(program, subnet, "pull")
+    return found.decode(content) if found else content
+
+
+def update(program: Program, subnet: Subnet, flat: Tensor, begun: Tensor, lease: LeaseId) -> Tensor:
+    """A whole update as it comes from a worker, by what it began with; the same, whoever trained it."""
+    found = codec(program, subnet, "push")
+    if found is None:
+        return flat
+    seed = key(program.training.seed, "push", lease.round, lease.subnet)
+    return found.encode(flat, begun, torch.Generator().manual_seed(seed))
