@@ -23,6 +23,7 @@ NAMES = (
     "accuracy",
     "offers",
     "rehearsal",
+    "codec",
     "kernels",
     "label_cost",
     "linear_trees",

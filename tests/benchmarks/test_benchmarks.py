@@ -99,6 +99,12 @@ def _check_rehearsal(written):
     assert 0 < notice < heir < launch
 
 
+def _check_codec(written):
+    figures = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert figures["int4: squared norm that arrives"] < figures["int8: squared norm that arrives"] < 1
+    assert figures["int4: bytes of float32's"] < figures["int8: bytes of float32's"] < 0.5
+
+
 def _check_kernels(written):
     for ours, torchs, ratio in zip(*[iter(written["figures"])] * 3, strict=True):
         assert ratio["value"] == pytest.approx(ours["value"] / torchs["value"])
@@ -165,6 +171,7 @@ def _check_link_use(written):
 
 
 CHECKS = {
+    "codec": _check_codec,
     "kernels": _check_kernels,
     "label_cost": _check_label_cost,
     "linear_trees": _check_linear_trees,
