@@ -32,6 +32,7 @@ from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.subnets import Subnet
 from idletrain.observe.records import Recorder
 from idletrain.rounds import coding, events, plan, state, task
 from idletrain.rounds.crew import Crew
@@ -372,7 +373,8 @@ class Runner:
             self._record("leased", **names, step=step)
             if not step:
                 # Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed.
-                self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(self._cut, lease.subnet))
+                cutting = asyncio.to_thread(self._cut, journal.subnets[lease.subnet])
+                self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
             blocks, how = journal.blocks[lease.subnet], _how(opened, lease.subnet)
             specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease))
@@ -441,7 +443,7 @@ class Runner:
 
     async def _pull_at(self, k: int, step: int) -> tuple[int, Tensor] | Reply:
         if not step:
-            return 0, await asyncio.to_thread(self._cut, k)
+            return 0, await asyncio.to_thread(self._cut, self._journal.subnets[k])
         mark = self._marks.at(k, step)
         return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
 
@@ -496,9 +498,8 @@ class Runner:
             payload = Payload(values, header.train_seconds, checksum(values))
         return payload, inspect_values(payload.frames)
 
-    def _cut(self, k: int) -> Tensor:
+    def _cut(self, subnet: Subnet) -> Tensor:
         """A subnet as the open round begins with it, as it goes to its worker."""
-        subnet = self._journal.subnets[k]
         return coding.sent(self._program, subnet, self._journal.network.pull(subnet))
 
     # --- rounds -------------------------------------------------------------------------------------------------
