@@ -103,7 +103,7 @@ def _subnets(
     job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
 ) -> Table:
     table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down", "up", "memory", "compute"):
+    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down, up", "memory", "compute"):
         table.add_column(column, justify="right")
     program = prepared.program
     neurons = [widths(size, shares) for size in program.layout.sizes]
@@ -114,7 +114,7 @@ def _subnets(
             f"{shares[k] if neurons else 1:.1%}",
             " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
-            *(size(coding.nbytes(program, subnet, way)) for way in coding.WAYS),
+            ", ".join(size(coding.nbytes(program, subnet, way)) for way in coding.WAYS),
             memories[k],
             f"{seconds[k]:.2f} s",
         )
