@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class LoadedRun:
         """The assembled network in evaluation mode, its BatchNorm statistics estimated on the training data."""
         return finished_module(self.prepared, self.network)
 
+    @functools.cached_property
+    def _module(self) -> nn.Module:
+        """The same for all that is measured here: assembling a very wide network copies gigabytes."""
+        return self.module()
+
     def score(self) -> tuple[float | None, float]:
         """Accuracy and loss on the test data.
 
@@ -41,7 +47,7 @@ class LoadedRun:
         """
         if self.prepared.test is None:
             raise RunError("the job names no test data; add data.test")
-        return score(self.module(), self.prepared.test.open(), self.prepared.program.loss)
+        return score(self._module, self.prepared.test.open(), self.prepared.program.loss)
 
     def ranking(self) -> dict[str, float]:
         """P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty where its labels are not sets."""
@@ -50,7 +56,7 @@ class LoadedRun:
             return {}
         from idletrain.nn.wide import rank  # and with it Numba
 
-        found = rank(self.module(), tests, train, *self.propensity)
+        found = rank(self._module, tests, train, *self.propensity)
         kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
         return {f"{kind}@{k}": float(at[k - 1]) for kind, at in kinds.items() for k in (1, 3, 5)}
 
@@ -63,12 +69,11 @@ class LoadedRun:
             return {}
         from idletrain.nn import shards, wide  # and with them Numba
 
-        module = self.module()
-        found = shards.wide_output(module)
+        found = shards.wide_output(self._module)
         if found is None or not found[1].retrieves:
             return {}
         found[1].rebuild(self.prepared.program.training.seed)
-        recall, precision = wide.recall(module, tests)
+        recall, precision = wide.recall(self._module, tests)
         return {"recall": recall, "sparse P@1": precision}
 
     def _sparse(self) -> tuple[SparseSamples, SparseSamples] | tuple[None, None]:

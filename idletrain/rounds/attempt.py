@@ -273,8 +273,8 @@ class Attempt:
         self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
         self.account["pull_bytes"] = pulled.nbytes
         self._flat = pulled if self.steps else coding.received(loaded.program, subnet, pulled)
-        if loaded.program.training.exchange.push != "fp32":
-            self._begun = None if self.steps else pulled.clone() if pulled is self._flat else pulled
+        if not self.steps and loaded.program.training.exchange.push != "fp32":
+            self._begun = pulled.clone()  # training works in place on what came uncoded
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
         """Do the steps that are left."""
