@@ -17,6 +17,8 @@ from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, as_message
 
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
+PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
+PARTS_AT_ONCE = 2  # the link does not wait for answers
 CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
 
 
@@ -62,27 +64,59 @@ class StoreClient:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         return answer["step"], torch.from_numpy(answer["flat"])
 
-    async def push(self, header: PushHeader, flat: Tensor | None) -> Reply:
+    async def push(self, header: PushHeader, payload: Tensor | None) -> Reply:
         """Send an update or a mark; sent again, with the same header, when the connection breaks.
+
+        What is large goes in parts, from its beginning on: of an update as whole numbers, what was there when its
+        worker died is of use (`Codec`).
 
         Args:
             header: What it is.
-            flat: Its payload, or None if that was sent in parts.
+            payload: It, or None if it was sent in parts.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
-        payload = to_serialize((torch.empty(0) if flat is None else flat).numpy())
-        return await self._sent(lambda: self._rpc.push(header=as_message(header), flat=payload))
+        content = (torch.empty(0) if payload is None else payload).view(torch.uint8)
+        if len(content) > PART_BYTES:
+            reply = await self._in_parts(header, content)
+            if reply is not Reply.ACCEPTED:
+                return reply
+            content = content[:0]
+        frames, as_told = to_serialize(content.numpy()), as_message(header)
+        return await self._sent(lambda: self._rpc.push(header=as_told, flat=frames))
 
-    async def part(self, lease: LeaseId, steps: int, start: int, values: Tensor) -> Reply:
-        """Send a part of the payload that will be pushed after so many steps; again when the connection breaks.
+    async def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, content: Tensor) -> Reply:
+        """Send a part of what will be pushed after so many steps, from byte `start` on; again when the connection
+        breaks.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
-        part, whose = to_serialize(values.numpy()), as_message(lease)
-        return await self._sent(lambda: self._rpc.part(lease=whose, steps=steps, start=start, flat=part))
+        part, whose = to_serialize(content.view(torch.uint8).numpy()), as_message(lease)
+        return await self._sent(
+            lambda: self._rpc.part(lease=whose, steps=steps, train_seconds=train_seconds, start=start, flat=part)
+        )
+
+    async def _in_parts(self, header: PushHeader, content: Tensor) -> Reply:
+        """Send parts in order, the next one while the store answers to the last."""
+        sending: set[asyncio.Task[Reply]] = set()
+        starts = [*range(0, len(content), PART_BYTES)]
+        try:
+            while starts or sending:
+                while starts and len(sending) < PARTS_AT_ONCE:
+                    start = starts.pop(0)
+                    part = content[start : start + PART_BYTES]
+                    sent = self.part(header.lease, header.steps, header.train_seconds, start, part)
+                    sending.add(asyncio.create_task(sent))
+                done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    if (reply := one.result()) is not Reply.ACCEPTED:
+                        return reply
+        finally:
+            for one in sending:
+                one.cancel()
+        return Reply.ACCEPTED
 
     async def _sent(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> Reply:
         for last in (False,) * (RESENDS - 1) + (True,):

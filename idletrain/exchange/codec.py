@@ -3,9 +3,13 @@
 Large tensors are coded, small ones (biases, norms) and optimizer state are sent as they are: they are few, and matter.
 What is coded of an update is its change, which rounds around zero and so to what a step is worth; what is coded of a
 pull are values. Rounding up or down by chance leaves the mean of a change where it is (QSGD, arXiv 1610.02132, section
-3.1); numbers come from the caller's generator, so that a push that is sent again has the same bits.
+3.1); it is keyed, so that a push that is sent again has the same bits.
 
-Letters: N values, C chunks, K values a chunk.
+What whole numbers are sent as is of use before all of it is there (DLCP, arXiv 2008.08445): first what is exact and
+every chunk's scale and norm, then a base layer of four bits a value, then, of eight, the other four; in both layers the
+chunks that changed most come first, and of those that changed as much, the network's first layers.
+
+Letters: N values, C chunks, R rows (a chunk's part of a layer), B bytes.
 """
 
 from __future__ import annotations
@@ -13,30 +17,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-K = 256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils no more than these
-LEVELS = {"int8": 127, "int4": 7}
-CODE_BYTES = {"int8": K, "int4": K // 2}  # of a chunk
-BLOCK = 1 << 11  # chunks at a time: two megabytes, which stay in the cache, and few calls
-CHANCES = 256  # that a rounding goes up: a byte
-LEAST = 1e-30  # a scale below has no finite inverse, and its values are as good as zero
+HEAD_BYTES = 4  # of a chunk: scale and norm
+ROW_BYTES = 128  # a chunk's four bits a value
+K = 2 * ROW_BYTES
+LAYERS = {"int8": 2, "int4": 1}
+Got = NDArray[np.bool_]
+Rows = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a flat buffer of one layout travels: first what is not coded, then scales, then codes.
+    """How a flat buffer of one layout travels.
 
     Attributes:
         kind: `bf16`, `int8` or `int4`, of the values within `spans`.
         spans: `[start, stop)` of what is coded, ascending; chunks do not reach from one into the next.
         size: Values in the buffer.
+        ranked: Whether the chunks with the largest norm go first; else they go as they lie.
     """
 
     kind: str
     spans: tuple[tuple[int, int], ...]
     size: int
+    ranked: bool = True
 
     @property
     def coded(self) -> int:
@@ -49,66 +57,160 @@ class Codec:
         return 0 if self.kind == "bf16" else sum(-(-(stop - start) // K) for start, stop in self.spans)
 
     @property
+    def rows(self) -> int:
+        """Parts that may come in any order, or not at all."""
+        return LAYERS.get(self.kind, 0) * self.chunks
+
+    @property
+    def first_row(self) -> int:
+        """Bytes that have to be there before a row is of use."""
+        halves = 2 * self.coded if self.kind == "bf16" else 0
+        return 4 * (self.size - self.coded) + HEAD_BYTES * self.chunks + halves
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the way."""
-        codes = 2 * self.coded if self.kind == "bf16" else self.chunks * CODE_BYTES[self.kind]
-        return 4 * (self.size - self.coded) + 4 * self.chunks + codes
+        return self.first_row + ROW_BYTES * self.rows
 
-    def encode(self, flat: Tensor, base: Tensor | None = None, chance: torch.Generator | None = None) -> Tensor:
+    def encode(self, flat: Tensor, base: Tensor | None = None, chance: int | None = None) -> Tensor:
         """A buffer `[N]` as bytes, uint8.
 
         Args:
             flat: Float32, on the CPU.
             base: What is coded is the change from it; from zero if None. What is not coded is never a change.
-            chance: Rounds up or down by chance; to the nearest if None.
+            chance: Rounds whole numbers up or down by chance with this key; to the nearest if None.
         """
-        content = torch.empty(self.nbytes, dtype=torch.uint8)
-        exact, scales_C, codes = self._parts(content)
+        content = np.empty(self.nbytes, np.uint8)  # NumPy asks for huge pages, which halves the time
+        exact, heads_C, halves, rows_RB = self._parts(content)
         for (start, stop), at in self._rest():
-            exact[at : at + stop - start] = flat[start:stop].view(torch.uint8).view(-1, 4)
-        for (start, stop), chunks in self._blocks():
-            values = flat[start:stop] if base is None else flat[start:stop] - base[start:stop]
-            if self.kind == "bf16":
-                codes[chunks] = values.bfloat16().view(torch.uint8).view(-1, 2)
-            else:
-                scales, codes[chunks] = _quantised(_chunked(values), self.kind, chance)
-                scales_C[chunks] = scales.view(torch.uint8).view(-1, 4)
-        return content
+            exact[at : at + stop - start] = flat[start:stop].numpy()
+        if self.kind == "bf16":
+            self._halve(flat, base, halves)
+        elif self.chunks:
+            heads_C[:] = self._quantise(flat, base, chance, rows_RB)
+        return torch.from_numpy(content)
 
-    def decode(self, content: Tensor, base: Tensor | None = None) -> Tensor:
+    def decode(self, content: Tensor, base: Tensor | None = None, got: Got | None = None) -> Tensor:
         """The buffer `[N]` that bytes stand for.
 
         Args:
             content: Uint8, on the CPU.
             base: What the change is from.
+            got: Which of the rows are there; all if None. A chunk without any has not changed.
 
         Raises:
             ValueError: there are more or fewer bytes than there should be.
         """
         if len(content) != self.nbytes:
             raise ValueError(f"{len(content)} bytes, where {self.size} values take {self.nbytes}")
-        flat = torch.empty(self.size)
-        exact, scales_C, codes = self._parts(content)
+        flat = torch.from_numpy(np.empty(self.size, np.float32))
+        exact, heads_C, halves, rows_RB = self._parts(content.numpy())
         for (start, stop), at in self._rest():
-            flat[start:stop].view(torch.uint8).view(-1, 4).copy_(exact[at : at + stop - start])
-        for (start, stop), chunks in self._blocks():
-            if self.kind == "bf16":
-                values = codes[chunks].clone().view(torch.bfloat16).view(-1)
-            else:
-                scales = scales_C[chunks].clone().view(torch.float32)
-                values = _restored(codes[chunks], scales, self.kind).view(-1)[: stop - start]
-            if base is None:
-                flat[start:stop] = values
-            else:
-                torch.add(base[start:stop], values, out=flat[start:stop])
+            flat[start:stop] = torch.from_numpy(exact[at : at + stop - start])
+        if self.kind == "bf16":
+            self._double(flat, base, halves)
+        elif self.chunks:
+            self._restore(flat, base, heads_C, rows_RB, got)
         return flat
 
-    def _parts(self, content: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is not coded and scales, four bytes each, and codes, of two bytes a value or so many a chunk."""
-        exact, scales = 4 * (self.size - self.coded), 4 * self.chunks
-        each = 2 if self.kind == "bf16" else CODE_BYTES[self.kind]
-        first, second, third = content[:exact], content[exact : exact + scales], content[exact + scales :]
-        return first.view(-1, 4), second.view(-1, 4), third.view(-1, each)
+    def gains(self, content: Tensor) -> NDArray[np.float64]:
+        """Which share of the change's squared norm each row brings `[R]`, by what its head says; none if that is not
+        finite.
+
+        Args:
+            content: From its beginning, `first_row` bytes or more.
+        """
+        begin = 4 * (self.size - self.coded)
+        heads_C = content[begin : begin + HEAD_BYTES * self.chunks].numpy().view(np.uint32)
+        heads_C = heads_C[self._order(heads_C)]
+        squares_C = _norms(heads_C).astype(np.float64) ** 2
+        step_C, total = 16.0 * _scales(heads_C), squares_C.sum()  # steps of the base layer alone
+        if not np.isfinite(step_C.sum() + total):
+            return np.zeros(self.rows)
+        if not total:
+            return np.full(self.rows, 1 / max(1, self.rows))
+        if LAYERS[self.kind] == 1:
+            return squares_C / total
+        left_C = np.minimum(K * step_C**2 / 12, squares_C)  # a value within a step is off by a twelfth of its square
+        return np.concatenate([squares_C - left_C, left_C]) / total
+
+    def _halve(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
+        from idletrain.exchange import rounding  # and with it Numba, which takes a second
+
+        at = 0
+        for start, stop in self.spans:
+            count = stop - start
+            rounding.halve(flat[start:stop].numpy(), _values(base, start, stop), halves[at : at + count])
+            at += count
+
+    def _double(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
+        from idletrain.exchange import rounding
+
+        at = 0
+        for start, stop in self.spans:
+            count = stop - start
+            rounding.double(halves[at : at + count], _values(base, start, stop), flat[start:stop].numpy())
+            at += count
+
+    def _quantise(self, flat: Tensor, base: Tensor | None, chance: int | None, out_RB: Rows) -> NDArray[np.uint32]:
+        """Rows in the order in which they go; returns heads in the order of chunks."""
+        from idletrain.exchange import rounding
+
+        made_RB = np.empty_like(out_RB) if self.ranked else out_RB
+        heads_C = np.empty(self.chunks, np.uint32)
+        fine, key = self.kind == "int8", np.uint32((chance or 0) & 0xFFFFFFFF)
+        for start, stop, at in self._wholes():
+            parts = (_chunked(tensor, start, stop) for tensor in (flat, base))
+            rounding.quantise(*parts, at, fine, key, chance is not None, heads_C, made_RB)
+        if self.ranked:
+            for layer, order in self._layers(self._order(heads_C)):
+                np.take(made_RB, order, axis=0, out=out_RB[layer])
+        return heads_C
+
+    def _restore(
+        self, flat: Tensor, base: Tensor | None, heads_C: NDArray[np.uint32], rows_RB: Rows, got: Got | None
+    ) -> None:
+        from idletrain.exchange import rounding
+
+        places_R = np.empty(self.rows, np.int64)
+        for layer, order in self._layers(self._order(heads_C)):
+            places_R[order] = np.arange(layer.start, layer.stop)
+        if got is not None:
+            places_R[~got[places_R]] = -1
+        fine = self.kind == "int8"
+        for start, stop, at in self._wholes():
+            out_CK = _chunked(flat, start, stop)
+            rounding.restore(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
+            if (stop - start) % K:
+                flat[start:stop] = torch.from_numpy(out_CK).view(-1)[: stop - start]
+
+    def _wholes(self) -> Iterator[tuple[int, int, int]]:
+        """`[start, stop)` of a span's whole chunks, then of what is left, and the number of the first chunk there."""
+        at = 0
+        for start, stop in self.spans:
+            middle = stop - (stop - start) % K
+            yield from (
+                (first, last, at + (first - start) // K)
+                for first, last in ((start, middle), (middle, stop))
+                if first < last
+            )
+            at += -(-(stop - start) // K)
+
+    def _layers(self, order_C: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """Where a layer's rows lie, and what lies there of those in the order of chunks."""
+        for layer in range(LAYERS[self.kind]):
+            begin = layer * self.chunks
+            yield slice(begin, begin + self.chunks), order_C + begin
+
+    def _order(self, heads_C: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Chunks in the order in which their rows go (a positive bfloat16 sorts like its bits; 16 bits sort fast)."""
+        return np.argsort(~heads_C.astype(np.uint16), kind="stable") if self.ranked else np.arange(self.chunks)
+
+    def _parts(self, content: Rows) -> tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.uint16], Rows]:
+        """What is not coded; heads; halves of bf16; rows."""
+        sizes = 4 * (self.size - self.coded), HEAD_BYTES * self.chunks, 2 * self.coded * (self.kind == "bf16")
+        exact, heads, halves, rows = np.split(content, np.cumsum(sizes))
+        return exact.view(np.float32), heads.view(np.uint32), halves.view(np.uint16), rows.reshape(-1, ROW_BYTES)
 
     def _rest(self) -> Iterator[tuple[tuple[int, int], int]]:
         """`[start, stop)` of what is sent as it is, and the place of the first among such values."""
@@ -116,16 +218,6 @@ class Codec:
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             yield (start, stop), at
             at += stop - start
-
-    def _blocks(self) -> Iterator[tuple[tuple[int, int], slice]]:
-        """`[start, stop)` of what is coded at once, and where its codes lie: by value in bf16, by chunk otherwise."""
-        at = 0
-        for first, last in self.spans:
-            for start in range(first, last, BLOCK * K):
-                stop = min(start + BLOCK * K, last)
-                count = stop - start if self.kind == "bf16" else -(-(stop - start) // K)
-                yield (start, stop), slice(at, at + count)
-                at += count
 
 
 def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
@@ -141,40 +233,25 @@ def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _chunked(values: Tensor) -> Tensor:
-    """`[C, K]`, the last chunk filled up with zeros."""
-    lacking = -len(values) % K
-    return (torch.cat([values, values.new_zeros(lacking)]) if lacking else values).view(-1, K)
+def _values(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
+    """A part of a buffer; zeros if there is none."""
+    return np.broadcast_to(np.float32(0), stop - start) if flat is None else flat[start:stop].numpy()
 
 
-def _quantised(x_CK: Tensor, kind: str, chance: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Scales `[C]`, and each chunk's codes as bytes."""
-    scale_C = x_CK.abs().amax(1) / LEVELS[kind]  # aminmax takes five times as long
-    # NaN and infinity stay, in the scale.
-    x_CK = x_CK * torch.where(scale_C > LEAST, 1 / scale_C, 0.0)[:, None]
-    if chance is None:
-        x_CK.round_()
-    else:
-        x_CK.add_(_chances(x_CK, chance), alpha=1 / CHANCES).add_(0.5 / CHANCES).floor_()
-    whole = x_CK.to(torch.int8)
-    if kind == "int8":
-        return scale_C, whole.view(torch.uint8)
-    shifted = whole.add_(8).view(torch.uint8)  # a chunk's first half goes below its second
-    return scale_C, shifted[:, : K // 2] | (shifted[:, K // 2 :] << 4)
+def _chunked(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
+    """The same as `[C, K]`: a view if these are whole chunks, else a copy filled up with zeros."""
+    lacking = (start - stop) % K
+    if flat is None:
+        return np.broadcast_to(np.float32(0), ((stop - start + lacking) // K, K))
+    values = flat[start:stop].numpy()
+    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, K)
 
 
-def _chances(like_CK: Tensor, chance: torch.Generator) -> Tensor:
-    """Whole numbers from 0 to CHANCES - 1, each as likely."""
-    words = torch.empty(like_CK.numel() // 8, dtype=torch.int64)
-    words.random_(torch.iinfo(torch.int64).min, None, generator=chance)
-    return words.view(torch.uint8).view(like_CK.shape)
+def _scales(heads_C: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Of every chunk, in the upper half."""
+    return (heads_C & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
-def _restored(codes: Tensor, scale_C: Tensor, kind: str) -> Tensor:
-    """Values `[C, K]`."""
-    if kind == "int8":
-        return codes.view(torch.int8) * scale_C
-    values = torch.empty(len(codes), K)
-    torch.mul((codes & 15).view(torch.int8).sub_(8), scale_C, out=values[:, : K // 2])
-    torch.mul((codes >> 4).view(torch.int8).sub_(8), scale_C, out=values[:, K // 2 :])
-    return values
+def _norms(heads_C: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Of every chunk; a scale without one stands for something that is not finite."""
+    return (heads_C << np.uint32(16)).view(np.float32)

@@ -3,39 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-VALUE_BYTES = 4
 PAYLOADS = 2  # of one attempt at once: a mark on its way and the update behind it
+
+
+@dataclass
+class _Coming:
+    parts: dict[int, Sequence[memoryview]] = field(default_factory=dict)
+    size: int = 0
+    train_seconds: float = 0.0
 
 
 class Parts:
     """Of every attempt the payloads that are coming, by their steps."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[int, dict[int, Sequence[memoryview]]]] = {}
+        self._held: dict[int, dict[int, _Coming]] = {}
 
-    def hold(self, attempt: int, steps: int, start: int, frames: Sequence[memoryview], most_bytes: int) -> bool:
-        """Hold a part from value `start` on, in the place of an earlier send; False if that would be too much."""
+    def hold(
+        self,
+        attempt: int,
+        steps: int,
+        start: int,
+        frames: Sequence[memoryview],
+        most_bytes: int,
+        train_seconds: float = 0.0,
+    ) -> bool:
+        """Hold a part from byte `start` on, in the place of an earlier send; False if that would be too much."""
         payloads = self._held.setdefault(attempt, {})
-        held = {**payloads.get(steps, {}), start: frames}
-        if sum(len(frame) for part in held.values() for frame in part) > most_bytes:
+        coming = payloads.setdefault(steps, _Coming())
+        size = coming.size + _size(frames) - _size(coming.parts.get(start, ()))
+        if size > most_bytes:
             return False
-        payloads[steps] = held
+        coming.parts[start], coming.size, coming.train_seconds = frames, size, train_seconds
         for oldest in sorted(payloads)[:-PAYLOADS]:
             del payloads[oldest]
         return True
 
     def payload(self, attempt: int, steps: int) -> list[memoryview]:
-        """A payload's frames in order, none if there is a gap; as often as asked: a push may be sent again."""
+        """A payload's frames in order up to the first gap or overlap; as often as asked: a push may be sent again."""
         frames: list[memoryview] = []
         at = 0
-        for start, part in sorted(self._held.get(attempt, {}).get(steps, {}).items()):
-            if VALUE_BYTES * start != at:
-                return []
+        for start, part in sorted(self._coming(attempt, steps).parts.items()):
+            if start != at:
+                break
             frames += part
-            at += sum(len(frame) for frame in part)
+            at += _size(part)
         return frames
+
+    def train_seconds(self, attempt: int, steps: int) -> float:
+        """Time in steps, as its last part tells."""
+        return self._coming(attempt, steps).train_seconds
 
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
         self._held.pop(attempt, None)
+
+    def _coming(self, attempt: int, steps: int) -> _Coming:
+        return self._held.get(attempt, {}).get(steps, _Coming())
+
+
+def _size(frames: Sequence[memoryview]) -> int:
+    return sum(len(frame) for frame in frames)

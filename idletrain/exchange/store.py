@@ -31,8 +31,8 @@ class Head(Protocol):
         mark, or an update in lockstep before all have theirs: once it is held).
         """
 
-    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
-        """Hold a part of a payload, from its value number `start` on, until the push that counts."""
+    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
+        """Hold a part of a payload, from its byte number `start` on, until the push that counts."""
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Prolong a lease."""
@@ -87,8 +87,9 @@ class Store:
         self.bytes_down += part.nbytes
         return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(part.numpy())}
 
-    def _part(self, lease: dict[str, Any], steps: int, start: int, flat: Serialized) -> Any:
-        return {"reply": self._head.part(LeaseId(**lease), steps, start, self._received(flat)).value}
+    def _part(self, lease: dict[str, Any], steps: int, train_seconds: float, start: int, flat: Serialized) -> Any:
+        reply = self._head.part(LeaseId(**lease), steps, train_seconds, start, self._received(flat))
+        return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
         lease = LeaseId(**header.pop("lease"))

@@ -62,12 +62,15 @@ class PushHeader:
         steps: Local steps that it holds, counted from the round's start.
         train_seconds: Time that this attempt spent in them so far.
         checksum: XXH3-64 of the payload.
+        update: Whether it is what travels from round to round, as the job says that updates travel; else it is a
+            mark, with all optimizer state, as it is.
     """
 
     lease: LeaseId
     steps: int
     train_seconds: float
     checksum: int
+    update: bool = True
 
 
 def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:

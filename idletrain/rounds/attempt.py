@@ -331,15 +331,18 @@ class Attempt:
         return True
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
-        return self._send(self._flat.cpu().clone(), seconds)
+        return self._send(self._flat.cpu().clone(), seconds, update=False)
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
         size = loaded.program.buffer_size(subnet, travelling=True)
-        payload = (self._flat[:size] if whole else self._flat).cpu()
-        if whole and loaded.program.training.exchange.push != "fp32":
+        coded = loaded.program.training.exchange.push != "fp32"
+        # Of few steps, what is small gets home before the node is gone; only `salvage` can do with a change.
+        update = whole or (coded and self._spec.salvage)
+        payload = (self._flat[:size] if update else self._flat).cpu()
+        if update and coded:
             payload = self._coded(loaded, subnet, payload)
         self.account["push_bytes"] = payload.nbytes
-        return self._call(self._send(payload, self.account["train_seconds"]))
+        return self._call(self._send(payload, self.account["train_seconds"], update=update))
 
     def _coded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
         """The update by what the round began with, which whoever goes on from a mark has yet to ask for."""
@@ -349,9 +352,9 @@ class Attempt:
         begun = coding.received(loaded.program, subnet, self._begun)
         return coding.update(loaded.program, subnet, flat, begun, self._spec.lease)
 
-    def _send(self, flat: Tensor, seconds: float) -> Coroutine[Any, Any, Reply]:
-        digest = checksum([flat.numpy().data.cast("B")])
-        return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest), flat)
+    def _send(self, payload: Tensor, seconds: float, *, update: bool) -> Coroutine[Any, Any, Reply]:
+        digest = checksum([payload.numpy().data.cast("B")])
+        return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest, update), payload)
 
     async def _beat(self) -> None:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""

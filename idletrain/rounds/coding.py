@@ -24,7 +24,7 @@ def codec(program: Program, subnet: Subnet, way: Way) -> Codec | None:
     if kind == "fp32":
         return None
     sizes = ((shape.numel(), len(shape) > 1 and shape.numel() >= SMALL) for shape in map(torch.Size, subnet.shapes))
-    return Codec(kind, spans_of(sizes), program.buffer_size(subnet, travelling=True))
+    return Codec(kind, spans_of(sizes), program.buffer_size(subnet, travelling=True), ranked=way == "push")
 
 
 def nbytes(program: Program, subnet: Subnet, way: Way) -> int:
@@ -50,5 +50,4 @@ def update(program: Program, subnet: Subnet, flat: Tensor, begun: Tensor, lease:
     found = codec(program, subnet, "push")
     if found is None:
         return flat
-    seed = key(program.training.seed, "push", lease.round, lease.subnet)
-    return found.encode(flat, begun, torch.Generator().manual_seed(seed))
+    return found.encode(flat, begun, key(program.training.seed, "push", lease.round, lease.subnet))

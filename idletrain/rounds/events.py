@@ -49,11 +49,21 @@ class Beat(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(Event):
-    """A payload arrived; `fault` says what is wrong with it."""
+    """A payload arrived, an `update` or a mark; `fault` says what is wrong with it."""
 
     lease: LeaseId
     steps: int
+    update: bool = True
     fault: Reply | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came(Event):
+    """A part of a payload arrived; of an update's squared norm that share is here by now, 0 if it must be whole."""
+
+    lease: LeaseId
+    steps: int
+    covered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +141,16 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored."""
+    """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored.
+
+    Attributes:
+        covered: If above 0, it is what has come of a payload that was not finished, with that share of its norm.
+    """
 
     subnet: int
     attempt: int
     steps: int
+    covered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +162,7 @@ class Lost:
             smaller worker).
         kept_steps: Steps of this attempt that are safe at home.
         lost_steps: Steps that are not, as far as its beats tell.
+        covered: If above 0, what is kept is that share of an update's squared norm.
     """
 
     subnet: int
@@ -155,6 +171,7 @@ class Lost:
     cause: str
     kept_steps: int
     lost_steps: int
+    covered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ class Journal:
         await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares)
         self._reached("epoch-recorded")
 
-    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload) -> None:
-        """Make an update durable: the payload first, then the ledger's word for it."""
+    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, covered: float) -> None:
+        """Make an update durable: the payload first, then the ledger's word for it, and which share of it is there."""
         path = updates.path_of(self.run_dir, self.round)
         staged = updates.Staged(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
         self.staged[subnet] = staged
@@ -108,7 +108,7 @@ class Journal:
         small = staged.size_bytes <= INLINE_BYTES
         await self._durably(lambda: updates.write(path, staged.offset, payload.frames), inline=small)
         self._reached("update-written")
-        await self._append("stage", round=self.round, attempt=attempt, **asdict(staged))
+        await self._append("stage", round=self.round, attempt=attempt, covered=covered, **asdict(staged))
         self._reached("update-recorded")
 
     async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:

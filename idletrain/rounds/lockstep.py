@@ -192,7 +192,7 @@ class LockstepAttempt(Attempt):
         self._marks[self.steps] = self._flat.clone()
         if send:
             mark, seconds = self._marks[self.steps], self.account["train_seconds"]
-            self._send_beside(lambda: self._send(mark, seconds))
+            self._send_beside(lambda: self._send(mark, seconds, update=False))
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
         if whole and self._reply:

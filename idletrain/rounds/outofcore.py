@@ -129,39 +129,40 @@ class OutOfCoreAttempt(Attempt):
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
         self._planned.store(self._marked)
-        return self._send_all(self._marked, self._marked.slots, self.steps, seconds)
+        return self._send_all(self._marked, self._marked.slots, self.steps, seconds, update=False)
 
     def _push(self, loaded: Loaded, _subnet: Subnet, *, whole: bool) -> Reply:
         seconds = self.account["train_seconds"]
         if not whole:
-            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds))
+            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds, update=False))
         slots, _ = loaded.program.travelling
         for numbers, sent in self._sent:
             try:
                 sent.result()
             except ConnectionError:  # all its steps are done: once more
                 self._call(self._parts(self._home, [numbers], slots, self.steps))
-        return self._call(self._seal(self._home, slots, self.steps, seconds))
+        return self._call(self._seal(self._home, slots, self.steps, seconds, update=True))
 
-    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
+    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Reply:
         await self._parts(home, self._order, slots, steps)
-        return await self._seal(home, slots, steps, seconds)
+        return await self._seal(home, slots, steps, seconds, update=update)
 
     async def _parts(self, home: Home, groups: Iterable[Sequence[int]], slots: int, steps: int) -> None:
         for numbers in groups:
             for start, stop in home.parts(numbers, slots):
                 async with self._line:
                     values = await asyncio.to_thread(home.read, start, stop)
-                    reply = await self._run.client.part(self._spec.lease, steps, start, values)
+                    seconds, at = self.account["train_seconds"], values.element_size() * start
+                    reply = await self._run.client.part(self._spec.lease, steps, seconds, at, values)
                 if reply is not Reply.ACCEPTED:
                     raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
                 if home is self._home:
                     self.account["push_bytes"] += values.nbytes
 
-    async def _seal(self, home: Home, slots: int, steps: int, seconds: float) -> Reply:
+    async def _seal(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Reply:
         """Say that all parts are sent, and what they add up to."""
         digest = await asyncio.to_thread(checksum, home.frames(slots))
-        return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest), None)
+        return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest, update), None)
 
 
 def _scratch(loaded: Loaded) -> Path:

@@ -25,9 +25,8 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RunError
-from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
@@ -37,6 +36,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import coding, events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.gang import Gangs
+from idletrain.rounds.inbox import Begun, Inbox
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 from idletrain.rounds.marks import Marks
 from idletrain.rounds.spec import How, Spec, version
@@ -96,7 +96,7 @@ class Runner:
         self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
-        self._parts = Parts()
+        self._inbox = Inbox(self._program, salvage=job.preemption.policy == "salvage")
         self._gangs = Gangs()
         self._marks = self._no_marks()
         self._staging: dict[int, asyncio.Task[None]] = {}
@@ -273,13 +273,16 @@ class Runner:
                     answer = reply
                 case events.Keep(k) if pushed:
                     self._keep(k, pushed)
+                case events.Store(k) if command.covered:
+                    came = self._inbox.came(command.attempt, command.steps)
+                    self._staging[k] = self._spawn(self._salvage(command, came))
                 case events.Store(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
                     arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
                     payload = pushed if arrived and pushed else self._marks.latest(k)
-                    self._staging[k] = self._spawn(self._stage(command, payload))
+                    self._staging[k] = self._spawn(self._stage(command, payload, told=not arrived))
                 case events.Lost():
-                    kept_seconds = self._marks.latest(command.subnet).train_seconds if command.kept_steps else 0.0
+                    kept_seconds = self._kept_seconds(command)
                     self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
                 case events.Commit():
                     self._spawn(self._commit(command))
@@ -298,6 +301,13 @@ class Runner:
         self._marks.keep(k, subnet.steps, mark)
         if subnet.steps < self._program.training.local_steps:  # else it is its update, told when it is stored
             self._record("marked", round=self._journal.round, subnet=k, attempt=subnet.attempt, steps=subnet.steps)
+
+    def _kept_seconds(self, lost: events.Lost) -> float:
+        """Time of the lost lease's steps that are safe at home."""
+        if lost.covered:
+            assert self._state
+            return self._inbox.came(lost.attempt, self._state.subnets[lost.subnet].steps).train_seconds
+        return self._marks.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
 
     def _no_marks(self) -> Marks:
         training = self._program.training
@@ -377,7 +387,8 @@ class Runner:
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
             blocks, how = journal.blocks[lease.subnet], _how(opened, lease.subnet)
-            specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease))
+            salvage = opened.rules.salvage
+            specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease, salvage))
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(task.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -409,11 +420,11 @@ class Runner:
             self._failure = record["reason"] if failed else self._failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
         self._pulls.pop(lease.attempt, None)
-        self._parts.drop(lease.attempt)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
         unfit = record["ended"] == "unfit"
         self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed, unfit=unfit))
+        self._inbox.drop(lease.attempt)
         if unfit and self._state and worker in self._state.workers and worker in self._crew.capacities:
             memory_bytes = self._state.workers[worker].memory_bytes  # the next rounds are planned with that
             self._crew.capacities[worker] = replace(self._crew.capacities[worker], memory_bytes=memory_bytes)
@@ -447,22 +458,25 @@ class Runner:
         mark = self._marks.at(k, step)
         return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
 
-    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
+    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
-        if reply is Reply.ACCEPTED:
-            most = 4 * self._program.buffer_size(self._journal.subnets[lease.subnet], travelling=False)
-            if not self._parts.hold(lease.attempt, steps, start, frames, most):
-                return Reply.WRONG_SHAPE
-        return reply
+        if reply is not Reply.ACCEPTED:
+            return reply
+        subnet = self._journal.subnets[lease.subnet]
+        if not self._inbox.hold(lease.attempt, steps, train_seconds, start, frames, subnet):
+            return Reply.WRONG_SHAPE
+        covered = self._inbox.covered(lease.attempt, steps, subnet)
+        return self._handle(events.Came(now=time.monotonic(), lease=lease, steps=steps, covered=covered))
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         lease = header.lease
-        frames = frames or self._parts.payload(lease.attempt, header.steps)
-        small = sum(map(len, frames)) <= INLINE_BYTES
-        payload, fault = self._read(header, frames) if small else await asyncio.to_thread(self._read, header, frames)
-        event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, fault=fault)
+        begun = self._begun(lease.subnet) if 0 <= lease.subnet < len(self._journal.subnets) else None
+        small = 0 < sum(map(len, frames)) <= INLINE_BYTES
+        read = functools.partial(self._inbox.read, header, frames, begun)
+        payload, fault = read() if small else await asyncio.to_thread(read)
+        event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, update=header.update, fault=fault)
         reply = self._handle(event, payload)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
@@ -481,22 +495,8 @@ class Runner:
             self._tell_misfit(f"lockstep: {address} was cut off: {why}")
         return await self._gangs.join(lease, address, {*steps, *self._marks.steps(lease.subnet)}, self._state)
 
-    def _read(self, header: PushHeader, frames: Sequence[memoryview]) -> tuple[Payload, Reply | None]:
-        """A push as values, and why it cannot be taken, if so."""
-        payload = Payload(frames, header.train_seconds, header.checksum)
-        k, all_steps, subnets = header.lease.subnet, self._program.training.local_steps, self._journal.subnets
-        if not (0 < header.steps <= all_steps and 0 <= k < len(subnets)):
-            return payload, Reply.WRONG_SHAPE
-        whole = header.steps == all_steps
-        codec = coding.codec(self._program, subnets[k], "push") if whole else None
-        expected = codec.nbytes if codec else 4 * self._program.buffer_size(subnets[k], travelling=whole)
-        if fault := inspect(header, frames, expected):
-            return payload, fault
-        if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
-            content = torch.frombuffer(bytearray().join(frames), dtype=torch.uint8)
-            values = [codec.decode(content, self._journal.network.pull(subnets[k])).numpy().data.cast("B")]
-            payload = Payload(values, header.train_seconds, checksum(values))
-        return payload, inspect_values(payload.frames)
+    def _begun(self, k: int) -> Begun:
+        return Begun(self._journal.subnets[k], self._journal.network)
 
     def _cut(self, subnet: Subnet) -> Tensor:
         """A subnet as the open round begins with it, as it goes to its worker."""
@@ -504,14 +504,19 @@ class Runner:
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    async def _stage(self, command: events.Store, payload: Payload) -> None:
+    async def _salvage(self, command: events.Store, came: Payload) -> None:
+        """Store what has come of an update whose worker is gone."""
+        payload = await asyncio.to_thread(self._inbox.salvaged, came, self._begun(command.subnet))
+        await self._stage(command, payload, told=True)
+
+    async def _stage(self, command: events.Store, payload: Payload, *, told: bool) -> None:
+        """Make an update durable; `told`: its seconds were, when its lease was lost."""
         assert self._state is not None
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
         names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
-        await self._journal.stage(k, command.attempt, command.steps, payload)
-        # A mark's seconds were told when its lease was lost.
-        seconds = payload.train_seconds if command.steps == self._program.training.local_steps else 0.0
-        self._record("staged", **names, steps=command.steps, train_seconds=seconds)
+        await self._journal.stage(k, command.attempt, command.steps, payload, command.covered or 1.0)
+        told = told and not self._state.rules.lockstep
+        self._record("staged", **names, steps=command.steps, train_seconds=0.0 if told else payload.train_seconds)
         self._handle(events.Stored(now=time.monotonic(), subnet=k))
 
     async def _commit(self, command: events.Commit) -> None:

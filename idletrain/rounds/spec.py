@@ -17,6 +17,7 @@ class Spec:
     """One lease as it is sent to a worker; picklable in under 1 KB.
 
     Attributes:
+        salvage: Whether an update of fewer steps than all is of use to the run.
         how: In core; out of core, in all the memory that the worker has for it; or in lockstep with the other subnets.
     """
 
@@ -26,6 +27,7 @@ class Spec:
     how: How
     mark_seconds: float
     lease_seconds: float
+    salvage: bool = False
 
 
 def version() -> str:

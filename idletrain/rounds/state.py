@@ -8,6 +8,7 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
                 └─────────────────┘  (goes on from the last mark)
     round:   TRAINING ──all staged, nobody looking──► COMMITTING ──Committed──► TRAINING of the next
              `salvage` closes it early: marks are stored as they are, the rest is ABSENT
+             and of an update on its way what is there, if that is worth more than the mark
              in lockstep a push of all steps is a mark, too; all are STORING at once when all have them
 """
 
@@ -25,6 +26,7 @@ from idletrain.rounds.events import (
     Answer,
     AttemptEnded,
     Beat,
+    Came,
     Command,
     Commit,
     Committed,
@@ -175,7 +177,7 @@ def advance(state: State, event: Event) -> Step:
         IllegalEventError: the event cannot happen now.
     """
     if state.stage is Stage.DONE:
-        answer = isinstance(event, Beat | Pushed)
+        answer = isinstance(event, Beat | Pushed | Came)
         return state, (Answer(Reply.STALE_ROUND),) if answer else ()
     state, commands = _HANDLERS[type(event)](state, event)
     state, more = _settle(state, event.now)
@@ -227,13 +229,24 @@ def _pushed(state: State, event: Pushed) -> Step:
     if event.steps <= subnet.steps:  # marks may overtake each other on the way
         return state, (Answer(Reply.DUPLICATE),)
     subnet = replace(subnet, steps=event.steps, seen_steps=event.steps, seen_at=event.now)
-    if event.steps < state.rules.local_steps or state.rules.lockstep:
+    partial = event.steps < state.rules.local_steps and not state.rules.salvage
+    if not event.update or partial or state.rules.lockstep:
         subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
         return _with_subnet(state, k, subnet), (Answer(reply), Keep(k))
     state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING, ahead=False))
     if not (subnet.lost or subnet.ahead):
         state = replace(state, slowest_seconds=max(event.now - subnet.leased_at, state.slowest_seconds or 0.0))
     return state, (Answer(reply), Store(k, subnet.attempt, event.steps))
+
+
+def _came(state: State, event: Came) -> Step:
+    reply = standing(state, event.lease)
+    if reply is not Reply.ACCEPTED:
+        return state, (Answer(reply),)
+    subnet = state.subnets[event.lease.subnet]
+    coming = (event.steps, event.covered) if event.covered else subnet.coming
+    subnet = replace(subnet, coming=coming, expires=event.now + state.rules.lease_seconds)
+    return _with_subnet(state, event.lease.subnet, subnet), (Answer(reply),)
 
 
 def _refused(state: State, event: Pushed, fault: Reply) -> Step:
@@ -339,6 +352,7 @@ _HANDLERS: Mapping[type[Event], Callable[[State, Any], Step]] = {
     NoticeGiven: _noticed,
     Beat: _beat,
     Pushed: _pushed,
+    Came: _came,
     Stored: _stored,
     AttemptEnded: _ended,
     Tick: _ticked,
@@ -459,6 +473,7 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
             seen_steps=subnet.steps,
             seen_at=now,
             ahead=bool(worker.attempts),
+            coming=(0, 0.0),
         )
         state = _with_subnet(replace(state, attempts=attempt), k, leased)
         state = _with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: k}))
@@ -512,6 +527,10 @@ def _close(state: State, now: float) -> Step:
     if state.subnets.are(Phase.LEASED):  # they would have taken longer: the next round waits longer
         state = replace(state, slowest_seconds=PATIENCE * _expected_seconds(state))
     for k, subnet in enumerate(state.subnets):
+        if subnet.phase is Phase.LEASED and _worth_salvaging(subnet, state.rules):
+            state, more = _salvage(state, k, now, "closed")
+            commands.extend(more)
+            continue
         if subnet.phase is Phase.LEASED:
             commands.append(_lost(state, k, now, "closed"))
         if subnet.phase in (Phase.WAITING, Phase.LEASED):
@@ -542,9 +561,29 @@ def _lose(state: State, subnets: Iterable[int], now: float, cause: str) -> Step:
     """Take back the leases on these subnets."""
     commands: tuple[Command, ...] = ()
     for k in subnets:
+        if cause != "refused" and _worth_salvaging(state.subnets[k], state.rules):
+            state, more = _salvage(state, k, now, cause)
+            commands += more
+            continue
         commands += (_lost(state, k, now, cause),)
         state = _with_subnet(state, k, replace(state.subnets[k], phase=Phase.WAITING, lost=True, ahead=False))
     return state, commands
+
+
+def _worth_salvaging(subnet: Subnet, rules: Rules) -> bool:
+    """Whether what has come of an update is worth more than the steps that are safe at home."""
+    steps, covered = subnet.coming
+    return rules.salvage and steps * covered > subnet.steps
+
+
+def _salvage(state: State, k: int, now: float, cause: str) -> Step:
+    """What has come of a lost lease's update is the subnet's."""
+    subnet = state.subnets[k]
+    steps, covered = subnet.coming
+    subnet = replace(subnet, steps=steps, seen_steps=steps, seen_at=now, lost=True, ahead=False)
+    lost = replace(_lost(_with_subnet(state, k, subnet), k, now, cause), lost_steps=0, covered=covered)
+    state = _with_subnet(state, k, replace(subnet, phase=Phase.STORING))
+    return state, (lost, Store(k, subnet.attempt, steps, covered))
 
 
 def _free(state: State, name: str, attempt: int, now: float) -> State:

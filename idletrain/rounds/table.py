@@ -35,6 +35,7 @@ class Subnet:
         seen_steps: Steps that the last beat told of, at `seen_at`.
         lost: Whether a lease on it was lost in this round.
         ahead: Whether it is leased to a worker that first finishes another subnet.
+        coming: Steps of an update that is on its way, and which share of its squared norm is here.
     """
 
     need_bytes: int
@@ -50,6 +51,7 @@ class Subnet:
     seen_at: float = 0.0
     lost: bool = False
     ahead: bool = False
+    coming: tuple[int, float] = (0, 0.0)
     diverged: int = 0
     failures: int = 0
 

@@ -1,4 +1,4 @@
-"""Payloads in parts: whole or nothing."""
+"""Payloads in parts: what is there from the beginning on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joined(frames: list[memoryview]) -> bytes:
 
 def test_parts_are_joined_in_order_whenever_they_came() -> None:
     parts = Parts()
-    assert parts.hold(1, 9, 2, part("cd"), MOST)
+    assert parts.hold(1, 9, 8, part("cd"), MOST)
     assert parts.hold(1, 9, 0, part("ab"), MOST)
     assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"
     assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"  # a push may be sent again
@@ -30,20 +30,29 @@ def test_a_part_that_is_sent_again_takes_its_own_place() -> None:
     assert joined(parts.payload(1, 9)) == b"aaaabbbb"
 
 
-def test_a_payload_with_a_gap_or_an_overlap_is_none() -> None:
+def test_up_to_a_gap_or_an_overlap_a_payload_is_there() -> None:
     parts = Parts()
-    parts.hold(1, 9, 0, part("ab"), MOST)
-    parts.hold(1, 9, 3, part("d"), MOST)
+    parts.hold(1, 9, 12, part("d"), MOST)
     assert parts.payload(1, 9) == []
+    parts.hold(1, 9, 0, part("ab"), MOST)
+    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
     parts.hold(2, 9, 0, part("abc"), MOST)
-    parts.hold(2, 9, 2, part("c"), MOST)
-    assert parts.payload(2, 9) == []
+    parts.hold(2, 9, 8, part("c"), MOST)
+    assert joined(parts.payload(2, 9)) == b"aaaabbbbcccc"
+
+
+def test_the_time_in_steps_is_that_of_the_last_part() -> None:
+    parts = Parts()
+    parts.hold(1, 9, 0, part("a"), MOST, 2.0)
+    parts.hold(1, 9, 4, part("b"), MOST, 2.5)
+    assert parts.train_seconds(1, 9) == 2.5
+    assert parts.train_seconds(1, 8) == 0
 
 
 def test_no_attempt_holds_more_than_its_subnet() -> None:
     parts = Parts()
     assert parts.hold(1, 9, 0, part("ab"), 12)
-    assert not parts.hold(1, 9, 2, part("cd"), 12)
+    assert not parts.hold(1, 9, 8, part("cd"), 12)
     assert joined(parts.payload(1, 9)) == b"aaaabbbb"
 
 

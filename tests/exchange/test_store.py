@@ -13,7 +13,7 @@ import torch
 from distributed.security import Security
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.client import StoreClient
+from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
 from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
@@ -49,8 +49,10 @@ class Memory:
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
         return fault or Reply.ACCEPTED
 
-    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:
-        held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE)
+    def part(
+        self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]
+    ) -> Reply:
+        held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE, train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
@@ -124,15 +126,29 @@ async def test_parts_are_pulled_and_pushed_in_any_order(security: Security) -> N
         assert store.bytes_down == 4_000_000
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
-        assert await client.part(LEASE, 9, 2_000_000, flat[2_000_000:]) is Reply.ACCEPTED
+        assert await client.part(LEASE, 9, 1.5, 8_000_000, flat[2_000_000:]) is Reply.ACCEPTED
         assert await client.push(header, None) is Reply.WRONG_SHAPE  # the rest is missing
-        assert await client.part(LEASE, 9, 0, flat[:2_000_000]) is Reply.ACCEPTED
+        assert await client.part(LEASE, 9, 1.5, 0, flat[:2_000_000]) is Reply.ACCEPTED
         assert await client.push(header, None) is Reply.ACCEPTED
         ((got, values),) = head.pushed
         assert got == header
         assert torch.equal(values, flat)
         other = LeaseId("run", 1, 2, 3, 5)
-        assert await client.part(other, 9, 0, flat[:5]) is Reply.NOT_LEASED
+        assert await client.part(other, 9, 1.5, 0, flat[:5]) is Reply.NOT_LEASED
+
+
+@both_kinds
+async def test_what_is_large_goes_in_parts_from_its_beginning_on(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security) as client:
+        flat = torch.randn(SIZE)
+        header = PushHeader(LEASE, 9, 1.5, 0)  # the checksum is wrong: it stays where it is
+        assert await client.push(header, flat) is Reply.CORRUPT
+        frames = head.parts.payload(LEASE.attempt, 9)
+        assert len(frames) >= 4 * SIZE // PART_BYTES
+        assert b"".join(frames) == flat.numpy().tobytes()
+        other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
+        assert await client.push(other, flat) is Reply.NOT_LEASED  # and that at the first part
+        assert head.parts.payload(5, 9) == []
 
 
 @both_kinds
@@ -141,7 +157,7 @@ async def test_pushes_that_are_damaged_on_the_way_are_refused(security: Security
         flat = torch.zeros(SIZE)
         digest = checksum([flat.numpy().data.cast("B")])
         assert await client.push(PushHeader(LEASE, 9, 1.5, digest + 1), flat) is Reply.CORRUPT
-        assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat[1:]) is Reply.WRONG_SHAPE
+        assert await client.push(PushHeader(LEASE, 8, 1.5, digest), flat[1:]) is Reply.WRONG_SHAPE
         flat[5] = np.nan
         digest = checksum([flat.numpy().data.cast("B")])
         assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat) is Reply.NOT_FINITE

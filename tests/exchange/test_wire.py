@@ -70,4 +70,5 @@ def test_headers_become_plain_values() -> None:
         "steps": 5,
         "train_seconds": 0.5,
         "checksum": 9,
+        "update": True,
     }

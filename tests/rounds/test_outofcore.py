@@ -69,7 +69,7 @@ class Head:
         self.at_pull(self.pulls)
         return 0, self.flat[start:stop].clone()
 
-    async def part(self, lease: LeaseId, steps: int, start: int, values: Tensor) -> Reply:
+    async def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, values: Tensor) -> Reply:
         if steps in self.broken:
             self.broken.remove(steps)
             raise ConnectionError("the parameter store: made up")

@@ -15,6 +15,7 @@ from idletrain.rounds.events import (
     Answer,
     AttemptEnded,
     Beat,
+    Came,
     Commit,
     Committed,
     Event,
@@ -64,11 +65,13 @@ class World:
         self.log: list[state.Command] = []
 
     def do(self, kind: type[Event], **fields: object) -> tuple[state.Command, ...]:
+        if kind is Pushed:  # of fewer steps than all, a mark, unless the test says otherwise
+            fields.setdefault("update", fields["steps"] == STEPS)
         event = kind(now=self.now, **fields)
         before = self.state
         self.state, commands = advance(before, event)
         answers = [c for c in commands if isinstance(c, Answer)]
-        assert len(answers) == isinstance(event, Beat | Pushed)
+        assert len(answers) == isinstance(event, Beat | Pushed | Came)
         for command in commands:
             self._check(command)
         self._check_state(before)
@@ -135,8 +138,9 @@ class World:
                 assert step < rules.local_steps or rules.lockstep
                 self.leases.append(command)
                 self.running.append(command)
-            case Store(k, _, steps):
+            case Store(k, _, steps, covered):
                 key = (self.state.round, k)
+                assert not covered or rules.salvage
                 assert key not in self.stored, "accepted twice"
                 assert steps == rules.local_steps or rules.salvage
                 assert 0 < steps <= rules.local_steps
@@ -181,7 +185,7 @@ class World:
             assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
 
-ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "fault", "foreign", "end", "tick", "store", "commit")
+ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "part", "came", "fault", "foreign", "end", "tick", "store", "commit")
 EVENTS = st.lists(
     st.tuples(st.sampled_from((*ACTIONS, "look", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
 )
@@ -205,6 +209,10 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
             world.tell(Pushed, lease, steps=STEPS)
         case "mark" if lease:
             world.tell(Pushed, lease, steps=b % STEPS)
+        case "part" if lease and world.state.rules.salvage:
+            world.tell(Pushed, lease, steps=1 + b % STEPS, update=True)
+        case "came" if lease:
+            world.tell(Came, lease, steps=1 + b % STEPS, covered=b / 50 if world.state.rules.salvage else 0.0)
         case "fault" if lease:
             world.tell(Pushed, lease, steps=1 + b % STEPS, fault=FAULTS[b % 3])
         case "foreign" if lease:
@@ -857,3 +865,77 @@ def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
     world.tell(Beat, world.lease_of(1), steps=1)
     world.do(Tick)
     assert [c.cause for c in world.lost] == ["closed"]
+
+
+def test_salvage_takes_what_has_come_of_an_update_when_its_worker_dies() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
+    world.do(Tick)
+    lease = world.lease_of(0)
+    (holder,) = (c.worker for c in world.leases if c.lease == lease)
+    world.tell(Pushed, lease, steps=1)
+    world.tell(Came, lease, steps=STEPS, covered=0.5)
+    commands = world.do(WorkerLeft, worker=holder)
+    (lost,) = (c for c in commands if isinstance(c, Lost))
+    assert (lost.kept_steps, lost.lost_steps, lost.covered) == (STEPS, 0, 0.5)
+    assert Store(0, lease.attempt, STEPS, 0.5) in commands
+    world.store(0)
+    world.finish_subnet(1)
+    assert world.committed[-1].staged == ((0, STEPS), (1, STEPS))
+
+
+def test_salvage_goes_on_from_the_mark_where_that_holds_more_than_what_has_come() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b", "c"))
+    world.do(Tick)
+    lease = world.lease_of(0)
+    (holder,) = (c.worker for c in world.leases if c.lease == lease)
+    world.tell(Pushed, lease, steps=3)
+    world.tell(Came, lease, steps=STEPS, covered=0.5)
+    world.do(WorkerLeft, worker=holder)
+    assert [c.kept_steps for c in world.lost] == [3]
+    assert world.leases[-1].lease.subnet == 0
+    assert world.leases[-1].step == 3
+    world.tell(Came, world.lease_of(0), steps=STEPS)  # of the new attempt nothing that is of use has come
+    world.do(WorkerLeft, worker=world.leases[-1].worker)
+    assert world.lost[-1].covered == 0
+
+
+def test_salvage_closes_a_round_with_what_has_come_of_an_update() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
+    world.do(Tick)
+    world.now += 1
+    world.finish_subnet(0)
+    world.now += 0.1
+    world.tell(Came, world.lease_of(1), steps=STEPS, covered=0.25)
+    world.now += 10
+    world.tell(Beat, world.lease_of(1), steps=STEPS)
+    world.do(Tick)
+    assert [(c.cause, c.covered) for c in world.lost] == [("closed", 0.25)]
+    world.store(1)
+    assert dict(world.committed[-1].staged) == {0: STEPS, 1: STEPS}
+
+
+def test_reissue_takes_nothing_of_an_update_that_is_not_whole() -> None:
+    world = World(needs=(SMALL,) * 2, workers=("a", "b"))
+    world.do(Tick)
+    lease = world.lease_of(0)
+    (holder,) = (c.worker for c in world.leases if c.lease == lease)
+    world.tell(Came, lease, steps=STEPS, covered=0.9)
+    world.do(WorkerLeft, worker=holder)
+    assert not world.to_store
+    assert [c.kept_steps for c in world.lost] == [0]
+
+
+def test_an_update_of_fewer_steps_is_the_subnet_s_under_salvage() -> None:
+    world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
+    world.do(Tick)
+    assert Store(0, world.lease_of(0).attempt, 2) in world.do(Pushed, lease=world.lease_of(0), steps=2, update=True)
+
+
+def test_parts_prolong_a_lease() -> None:
+    world = World(needs=(SMALL,), workers=("a",))
+    world.do(Tick)
+    for _ in range(3):
+        world.now += 8
+        assert world.tell(Came, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
+        world.do(Tick)
+    assert not world.lost

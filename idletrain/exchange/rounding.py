@@ -1,0 +1,219 @@
+"""Loops that round values to whole numbers, compiled by Numba: in torch, memory is passed over a dozen times for it.
+
+The same input gives the same bits on every machine: chance is a hash of a value's place, and floats are added up in no
+other order than written (but for a chunk's norm, which only ranks it). Loops go over whole chunks, without a branch
+inside: LLVM vectorises no others. Letters: C chunks, K values a chunk, R rows (a chunk's part of a layer), B bytes.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+K = 256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils no more than these
+HALF = K // 2  # bytes of a row: a chunk's first half goes below its second
+LEAST = 1e-30  # a scale below has no finite inverse, and its values are as good as zero
+ZEROS = 8, 136  # what stands for zero, of four bits and of eight: codes are positive
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+_compiled = numba.njit(cache=True, nogil=True)
+_summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+
+
+@_compiled
+def _take(values_K: Floats, base_K: Floats, out_K: Floats) -> None:
+    for k in range(K):
+        out_K[k] = values_K[k] - base_K[k]
+
+
+@_compiled
+def _most(bits_K: Words) -> np.uint32:
+    """The largest magnitude, as an integer: NaN and infinity are above all others."""
+    most = np.uint32(0)
+    for k in range(K):
+        magnitude = np.uint32(bits_K[k] & np.uint32(0x7FFFFFFF))
+        most = max(most, magnitude)
+    return most
+
+
+@_summing
+def _norm(x_K: Floats) -> np.float32:
+    """Euclidean."""
+    total = np.float32(0)
+    for k in range(K):
+        total += x_K[k] * x_K[k]
+    return np.sqrt(total)
+
+
+@_compiled
+def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float32]:
+    """A chunk's scale (upper half) and norm, each as bfloat16, and the scale's inverse, 0 where all is as good as 0."""
+    bits = one.view(np.uint32)
+    most = _most(x_K.view(np.uint32))
+    bits[0] = most
+    one[0] /= np.float32(levels)
+    bits[0] = (bits[0] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)  # up: nothing is beyond the last level
+    scale, scale_bits = one[0], bits[0]
+    if most >= np.uint32(0x7F800000) or not np.isfinite(scale):
+        return scale_bits, np.float32(0)
+    if scale < LEAST:
+        return np.uint32(0), np.float32(0)
+    one[0] = _norm(x_K)
+    return np.uint32(scale_bits | bits[0] >> np.uint32(16)), np.float32(1) / scale
+
+
+@_compiled
+def _chances(key: np.uint32, c: int, out: Words) -> None:
+    """A byte a value, each as likely: a hash of its place (`lowbias32`, C. Wellons, nullprogram.com, 2018)."""
+    first = np.uint32(c * (K // 4))
+    for w in range(K // 4):
+        x = np.uint32(np.uint32(first + np.uint32(w)) * np.uint32(0x9E3779B9)) ^ key
+        x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+        x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) * np.uint32(0x846CA68B))
+        out[w] = np.uint32(x ^ np.uint32(x >> np.uint32(16)))
+
+
+@_compiled
+def _round(x_K: Floats, inverse: np.float32, chance_K: Bytes, zero: int, out_K: Bytes) -> None:
+    above = np.float32(zero) + np.float32(0.5 / 256)
+    for k in range(K):
+        chance = np.float32(chance_K[k]) * np.float32(1 / 256) + above
+        out_K[k] = np.uint8(np.int32(x_K[k] * inverse + chance))
+
+
+@_compiled
+def _pack(codes_K: Bytes, row_B: Bytes) -> None:
+    for b in range(HALF):
+        row_B[b] = np.uint8(codes_K[b] | np.uint8(codes_K[b + HALF] << np.uint8(4)))
+
+
+@_compiled
+def _pack_layers(codes_K: Bytes, base_B: Bytes, fine_B: Bytes) -> None:
+    for b in range(HALF):
+        low, high = codes_K[b], codes_K[b + HALF]
+        base_B[b] = np.uint8(np.uint8(low >> np.uint8(4)) | np.uint8(high & np.uint8(240)))
+        fine_B[b] = np.uint8(np.uint8(low & np.uint8(15)) | np.uint8(high << np.uint8(4)))
+
+
+@_compiled
+def quantise(
+    values_CK: Floats,
+    base_CK: Floats,
+    first: int,
+    fine: bool,
+    key: np.uint32,
+    by_chance: bool,
+    heads: Words,
+    rows: Bytes,
+) -> None:
+    """Chunks of a change as rows, from chunk number `first` on.
+
+    Args:
+        base_CK: What the change is from.
+        fine: Eight bits a value, as a base layer of four and a refinement of it by the other four; else four.
+        key: Of the chances, if rounding is `by_chance`.
+        heads: Takes a scale and a norm each, `[all chunks]`.
+        rows: Takes the base layer of each chunk, then the refinement of each, `[R, B]`.
+    """
+    x_K, codes_K, one = np.empty(K, np.float32), np.empty(K, np.uint8), np.empty(1, np.float32)
+    chance_K = np.full(K, 127, np.uint8)  # to the nearest
+    levels, zero = (119, 136) if fine else (7, 8)
+    for c in range(len(values_CK)):
+        _take(values_CK[c], base_CK[c], x_K)
+        heads[first + c], inverse = _head(x_K, levels, one)
+        if inverse == 0:
+            x_K[:] = 0
+        if by_chance:
+            _chances(key, first + c, chance_K.view(np.uint32))
+        _round(x_K, inverse, chance_K, zero, codes_K)
+        if fine:
+            _pack_layers(codes_K, rows[first + c], rows[len(heads) + first + c])
+        else:
+            _pack(codes_K, rows[first + c])
+
+
+@_compiled
+def _unpack(row_B: Bytes, codes_K: Bytes) -> None:
+    for b in range(HALF):
+        codes_K[b] = row_B[b] & np.uint8(15)
+        codes_K[b + HALF] = row_B[b] >> np.uint8(4)
+
+
+@_compiled
+def _unpack_base(row_B: Bytes, codes_K: Bytes) -> None:
+    """The middle of what the refinement tells apart."""
+    for b in range(HALF):
+        codes_K[b] = np.uint8(np.uint8(row_B[b] << np.uint8(4)) | np.uint8(8))
+        codes_K[b + HALF] = np.uint8(np.uint8(row_B[b] & np.uint8(240)) | np.uint8(8))
+
+
+@_compiled
+def _unpack_layers(base_B: Bytes, fine_B: Bytes, codes_K: Bytes) -> None:
+    for b in range(HALF):
+        codes_K[b] = np.uint8(np.uint8(base_B[b] << np.uint8(4)) | np.uint8(fine_B[b] & np.uint8(15)))
+        codes_K[b + HALF] = np.uint8(np.uint8(base_B[b] & np.uint8(240)) | np.uint8(fine_B[b] >> np.uint8(4)))
+
+
+@_compiled
+def _add(codes_K: Bytes, scale: np.float32, zero: int, base_K: Floats, out_K: Floats) -> None:
+    for k in range(K):
+        out_K[k] = base_K[k] + scale * np.float32(np.int32(codes_K[k]) - np.int32(zero))
+
+
+@_compiled
+def restore(
+    rows: Bytes, places_R: NDArray[np.int64], heads: Words, first: int, fine: bool, base_CK: Floats, out_CK: Floats
+) -> None:
+    """The other way round, from chunk number `first` on.
+
+    Args:
+        places_R: Which of the rows holds each chunk's base layer, then its refinement; -1 if it is not there, which
+            counts as no change.
+    """
+    codes_K, one = np.empty(K, np.uint8), np.empty(1, np.float32)
+    bits = one.view(np.uint32)
+    zero = 136 if fine else 8
+    for c in range(len(out_CK)):
+        bits[0] = heads[first + c] & np.uint32(0xFFFF0000)
+        base = places_R[first + c]
+        refinement = places_R[len(heads) + first + c] if fine else -1
+        if base < 0:
+            codes_K[:] = zero
+        elif not fine:
+            _unpack(rows[base], codes_K)
+        elif refinement < 0:
+            _unpack_base(rows[base], codes_K)
+        else:
+            _unpack_layers(rows[base], rows[refinement], codes_K)
+        _add(codes_K, one[0], zero, base_CK[c], out_CK[c])
+
+
+@_compiled
+def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
+    """A change as bfloat16, to the nearest and even; NaN stays NaN."""
+    one_K = np.empty(K, np.float32)
+    bits_K = one_K.view(np.uint32)
+    for start in range(0, len(values_N), K):
+        values, base, out = values_N[start : start + K], base_N[start : start + K], out_N[start : start + K]
+        for k in range(len(values)):
+            one_K[k] = values[k] - base[k]
+        for k in range(len(values)):
+            bits = bits_K[k]
+            up = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
+            odd = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            out[k] = np.uint16(np.uint32(0x7FC0) if odd else np.uint32(np.uint32(bits + up) >> np.uint32(16)))
+
+
+@_compiled
+def double(halves_N: NDArray[np.uint16], base_N: Floats, out_N: Floats) -> None:
+    """The other way round."""
+    one_K = np.empty(K, np.float32)
+    bits_K = one_K.view(np.uint32)
+    for start in range(0, len(halves_N), K):
+        halves, base, out = halves_N[start : start + K], base_N[start : start + K], out_N[start : start + K]
+        for k in range(len(halves)):
+            bits_K[k] = np.uint32(np.uint32(halves[k]) << np.uint32(16))
+        for k in range(len(halves)):
+            out[k] = base[k] + one_K[k]
