@@ -49,9 +49,7 @@ class Memory:
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
         return fault or Reply.ACCEPTED
 
-    def part(
-        self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]
-    ) -> Reply:
+    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
         held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE, train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 

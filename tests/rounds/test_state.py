@@ -185,7 +185,22 @@ class World:
             assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
 
 
-ACTIONS = ("join", "leave", "notice", "beat", "push", "mark", "part", "came", "fault", "foreign", "end", "tick", "store", "commit")
+ACTIONS = (
+    "join",
+    "leave",
+    "notice",
+    "beat",
+    "push",
+    "mark",
+    "part",
+    "came",
+    "fault",
+    "foreign",
+    "end",
+    "tick",
+    "store",
+    "commit",
+)
 EVENTS = st.lists(
     st.tuples(st.sampled_from((*ACTIONS, "look", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
 )

@@ -1,0 +1,472 @@
+"""One side's sockets, on a thread of their own: any number of transfers out and in, over any number of sessions.
+
+Whoever wants a transfer has agreed on it over the cluster's own connections before: its number, its size, what is
+enough, and the session's keys. What comes unasked is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from idletrain.exchange.datagram.packet import KEY_BYTES, MOST_BYTES, PAYLOAD, Kind, Packet, Seal, bits_of, peek
+from idletrain.exchange.datagram.window import Got, Link, Receiving, Sending, share
+
+BURST = 64  # datagrams read or sent before the other things are looked at
+BUFFER_BYTES = 1 << 22  # asked of the kernel; it gives what it allows
+IDLE_SECONDS = 0.5
+GREET_SECONDS = 0.05
+TURN_SECONDS = 0.001
+FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
+PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
+PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: what counts first, and the rest
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A session's number and its keys, for what this side sends and for what it gets."""
+
+    session: int
+    out: bytes
+    back: bytes
+
+    def turned(self) -> Keys:
+        """The other side's."""
+        return Keys(self.session, self.back, self.out)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A transfer that is over at its receiver: its bytes, zeros where nothing came, and which pieces did."""
+
+    content: bytearray
+    got: Got
+
+
+class SilentError(ConnectionError):
+    """The other side has not been heard for too long."""
+
+
+@dataclass
+class _Out:
+    content: memoryview
+    state: Sending
+    prompt: int
+    heard: float
+    patience: float
+    done: Future[None] = field(default_factory=Future)
+
+
+@dataclass
+class _In:
+    content: bytearray
+    state: Receiving
+    heard: float
+    patience: float
+    told: int = 0
+    done: Future[Received] = field(default_factory=Future)
+
+
+class _Session:
+    """Keys, where the other side is, and what is under way with it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.number = keys.session
+        self.out_seal, self.back_seal = Seal(keys.out), Seal(keys.back)
+        self.paths: list[tuple[socket.socket, Address]] = []
+        self.out: dict[int, _Out] = {}
+        self.coming: dict[int, _In] = {}
+        self.finished: deque[int] = deque(maxlen=FINISHED_KEPT)
+        self.control = 0  # sequence of what is not data: each nonce once
+        self.hello: Future[None] | None = None
+        self.greeted_at = 0.0
+        self.greeting_heard = 0  # an older one, sent by whoever recorded it, would lead astray
+
+
+class Endpoint:
+    """See above.
+
+    Args:
+        host: The address to bind to.
+        sockets: How many, each a path of its own.
+
+    Attributes:
+        counts: What happened, by name: `sent`, `again`, `received`, `duplicate`, `dropped`.
+        link: What is known of this side's link, as a receiver.
+    """
+
+    def __init__(self, host: str, sockets: int = 1) -> None:
+        self.counts: Counter[str] = Counter()
+        self.link = Link()
+        self._sockets = [_bound(host) for _ in range(sockets)]
+        self._sessions: dict[int, _Session] = {}
+        self._asked: deque[Callable[[], None]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for one in (*self._sockets, self._wake_out):
+            self._selector.register(one, selectors.EVENT_READ)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="idletrain-datagrams", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> Address:
+        """Of the first socket."""
+        host, port = self._sockets[0].getsockname()[:2]
+        return host, port
+
+    def open(self, keys: Keys, to: Address | None = None) -> Future[None]:
+        """Begin a session; done when a datagram of full size has come through and its answer back.
+
+        Args:
+            keys: This side's.
+            to: Where the other side listens, for who opens the session; the other side learns it from what comes.
+        """
+        opened: Future[None] = Future()
+
+        def begin() -> None:
+            session = self._sessions[keys.session] = _Session(keys)
+            if to is None:
+                opened.set_result(None)
+                return
+            session.hello = opened
+            session.paths = [(one, to) for one in self._sockets]
+            self._greet(session)
+
+        self._ask(begin)
+        return opened
+
+    def send(self, session: int, transfer: int, content: memoryview, *, prompt: int, patience: float) -> Future[None]:
+        """Send a transfer; done when the receiver has enough.
+
+        Args:
+            session: An open one.
+            transfer: Its number, never used before in this session and direction.
+            content: Its bytes.
+            prompt: How many of them, from the first on, go in the class of what counts.
+            patience: Seconds without an answer after which it fails with SilentError.
+        """
+        state = Sending(max(1, -(-len(content) // PAYLOAD)))
+        out = _Out(content, state, -(-prompt // PAYLOAD), time.monotonic(), patience)
+
+        def begin() -> None:
+            found = self._sessions.get(session)
+            if found is None:
+                out.done.set_exception(SilentError("the session is closed"))
+            else:
+                found.out[transfer] = out
+
+        self._ask(begin)
+        return out.done
+
+    def receive(
+        self,
+        session: int,
+        transfer: int,
+        size: int,
+        *,
+        patience: float,
+        needed: int | None = None,
+        least: int | None = None,
+        enough: Callable[[Got], bool] | None = None,
+    ) -> Future[Received]:
+        """Expect a transfer; see `Receiving` for what is enough. SilentError after `patience` seconds of silence."""
+        state = Receiving(max(1, -(-size // PAYLOAD)), needed, least, enough)
+        coming = _In(bytearray(size), state, time.monotonic(), patience)
+
+        def begin() -> None:
+            found = self._sessions.get(session)
+            if found is None:
+                coming.done.set_exception(SilentError("the session is closed"))
+            else:
+                found.coming[transfer] = coming
+
+        self._ask(begin)
+        return coming.done
+
+    def end(self, session: int) -> None:
+        """Close a session: what is under way in it fails."""
+        self._ask(lambda: self._end(session))
+
+    def close(self) -> None:
+        """Close the sockets; what is under way fails."""
+        self._closing = True
+        self._ask(lambda: None)
+        self._thread.join()
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _ask(self, what: Callable[[], None]) -> None:
+        self._asked.append(what)
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.send(b".")
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select(self._wait_seconds()):
+                    if key.fileobj is self._wake_out:
+                        with contextlib.suppress(BlockingIOError):
+                            self._wake_out.recv(4096)
+                    else:
+                        self._read(key.fileobj)  # type: ignore[arg-type]
+                while self._asked:
+                    self._asked.popleft()()
+                self._give()
+                self._send_all()
+        finally:
+            for number in list(self._sessions):
+                self._end(number)
+            for one in (*self._sockets, self._wake_in, self._wake_out):
+                one.close()
+            self._selector.close()
+
+    def _wait_seconds(self) -> float:
+        now = time.monotonic()
+        sending = [out.state for session in self._sessions.values() for out in session.out.values()]
+        if any(state.ready for state in sending):
+            return 0.0
+        wakes = [state.wake_at() for state in sending]
+        coming = self._coming()
+        wakes += [state.answer_at for state in coming]
+        if any(state.wants > 0 for state in coming):  # room grows with time
+            wakes.append(now + TURN_SECONDS)
+        wakes += [session.greeted_at + GREET_SECONDS for session in self._sessions.values() if session.hello]
+        return min(IDLE_SECONDS, max(0.0, min(wakes, default=now + IDLE_SECONDS) - now))
+
+    def _end(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is None:
+            return
+        pending = [one.done for one in (*session.out.values(), *session.coming.values())]
+        for done in (*pending, *([session.hello] if session.hello else [])):
+            if not done.done():
+                done.set_exception(SilentError("the session is closed"))
+
+    # --- what comes ---------------------------------------------------------------------------------------------
+
+    def _read(self, one: socket.socket) -> None:
+        for _ in range(BURST):
+            try:
+                datagram, address = one.recvfrom(MOST_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError:  # an earlier datagram could not be delivered
+                continue
+            self._take(one, address[:2], datagram)
+
+    def _take(self, one: socket.socket, address: Address, datagram: bytes) -> None:
+        claimed = peek(datagram)
+        session = self._sessions.get(claimed.session) if claimed else None
+        packet = session.back_seal.open(datagram) if session else None
+        if packet is None or session is None:
+            self.counts["dropped"] += 1
+            return
+        now = time.monotonic()
+        match packet.kind:
+            case Kind.HELLO:
+                self._hello(session, one, address, packet)
+            case Kind.DATA:
+                self._data(session, packet, now)
+            case Kind.PROBE:
+                self._probed(session, packet, now)
+            case _:
+                self._answered(session, packet, now)
+
+    def _hello(self, session: _Session, one: socket.socket, address: Address, packet: Packet) -> None:
+        if session.hello is None:  # asked: say the same back, and remember the way
+            if packet.sequence <= session.greeting_heard:
+                self.counts["dropped"] += 1
+                return
+            session.greeting_heard = packet.sequence
+            if (one, address) not in session.paths:
+                session.paths = [*session.paths, (one, address)][-2 * PATH_SOCKETS :]
+            self._say(session, Kind.HELLO, 0, packet.number, packet.body, path=(one, address))
+        elif not session.hello.done():
+            session.hello.set_result(None)
+            session.hello = None
+
+    def _data(self, session: _Session, packet: Packet, now: float) -> None:
+        coming = session.coming.get(packet.transfer)
+        if coming is None:
+            self.counts["duplicate" if packet.transfer in session.finished else "dropped"] += 1
+            return
+        start = packet.number * PAYLOAD
+        if len(packet.body) != min(PAYLOAD, len(coming.content) - start):
+            self.counts["dropped"] += 1
+            return
+        trip = coming.state.trip(packet.sequence, now)
+        if not coming.state.take(packet.sequence, packet.number):
+            self.counts["duplicate"] += 1
+            return
+        coming.content[start : start + len(packet.body)] = packet.body
+        coming.heard = now
+        self.counts["received"] += 1
+        self.link.arrived(now, 1)
+        if trip is not None:
+            self.link.took(trip)
+        if coming.state.is_done():
+            self._finish(session, packet.transfer, coming)
+
+    def _finish(self, session: _Session, transfer: int, coming: _In) -> None:
+        del session.coming[transfer]
+        session.finished.append(transfer)
+        self._say(session, Kind.STOP, transfer, 0)
+        coming.done.set_result(Received(coming.content, coming.state.got))
+
+    def _probed(self, session: _Session, packet: Packet, now: float) -> None:
+        """Note that the sender asks what is there and what may be sent."""
+        coming = session.coming.get(packet.transfer)
+        if coming is None:
+            if packet.transfer in session.finished:
+                self._say(session, Kind.STOP, packet.transfer, 0)
+            return  # else its receiver may not have asked for it yet: the sender probes again
+        coming.heard = now
+        if len(packet.body) == 4:
+            (asked,) = struct.unpack("!I", packet.body)
+            coming.state.asked(asked, packet.number, now, self.link.trip_seconds)
+
+    def _answer(self, session: _Session, transfer: int, coming: _In, asked: int, now: float) -> None:
+        share(self.link, self._coming(), now, first=[coming.state])
+        for start in range(0, len(coming.state.got), 8 * (PAYLOAD - 4)):
+            part = coming.state.got[start : start + 8 * (PAYLOAD - 4)]
+            body = struct.pack("!I", asked) + bits_of(part.tolist(), 0)
+            self._say(session, Kind.MISSING, transfer, start, body)
+        coming.told = coming.state.limit
+        self._say(session, Kind.GRANT, transfer, coming.told)
+
+    def _answered(self, session: _Session, packet: Packet, now: float) -> None:
+        out = session.out.get(packet.transfer)
+        if out is None:
+            return
+        out.heard = now
+        if packet.kind is Kind.GRANT:
+            out.state.granted(packet.number, now)
+        elif packet.kind is Kind.MISSING and len(packet.body) >= 4:
+            (asked,) = struct.unpack_from("!I", packet.body)
+            there = np.unpackbits(np.frombuffer(packet.body, np.uint8, offset=4), bitorder="little").astype(bool)
+            out.state.told_missing(asked, there.tolist(), packet.number, now)
+        elif packet.kind is Kind.STOP:
+            out.state.stop()
+            del session.out[packet.transfer]
+            out.done.set_result(None)
+
+    def _coming(self) -> list[Receiving]:
+        return [coming.state for session in self._sessions.values() for coming in session.coming.values()]
+
+    # --- what goes ----------------------------------------------------------------------------------------------
+
+    def _give(self) -> None:
+        """Grant what there is room for; give up on who is silent."""
+        now = time.monotonic()
+        if any(session.coming for session in self._sessions.values()):
+            share(self.link, self._coming(), now)
+        for session in self._sessions.values():
+            for transfer, coming in list(session.coming.items()):
+                if (asked := coming.state.answer(now)) is not None:
+                    self._answer(session, transfer, coming, asked, now)
+                if coming.state.limit > coming.told and session.paths:
+                    coming.told = coming.state.limit
+                    self._say(session, Kind.GRANT, transfer, coming.told)
+                if now - coming.heard > coming.patience:
+                    del session.coming[transfer]
+                    coming.done.set_exception(SilentError(f"nothing came for {coming.patience:.0f} s"))
+
+    def _send_all(self) -> None:
+        now = time.monotonic()
+        for session in list(self._sessions.values()):
+            if session.hello and now - session.greeted_at > GREET_SECONDS:
+                self._greet(session)
+            for transfer, out in list(session.out.items()):
+                if now - out.heard > out.patience:
+                    del session.out[transfer]
+                    out.done.set_exception(SilentError(f"no answer in {out.patience:.0f} s"))
+                    continue
+                self._send_some(session, transfer, out, now)
+                if (asked := out.state.probe(now)) is not None:
+                    body = struct.pack("!I", asked)
+                    self._say(session, Kind.PROBE, transfer, out.state.sequence, body)
+
+    def _send_some(self, session: _Session, transfer: int, out: _Out, now: float) -> None:
+        for _ in range(BURST):
+            found = out.state.next()
+            if found is None:
+                return
+            piece, sequence = found
+            body = bytes(out.content[piece * PAYLOAD : (piece + 1) * PAYLOAD])
+            packet = Packet(Kind.DATA, session.number, transfer, sequence, piece, body)
+            path = session.paths[sequence % len(session.paths)] if session.paths else None
+            self._put(path, session.out_seal.close(packet), PROMPT if piece < out.prompt else BULK)
+            self.counts["sent" if sequence <= out.state.pieces else "again"] += 1
+            out.state.sent(now)
+
+    def _greet(self, session: _Session) -> None:
+        session.greeted_at = time.monotonic()
+        for path in session.paths:
+            self._say(session, Kind.HELLO, 0, 0, bytes(PAYLOAD), path=path)
+
+    def _say(
+        self,
+        session: _Session,
+        kind: Kind,
+        transfer: int,
+        number: int,
+        body: bytes = b"",
+        path: tuple[socket.socket, Address] | None = None,
+    ) -> None:
+        session.control += 1
+        packet = Packet(kind, session.number, transfer, session.control, number, body)
+        path = path or (session.paths[session.control % len(session.paths)] if session.paths else None)
+        self._put(path, session.out_seal.close(packet), PROMPT)
+
+    def _put(self, path: tuple[socket.socket, Address] | None, datagram: bytes, service: int) -> None:
+        if path is None:
+            return
+        one, address = path
+        options = (
+            [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", service))] if one.family == socket.AF_INET else []
+        )
+        try:
+            one.sendmsg([datagram], options, 0, address)
+        except OSError as error:  # a full queue loses it as the network would
+            self.counts["unsent"] += 1
+            if error.errno == errno.EMSGSIZE:
+                self.counts["too large"] += 1
+
+
+def _bound(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    one = socket.socket(family, socket.SOCK_DGRAM)
+    one.bind((host, 0))
+    one.setblocking(False)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        one.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    if family == socket.AF_INET:
+        one.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO: no fragments
+    return one
+
+
+def keys_of(session: int, secret: Sequence[bytes]) -> Keys:
+    """A session's keys as they come over the cluster's connections.
+
+    Raises:
+        ValueError: they have another length.
+    """
+    out, back = secret
+    if len(out) != KEY_BYTES or len(back) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes")
+    return Keys(session, out, back)

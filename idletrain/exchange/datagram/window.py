@@ -1,0 +1,321 @@
+"""How much may be on its way, what is missing and who says when it is enough: pure, time comes with the calls.
+
+The receiver drives: it knows how fast pieces arrive and how many senders share its link, so its grants neither leave
+the link idle nor fill a shallow buffer (NDP, SIGCOMM 2017; Homa, SIGCOMM 2018). Its model of the link is BBR's (ACM
+Queue 14, 5): the highest rate and the lowest round trip of late. Letters: N pieces of a transfer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port
+SLACK_SECONDS = 0.002  # of the link's rate on top of what a round trip takes: the interpreter's own pauses
+RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this, or as a round trip
+RATE_KEPT_SECONDS = 10.0
+GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate has found its end when it has not grown so in so many rounds (BBR)
+FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: while its end is sought, and then, so that a faster link is found
+ANSWER_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
+LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.5
+Got = NDArray[np.bool_]
+
+
+@dataclass
+class Link:
+    """What a receiver knows of its link: pieces a second, round trip, and so how much may be on its way.
+
+    Attributes:
+        trip_seconds: The shortest round trip seen.
+    """
+
+    trip_seconds: float = math.inf
+    _rates: deque[tuple[float, float]] = field(default_factory=deque)
+    _since: float | None = None
+    _count: int = 0
+    _best: float = 0.0
+    _without: int = 0
+    _tokens: float = FIRST_WINDOW
+    _refilled_at: float = -math.inf
+
+    def arrived(self, now: float, pieces: int) -> None:
+        """Count what has come."""
+        if self._since is None or now - self._since > 10 * self._span:  # nobody sent for a while
+            self._since, self._count = now, 0
+            return
+        self._count += pieces
+        if now - self._since < self._span:
+            return
+        rate = self._count / (now - self._since)
+        self._rates.append((now, rate))
+        while self._rates[0][0] < now - RATE_KEPT_SECONDS:
+            self._rates.popleft()
+        self._without = 0 if rate > GROWTH * self._best else self._without + 1
+        self._best = max(self._best, rate)
+        self._since, self._count = now, 0
+
+    def took(self, seconds: float) -> None:
+        """A grant and the first piece that it let go took so long."""
+        self.trip_seconds = min(self.trip_seconds, seconds)
+
+    @property
+    def rate(self) -> float:
+        """Pieces a second, 0 before anything has come."""
+        return max((rate for _, rate in self._rates), default=0.0)
+
+    @property
+    def window(self) -> int:
+        """How many pieces may be on their way from all senders."""
+        return max(FIRST_WINDOW, math.ceil(self.rate * (self._gain * self._trip + SLACK_SECONDS)))
+
+    def room(self, now: float, on_their_way: int) -> int:
+        """How many more may be granted: as the window says, and no faster than they can come, or what a whole window
+        lets go at once would overrun a buffer that is smaller than that.
+        """
+        most = max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
+        gained = (now - self._refilled_at) * self._gain * self.rate if self.rate else most
+        self._tokens, self._refilled_at = min(most, self._tokens + gained), now
+        return max(0, min(int(self._tokens), self.window - on_their_way))
+
+    def spend(self, pieces: int) -> None:
+        """Note what was granted."""
+        self._tokens -= pieces
+
+    @property
+    def _gain(self) -> float:
+        return FIRST_GAIN if self._without < ROUNDS_WITHOUT else PACE
+
+    @property
+    def _trip(self) -> float:
+        return self.trip_seconds if self.trip_seconds < math.inf else 0.0
+
+    @property
+    def _span(self) -> float:
+        return max(RATE_SECONDS, self._trip)
+
+
+class Receiving:
+    """One transfer at its receiver.
+
+    Args:
+        pieces: N.
+        enough: Whether these `[N]` are enough; asked once all of the first `needed` are there.
+        needed: Pieces, from the first on, without which nothing is enough.
+        least: How many pieces are enough at least.
+
+    Attributes:
+        got: Which are there, `[N]`.
+        count: How many.
+        limit: The sequence up to which the sender may send.
+        top: The highest sequence seen, or given up.
+    """
+
+    def __init__(
+        self,
+        pieces: int,
+        needed: int | None = None,
+        least: int | None = None,
+        enough: Callable[[Got], bool] | None = None,
+    ) -> None:
+        self.got = np.zeros(pieces, bool)
+        self.count = self.limit = self.top = 0
+        self._needed = pieces if needed is None else needed
+        self._least = pieces if least is None else least
+        self._enough = enough
+        self._granted: deque[tuple[int, float]] = deque()
+        self._probe: tuple[int, int, float] | None = None
+        self._last = pieces  # the sequence of the last piece that the sender knows it has to send
+
+    @property
+    def missing(self) -> int:
+        """Pieces that are not there."""
+        return len(self.got) - self.count
+
+    @property
+    def wants(self) -> int:
+        """Pieces that the sender would send if it might."""
+        return self._last - self.limit
+
+    @property
+    def on_their_way(self) -> int:
+        """Pieces that may come and have not been given up."""
+        return self.limit - self.top
+
+    def take(self, sequence: int, piece: int) -> bool:
+        """Note a piece; False if it is there already, or none of this transfer's."""
+        if not (0 <= piece < len(self.got) and 0 < sequence <= self.limit):
+            return False
+        self.top = max(self.top, sequence)
+        if self.got[piece]:
+            return False
+        self.got[piece] = True
+        self.count += 1
+        return True
+
+    def trip(self, sequence: int, now: float) -> float | None:
+        """How long ago this piece was granted, if it is the first that its grant let go."""
+        found = None
+        while self._granted and self._granted[0][0] < sequence:
+            first, at = self._granted.popleft()
+            found = now - at if first + 1 == sequence else None
+        return found
+
+    def asked(self, probe: int, sequence: int, now: float, trip_seconds: float) -> None:
+        """The sender has sent all up to this sequence, and asks what is missing."""
+        patience = max(ANSWER_SECONDS, trip_seconds / 4) if trip_seconds < math.inf else ANSWER_SECONDS
+        self._probe = probe, min(sequence, self.limit), now + patience
+
+    def answer(self, now: float) -> int | None:
+        """The probe to answer now: all up to its sequence has come, or will not."""
+        if self._probe is None or (self.top < self._probe[1] and now < self._probe[2]):
+            return None
+        (probe, sequence, _), self._probe = self._probe, None
+        self.top = max(self.top, sequence)
+        if sequence >= self._last:
+            self._last = sequence + self.missing
+        return probe
+
+    @property
+    def answer_at(self) -> float:
+        """When an answer is due at the latest."""
+        return self._probe[2] if self._probe else math.inf
+
+    def grant(self, more: int, now: float) -> None:
+        """Let so many more be sent."""
+        if more > 0:
+            self._granted.append((self.limit, now))
+            self.limit += more
+
+    def is_done(self) -> bool:
+        """Whether the sender may stop."""
+        if not self.missing:
+            return True
+        if self.count < self._least or not self.got[: self._needed].all():
+            return False
+        return self._enough is None or self._enough(self.got)
+
+
+def share(
+    link: Link, transfers: Sequence[Receiving], now: float, *, first: Sequence[Receiving] = ()
+) -> list[Receiving]:
+    """Grant what the window has room for, evenly, to those that miss something; returns whose limit grew.
+
+    Args:
+        link: The receiver's.
+        transfers: All that are coming.
+        now: Seconds.
+        first: Those that have just begun or asked: each may have one piece on its way whatever the window says.
+    """
+    grown = []
+    room = link.room(now, sum(t.on_their_way for t in transfers))
+    wanting = sorted((t for t in transfers if t.wants > 0), key=lambda t: t.on_their_way)
+    for position, transfer in enumerate(wanting):
+        fair = room // (len(wanting) - position)
+        more = min(fair, transfer.wants)
+        more = max(more, 1 if transfer in first and not transfer.on_their_way else 0)
+        if more:
+            transfer.grant(more, now)
+            grown.append(transfer)
+            link.spend(more)
+            room = max(0, room - more)
+    return grown
+
+
+@dataclass
+class Sending:
+    """One transfer at its sender.
+
+    Attributes:
+        pieces: N.
+        limit: The highest sequence that may be sent.
+        sequence: The last that was.
+        stopped: Whether the receiver has enough.
+        trip_seconds: How long the last answer to a first probe took.
+    """
+
+    pieces: int
+    limit: int = 0
+    sequence: int = 0
+    stopped: bool = False
+    trip_seconds: float = 0.0
+    _pending: deque[int] = field(default_factory=deque)
+    _asked: int = 0
+    _unanswered: int = 0
+    _asked_at: dict[int, float] = field(default_factory=dict)  # of the probes since the last piece
+    _answer: tuple[int, set[int]] = field(
+        default_factory=lambda: (0, set())
+    )  # the probe whose answer counts, and what has come of that
+    _probe_at: float = -math.inf  # the first asks for the first grant
+
+    def __post_init__(self) -> None:
+        self._pending.extend(range(self.pieces))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a piece may be sent."""
+        return bool(self._pending) and self.sequence < self.limit and not self.stopped
+
+    def next(self) -> tuple[int, int] | None:
+        """The next piece to send and its sequence, if there is one that may be."""
+        if not self.ready:
+            return None
+        self.sequence += 1
+        self._asked_at.clear()
+        piece = self._pending.popleft()
+        if not self._pending:
+            self._probe_at = -math.inf  # all is sent: ask at once what is missing
+        return piece, self.sequence
+
+    def sent(self, now: float) -> None:
+        """A piece was sent just now: the grant that follows takes a while."""
+        if self._pending:
+            self._probe_at = now + self._patience
+
+    def granted(self, limit: int, now: float) -> None:
+        """The receiver lets more be sent."""
+        if limit > self.limit:
+            self._unanswered = 0
+            self.limit = limit
+            self._probe_at = now + self._patience
+
+    def told_missing(self, probe: int, there: Sequence[bool], start: int, now: float) -> None:
+        """A part of the answer to a probe: send what is not there again; what was asked before the last piece went does
+        not count.
+        """
+        if probe in self._asked_at:
+            self.trip_seconds, self._unanswered = now - self._asked_at[probe], 0
+            self._asked_at.clear()
+            self._answer = probe, set()
+        if probe != self._answer[0] or start in self._answer[1] or self.stopped:
+            return
+        self._answer[1].add(start)
+        waiting = set(self._pending)
+        again = [start + i for i, one in enumerate(there) if not one and start + i < self.pieces]
+        self._pending.extendleft(piece for piece in reversed(again) if piece not in waiting)
+
+    def stop(self) -> None:
+        """The receiver has enough."""
+        self.stopped = True
+
+    def probe(self, now: float) -> int | None:
+        """The number of the probe that is due, if nothing may be sent and nobody answers."""
+        if self.stopped or self.ready or now < self._probe_at:
+            return None
+        self._probe_at = now + min(MOST_PROBE_SECONDS, self._patience * PROBE_BACKOFF**self._unanswered)
+        self._unanswered += 1
+        self._asked += 1
+        self._asked_at[self._asked] = now
+        return self._asked
+
+    def wake_at(self) -> float:
+        """When to look again if nothing comes."""
+        return self._probe_at
+
+    @property
+    def _patience(self) -> float:
+        return max(LEAST_PROBE_SECONDS, PROBE_TRIPS * self.trip_seconds)

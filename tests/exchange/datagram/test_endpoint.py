@@ -1,0 +1,240 @@
+"""Transfers between real sockets on loopback, through a relay that does what a network may."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, SilentError
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+
+WAIT = 20.0
+PATIENCE = 5.0
+Fate = Callable[[bytes, random.Random], list[bytes]]
+
+
+def unharmed(datagram: bytes, _random: random.Random) -> list[bytes]:
+    return [datagram]
+
+
+class Relay:
+    """Passes datagrams between one server and whoever sends, each by its fate; what it holds back comes later."""
+
+    def __init__(self, server: tuple[str, int], fate: Fate) -> None:
+        self.fate, self.server, self.random = fate, server, random.Random(1)
+        self.front = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.front.bind(("127.0.0.1", 0))
+        self.front.settimeout(0.05)
+        self.backs: dict[tuple[str, int], socket.socket] = {}
+        self.seen: list[bytes] = []
+        self.closing = False
+        self.threads = [threading.Thread(target=self._forth)]
+        self.threads[0].start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.front.getsockname()
+
+    def _forth(self) -> None:
+        while not self.closing:
+            try:
+                datagram, address = self.front.recvfrom(4096)
+            except TimeoutError:
+                continue
+            if address not in self.backs:
+                back = self.backs[address] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                back.bind(("127.0.0.1", 0))
+                back.settimeout(0.05)
+                self.threads.append(threading.Thread(target=self._back, args=(address, back)))
+                self.threads[-1].start()
+            self.seen.append(datagram)
+            for one in self.fate(datagram, self.random):
+                self.backs[address].sendto(one, self.server)
+
+    def _back(self, address: tuple[str, int], back: socket.socket) -> None:
+        while not self.closing:
+            try:
+                datagram = back.recv(4096)
+            except TimeoutError:
+                continue
+            for one in self.fate(datagram, self.random):
+                self.front.sendto(one, address)
+
+    def close(self) -> None:
+        self.closing = True
+        for thread in self.threads:
+            thread.join()
+        for one in (self.front, *self.backs.values()):
+            one.close()
+
+
+@contextmanager
+def pair(fate: Fate | None = None, sockets: int = 2) -> Iterator[tuple[Endpoint, Endpoint, Relay | None]]:
+    """A server's and a client's endpoint with session 7 open, and the relay between them."""
+    server, client = Endpoint("127.0.0.1"), Endpoint("127.0.0.1", sockets)
+    relay = Relay(server.address, fate) if fate else None
+    try:
+        keys = Keys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        server.open(keys.turned()).result(WAIT)
+        client.open(keys, relay.address if relay else server.address).result(WAIT)
+        yield server, client, relay
+    finally:
+        client.close()
+        server.close()
+        if relay:
+            relay.close()
+
+
+def content_of(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def across(sender: Endpoint, receiver: Endpoint, content: bytes, number: int = 1) -> bytes:
+    coming = receiver.receive(7, number, len(content), patience=PATIENCE)
+    going = sender.send(7, number, memoryview(content), prompt=0, patience=PATIENCE)
+    found = coming.result(WAIT)
+    going.result(WAIT)
+    assert found.got.all()
+    return bytes(found.content)
+
+
+def losing(datagram: bytes, chance: random.Random) -> list[bytes]:
+    return [] if chance.random() < 0.1 else [datagram]
+
+
+def spoiling(datagram: bytes, chance: random.Random) -> list[bytes]:
+    """Loses, repeats, cuts and forges."""
+    what = chance.random()
+    if what < 0.05:
+        return []
+    if what < 0.1:
+        return [datagram, datagram]
+    if what < 0.15:
+        return [datagram[: chance.randrange(len(datagram))], datagram]
+    if what < 0.2:
+        at = chance.randrange(len(datagram))
+        return [datagram[:at] + bytes([datagram[at] ^ 1]) + datagram[at + 1 :]]
+    return [datagram]
+
+
+class Shuffling:
+    """Holds back every third, for a while."""
+
+    def __init__(self) -> None:
+        self.held: list[bytes] = []
+
+    def __call__(self, datagram: bytes, chance: random.Random) -> list[bytes]:
+        if chance.random() < 0.3 and len(self.held) < 20:
+            self.held.append(datagram)
+            return []
+        late, self.held = ([*self.held], []) if chance.random() < 0.1 else ([], self.held)
+        return [datagram, *late]
+
+
+@pytest.mark.parametrize("size", [0, 1, PAYLOAD, PAYLOAD + 1, 300_000])
+def test_what_is_sent_arrives_both_ways(size: int) -> None:
+    with pair() as (server, client, _):
+        content = content_of(size)
+        assert across(client, server, content) == content
+        assert across(server, client, content) == content
+
+
+@pytest.mark.parametrize("fate", [losing, spoiling, Shuffling()], ids=["loss", "spoilt", "shuffled"])
+def test_what_is_sent_arrives_whatever_happens_on_the_way(fate: Fate) -> None:
+    with pair(fate) as (server, client, _):
+        content = content_of(400_000, 3)
+        assert across(client, server, content) == content
+        assert across(server, client, content, 2) == content
+        if fate is spoiling:
+            assert server.counts["dropped"] > 0
+            assert server.counts["duplicate"] > 0
+        if fate is losing:
+            assert client.counts["again"] > 0
+
+
+def test_transfers_of_many_at_once_do_not_mix() -> None:
+    with pair() as (server, client, _):
+        contents = {k: content_of(20_000 + k, k) for k in range(1, 9)}
+        coming = {k: server.receive(7, k, len(c), patience=PATIENCE) for k, c in contents.items()}
+        going = [client.send(7, k, memoryview(c), prompt=0, patience=PATIENCE) for k, c in contents.items()]
+        assert {k: bytes(f.result(WAIT).content) for k, f in coming.items()} == contents
+        for one in going:
+            one.result(WAIT)
+
+
+def test_a_receiver_that_has_enough_stops_the_sender() -> None:
+    with pair(losing) as (server, client, _):
+        content = content_of(300 * PAYLOAD)
+        coming = server.receive(7, 1, len(content), patience=PATIENCE, needed=30, least=240)
+        client.send(7, 1, memoryview(content), prompt=30 * PAYLOAD, patience=PATIENCE).result(WAIT)
+        found = coming.result(WAIT)
+        assert found.got[:30].all()
+        assert found.got.sum() >= 240
+        pieces = np.frombuffer(bytes(found.content), np.uint8).reshape(300, PAYLOAD)
+        sent = np.frombuffer(content, np.uint8).reshape(300, PAYLOAD)
+        assert (pieces[found.got] == sent[found.got]).all()
+        assert not pieces[~found.got].any()
+
+
+def test_a_replayed_datagram_changes_nothing() -> None:
+    with pair(unharmed) as (server, client, relay):
+        assert relay
+        content = content_of(50_000)
+        assert across(client, server, content) == content
+        recorded, before = list(relay.seen), dict(server.counts)
+        coming = server.receive(7, 2, len(content), patience=0.7)
+        time.sleep(0.1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for datagram in recorded:
+                stranger.sendto(datagram, server.address)
+            stranger.settimeout(0.3)
+            with pytest.raises(SilentError):
+                coming.result(WAIT)
+        assert server.counts["received"] == before["received"]
+        assert server.counts["dropped"] + server.counts["duplicate"] > 0
+        other = content_of(50_000, 4)
+        assert across(client, server, other, 3) == other  # and the way to the client is as it was
+
+
+def test_who_hears_nothing_gives_up() -> None:
+    with pair() as (server, client, _):
+        with pytest.raises(SilentError, match="nothing came"):
+            server.receive(7, 1, 5, patience=0.2).result(WAIT)
+        with pytest.raises(SilentError, match="no answer"):
+            client.send(7, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
+        with pytest.raises(SilentError, match="closed"):
+            client.send(8, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
+
+
+def test_a_session_that_no_datagram_comes_through_does_not_open() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        client = Endpoint("127.0.0.1")
+        try:
+            opened = client.open(Keys(1, bytes(KEY_BYTES), bytes(KEY_BYTES)), deaf.getsockname())
+            with pytest.raises(TimeoutError):
+                opened.result(0.3)
+            client.end(1)
+            with pytest.raises(SilentError):
+                opened.result(WAIT)
+        finally:
+            client.close()
+
+
+def test_closing_fails_what_is_under_way_and_frees_the_port() -> None:
+    with pair() as (server, _, _):
+        address = server.address
+        coming = server.receive(7, 1, 5, patience=PATIENCE)
+        server.close()
+        with pytest.raises(SilentError):
+            coming.result(WAIT)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+            again.bind(address)

@@ -1,0 +1,252 @@
+"""Transfers over a network that loses, repeats and reorders, without a socket."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idletrain.exchange.datagram.window import FIRST_WINDOW, Link, Receiving, Sending, share
+
+
+@dataclass
+class Net:
+    """A bottleneck link into one receiver.
+
+    Attributes:
+        rate: Pieces a second.
+        trip: Seconds, both ways together.
+        queue: Pieces that wait at most; more are dropped.
+        loss: Share of what is lost in either direction beside that.
+        jitter: Seconds by which a piece may be late.
+        twice: Share of what arrives twice.
+    """
+
+    rate: float = 9000.0
+    trip: float = 0.002
+    queue: int = 24
+    loss: float = 0.0
+    jitter: float = 0.0
+    twice: float = 0.0
+
+
+class World:
+    """Senders and their receiver, in a simulated time."""
+
+    def __init__(self, net: Net, sizes: list[int], seed: int, after: World | None = None, **enough: object) -> None:
+        self.net, self.random = net, random.Random(seed)
+        self.link, self.began = (after.link, after.now + 1) if after else (Link(), 0.0)
+        self.senders = [Sending(n) for n in sizes]
+        self.receivers = [Receiving(n, **enough) for n in sizes]  # type: ignore[arg-type]
+        self.done_at: list[float | None] = [None] * len(sizes)
+        self.told = [0] * len(sizes)
+        self.now = self.free_at = self.began
+        self.sent = self.dropped = 0
+        self.events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
+        self._count = 0
+
+    def run(self, until: float = 60.0) -> float:
+        """Until all senders are told to stop; returns when."""
+        while not all(s.stopped for s in self.senders):
+            self._senders()
+            at = min(
+                self.events[0][0] if self.events else math.inf,
+                min((s.wake_at() for s in self.senders if not s.stopped), default=math.inf),
+                self.now + 0.001,
+            )
+            self.now = max(self.now + 1e-5, at)
+            assert self.now < self.began + until, "it hangs"
+            while self.events and self.events[0][0] <= self.now:
+                _, _, kind, k, body = heapq.heappop(self.events)
+                getattr(self, f"_{kind}")(k, body)
+            self._receiver()
+        return self.now - self.began
+
+    def _senders(self) -> None:
+        for k, sender in enumerate(self.senders):
+            while (found := sender.next()) is not None:
+                self.sent += 1
+                sender.sent(self.now)
+                self._through(k, "data", found)
+            if (asked := sender.probe(self.now)) is not None:
+                self._through(k, "probe", (asked, sender.sequence))
+
+    def _through(self, k: int, kind: str, body: tuple[int, ...]) -> None:
+        waiting = max(0.0, self.free_at - self.now) * self.net.rate
+        if waiting > self.net.queue or self.random.random() < self.net.loss:
+            self.dropped += 1
+            return
+        self.free_at = max(self.free_at, self.now) + (1 / self.net.rate if kind == "data" else 0)
+        for _ in range(1 + (self.random.random() < self.net.twice)):
+            late = self.net.jitter * self.random.random()
+            self._later(self.free_at + self.net.trip / 2 + late, kind, k, body)
+
+    def _back(self, kind: str, k: int, body: tuple[int, ...]) -> None:
+        if self.random.random() >= self.net.loss:
+            self._later(self.now + self.net.trip / 2 + self.net.jitter * self.random.random(), kind, k, body)
+
+    def _later(self, at: float, kind: str, k: int, body: tuple[int, ...]) -> None:
+        self._count += 1
+        heapq.heappush(self.events, (at, self._count, kind, k, body))
+
+    def _data(self, k: int, body: tuple[int, ...]) -> None:
+        piece, sequence = body
+        receiver = self.receivers[k]
+        if self.done_at[k] is not None:
+            return
+        trip = receiver.trip(sequence, self.now)
+        if receiver.take(sequence, piece):
+            self.link.arrived(self.now, 1)
+            if trip is not None:
+                self.link.took(trip)
+        if receiver.is_done():
+            self.done_at[k] = self.now
+            self._back("stop", k, ())
+
+    def _probe(self, k: int, body: tuple[int, ...]) -> None:
+        asked, sequence = body
+        if self.done_at[k] is not None:
+            self._back("stop", k, ())
+            return
+        self.receivers[k].asked(asked, sequence, self.now, self.link.trip_seconds)
+
+    def _open(self) -> list[Receiving]:
+        return [r for r, at in zip(self.receivers, self.done_at, strict=True) if at is None]
+
+    def _receiver(self) -> None:
+        share(self.link, self._open(), self.now)
+        for k, receiver in enumerate(self.receivers):
+            if self.done_at[k] is None and (asked := receiver.answer(self.now)) is not None:
+                share(self.link, self._open(), self.now, first=[receiver])
+                self._back("missing", k, (asked, *receiver.got.astype(int).tolist()))
+                self.told[k] = receiver.limit
+                self._back("grant", k, (receiver.limit,))
+            if self.done_at[k] is None and receiver.limit > self.told[k]:
+                self.told[k] = receiver.limit
+                self._back("grant", k, (receiver.limit,))
+
+    def _grant(self, k: int, body: tuple[int, ...]) -> None:
+        self.senders[k].granted(body[0], self.now)
+
+    def _missing(self, k: int, body: tuple[int, ...]) -> None:
+        asked, *there = body
+        self.senders[k].told_missing(asked, [bool(one) for one in there], 0, self.now)
+
+    def _stop(self, k: int, _body: tuple[int, ...]) -> None:
+        self.senders[k].stop()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(1, 120), min_size=1, max_size=4),
+    st.floats(0, 0.3),
+    st.sampled_from([0.0, 0.001, 0.02]),
+    st.floats(0, 0.3),
+    st.integers(0, 1000),
+)
+def test_all_pieces_arrive_whatever_the_network_does(
+    sizes: list[int], loss: float, jitter: float, twice: float, seed: int
+) -> None:
+    world = World(Net(loss=loss, jitter=jitter, twice=twice, queue=8), sizes, seed)
+    world.run()
+    assert all(receiver.got.all() for receiver in world.receivers)
+
+
+@pytest.mark.parametrize(("trip", "limit"), [(0.0002, 1.1), (0.002, 1.1), (0.02, 1.35)])
+@pytest.mark.parametrize("loss", [0.0, 0.01])
+def test_one_sender_fills_the_link(trip: float, limit: float, loss: float) -> None:
+    """A second transfer, when the link is known: 5 MB at 100 Mbit/s."""
+    net = Net(trip=trip, loss=loss, queue=24)
+    world = World(net, [4000], 1)
+    world.run()
+    again = World(net, [4000], 2, after=world)
+    took = again.run()
+    assert took / (4000 / net.rate + trip) < limit
+    assert again.sent < 4000 * (1 + 2 * loss + 0.05)
+
+
+@pytest.mark.parametrize("queue", [24, 48])
+@pytest.mark.parametrize("pieces", [80, 800])
+def test_eight_senders_at_once_do_not_overrun_a_shallow_buffer(queue: int, pieces: int) -> None:
+    net = Net(trip=0.0005, queue=queue)
+    world = World(net, [pieces] * 8, 1)
+    took = world.run()
+    assert took / (8 * pieces / net.rate) < 1.2
+    assert world.dropped < 0.02 * world.sent
+
+
+def test_enough_is_enough_but_never_without_what_is_needed() -> None:
+    net = Net(loss=0.2)
+    world = World(net, [200], 3, needed=40, least=180)
+    world.run()
+    (receiver,) = world.receivers
+    assert receiver.got[:40].all()
+    assert 180 <= receiver.count < 200
+    asked = []
+
+    def enough(got: np.ndarray) -> bool:
+        asked.append(int(got.sum()))
+        return bool(got[50])
+
+    world = World(net, [200], 4, needed=40, least=150, enough=enough)
+    world.run()
+    assert world.receivers[0].got[50]
+    assert min(asked) >= 150
+
+
+def test_a_receiver_grants_no_more_than_its_window_and_one_piece_to_whoever_begins() -> None:
+    link, transfers = Link(), [Receiving(100) for _ in range(20)]
+    share(link, transfers, 0.0)
+    assert sum(t.on_their_way for t in transfers) == FIRST_WINDOW
+    share(link, transfers, 0.0, first=transfers)
+    assert all(t.on_their_way >= 1 for t in transfers)
+
+
+def test_what_was_not_granted_is_not_taken() -> None:
+    receiver = Receiving(10)
+    receiver.grant(3, 0.0)
+    assert not receiver.take(4, 0)
+    assert not receiver.take(0, 0)
+    assert not receiver.take(1, 10)
+    assert not receiver.take(1, -1)
+    assert receiver.take(3, 0)
+    assert not receiver.take(2, 0)
+    assert (receiver.count, receiver.top) == (1, 3)
+
+
+def test_an_answer_in_parts_is_taken_once_and_one_from_before_the_last_piece_not_at_all() -> None:
+    sender = Sending(6)
+    asked = sender.probe(0.0)
+    assert asked is not None
+    sender.granted(20, 0.1)
+    while sender.next():
+        pass
+    sender.told_missing(asked, [False] * 6, 0, 0.2)
+    assert sender.next() is None
+    asked = sender.probe(0.3)
+    assert asked is not None
+    sender.told_missing(asked, [True, False, True], 0, 0.4)
+    assert [found[0] for found in (sender.next(),) if found] == [1]
+    sender.told_missing(asked, [True, True, False], 3, 0.4)
+    sender.told_missing(asked, [True, False, True], 0, 0.5)
+    assert [found[0] for found in (sender.next(),) if found] == [5]
+    assert sender.next() is None
+
+
+def test_a_probe_waits_for_its_answer_and_then_longer_and_longer() -> None:
+    sender = Sending(2)
+    assert sender.probe(0.0) == 1
+    assert sender.probe(0.001) is None
+    times = [tick / 1000 for tick in range(1, 4000) if sender.probe(tick / 1000) is not None]
+    gaps = np.diff(times)
+    assert (gaps[1:] >= gaps[:-1] * 0.99).all()
+    assert gaps.max() <= 0.51
+    sender.granted(5, 4.0)
+    assert sender.ready
+    assert sender.probe(9.0) is None  # there is something to send
