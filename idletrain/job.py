@@ -147,6 +147,10 @@ class ExchangeSettings(_Settings):
     """To the workers, as values."""
     push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """From the workers, as changes; whole numbers are rounded up or down by chance, so that their mean stays."""
+    loss: Annotated[float, Field(ge=0, le=0.3)] = 0.0
+    """Which share of an update of whole numbers may come later, behind the round's end: what changed least."""
+    transport: Literal["tcp", "udp"] = "tcp"
+    """udp where datagrams pass, else tcp."""
 
     @property
     def coded(self) -> bool:
@@ -310,9 +314,24 @@ def parse_job(tree: dict[str, Any]) -> Job:
         raise JobError("training.optimizer: adagrad has neither momentum nor weight_decay; leave them out")
     if job.training.mode == "lockstep":
         _check_lockstep(job)
+    if job.training.exchange.loss:
+        _check_loss(job)
     if job.stop.accuracy is not None and job.data.train is not None and job.data.test is None:
         raise JobError("stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out")
     return job
+
+
+def _check_loss(job: Job) -> None:
+    faults = []
+    if job.preemption.policy != "salvage":
+        faults.append(
+            "training.exchange.loss: what comes later depends on the network, and reissue promises the same bits; "
+            "set preemption.policy: salvage, or leave it out"
+        )
+    if job.training.exchange.push not in ("int8", "int4"):
+        faults.append("training.exchange.loss: is of updates as whole numbers; set training.exchange.push to int8")
+    if faults:
+        raise JobError(faults)
 
 
 def _check_lockstep(job: Job) -> None:

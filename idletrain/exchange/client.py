@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from distributed.core import rpc
 from distributed.protocol import to_serialize
+from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, as_message
+from idletrain.exchange.datagram.endpoint import SilentError
+from idletrain.exchange.datagram.session import Session, Way
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Receipt, Reply, as_message
 
+logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
+DATAGRAM_BYTES = 1 << 13  # below, a call is all it takes
 PARTS_AT_ONCE = 2  # the link does not wait for answers
 CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
 
@@ -32,6 +39,8 @@ class StoreClient:
 
     def __init__(self, address: str, connection_args: dict[str, Any]) -> None:
         self._rpc = rpc(address, timeout=CONNECT_SECONDS, connection_args=connection_args)
+        self._name = uuid.uuid4().hex
+        self._session: Session | None = None
 
     async def program(self) -> bytes:
         """The pickled program of the run.
@@ -58,13 +67,41 @@ class StoreClient:
             RefusedError: the lease is not ours any more.
             ConnectionError: the store cannot be reached.
         """
+        way = self._session.way() if self._session else None
         with _link():
-            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at)
+            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, way=way)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
-        return answer["step"], torch.from_numpy(answer["flat"])
+        if way is None:
+            return answer["step"], torch.from_numpy(answer["flat"])
+        assert self._session
+        try:
+            content = await self._session.receive(way, answer["size"])
+        except SilentError as silence:
+            await self._leave_session(silence)
+            return await self.pull(lease, start, stop, at=at)
+        kind = torch.uint8 if answer["coded"] else torch.float32
+        return answer["step"], torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
-    async def push(self, header: PushHeader, payload: Tensor | None) -> Reply:
+    async def use_datagrams(self) -> None:
+        """Let payloads travel over UDP from now on, if datagrams pass.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        host = get_ip(self._rpc.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
+        with _link():
+            self._session = await Session.open(lambda: self._rpc.datagrams(worker=self._name), host)
+        if self._session is None:
+            logger.warning("no datagram from the store at %s came through: payloads go over TCP", self._rpc.address)
+
+    async def _leave_session(self, silence: SilentError) -> None:
+        logger.warning("datagrams stopped to come through (%s): payloads go over TCP", silence)
+        session, self._session = self._session, None
+        if session:
+            await session.close()
+
+    async def push(self, header: PushHeader, payload: Tensor | None, prompt: int = 0) -> Receipt:
         """Send an update or a mark; sent again, with the same header, when the connection breaks.
 
         What is large goes in parts, from its beginning on: of an update as whole numbers, what was there when its
@@ -73,18 +110,53 @@ class StoreClient:
         Args:
             header: What it is.
             payload: It, or None if it was sent in parts.
+            prompt: How many of its bytes, from the first on, count most.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
         content = (torch.empty(0) if payload is None else payload).view(torch.uint8)
-        if len(content) > PART_BYTES:
+        way = None
+        if self._session and len(content) > DATAGRAM_BYTES:
+            reply, way = await self._scattered(self._session, header, content, prompt)
+            if reply is not Reply.ACCEPTED:
+                return Receipt(reply)
+        if way is None and len(content) > PART_BYTES:
             reply = await self._in_parts(header, content)
             if reply is not Reply.ACCEPTED:
-                return reply
+                return Receipt(reply)
             content = content[:0]
-        frames, as_told = to_serialize(content.numpy()), as_message(header)
-        return await self._sent(lambda: self._rpc.push(header=as_told, flat=frames))
+        frames = to_serialize((content if way is None else content[:0]).numpy())
+        answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames, way=way))
+        return Receipt(Reply(answer["reply"]), answer["missing"])
+
+    async def repair(self, lease: LeaseId, rows: Tensor) -> Reply:
+        """Send the rows that an update lacked, one behind the other.
+
+        Raises:
+            ConnectionError: the store cannot be reached.
+        """
+        frames, whose = to_serialize(rows.numpy()), as_message(lease)
+        return Reply((await self._sent(lambda: self._rpc.repair(lease=whose, flat=frames)))["reply"])
+
+    async def _scattered(
+        self, session: Session, header: PushHeader, content: Tensor, prompt: int
+    ) -> tuple[Reply, Way | None]:
+        """Send over UDP; no way if that came to nothing."""
+        way, whose = session.way(), as_message(header.lease)
+        answer = await self._sent(
+            lambda: self._rpc.expect(
+                lease=whose, steps=header.steps, train_seconds=header.train_seconds, size=len(content), way=way
+            )
+        )
+        if (reply := Reply(answer["reply"])) is not Reply.ACCEPTED:
+            return reply, None
+        try:
+            await session.send(way, memoryview(content.numpy()), prompt)
+        except SilentError as silence:
+            await self._leave_session(silence)
+            return reply, None
+        return reply, way
 
     async def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, content: Tensor) -> Reply:
         """Send a part of what will be pushed after so many steps, from byte `start` on; again when the connection
@@ -94,9 +166,10 @@ class StoreClient:
             ConnectionError: the store cannot be reached.
         """
         part, whose = to_serialize(content.view(torch.uint8).numpy()), as_message(lease)
-        return await self._sent(
+        answer = await self._sent(
             lambda: self._rpc.part(lease=whose, steps=steps, train_seconds=train_seconds, start=start, flat=part)
         )
+        return Reply(answer["reply"])
 
     async def _in_parts(self, header: PushHeader, content: Tensor) -> Reply:
         """Send parts in order, the next one while the store answers to the last."""
@@ -110,15 +183,18 @@ class StoreClient:
                     sent = self.part(header.lease, header.steps, header.train_seconds, start, part)
                     sending.add(asyncio.create_task(sent))
                 done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    if (reply := one.result()) is not Reply.ACCEPTED:
-                        return reply
+                replies = {one.result() for one in done}
+                if Reply.ENOUGH in replies:  # what is on its way is let arrive: the store counts it
+                    starts.clear()
+                    replies.discard(Reply.ENOUGH)
+                if refusals := replies - {Reply.ACCEPTED}:
+                    return refusals.pop()
         finally:
             for one in sending:
                 one.cancel()
         return Reply.ACCEPTED
 
-    async def _sent(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> Reply:
+    async def _sent(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         for last in (False,) * (RESENDS - 1) + (True,):
             try:
                 with _link():
@@ -129,7 +205,7 @@ class StoreClient:
                 await asyncio.sleep(RESEND_PAUSE_SECONDS)
             else:
                 break
-        return Reply(answer["reply"])
+        return answer
 
     async def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Say that the lease's subnet is alive and how far it is.
@@ -154,6 +230,8 @@ class StoreClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._session:
+            await self._session.close()
         await self._rpc.close_rpc()
 
 

@@ -134,6 +134,17 @@ class Codec:
         left_C = np.minimum(K * step_C**2 / 12, squares_C)  # a value within a step is off by a twelfth of its square
         return np.concatenate([squares_C - left_C, left_C]) / total
 
+    def rows_before(self, size: int) -> Got:
+        """Which rows are whole in so many bytes from the beginning `[R]`."""
+        return np.arange(self.rows) < max(0, size - self.first_row) // ROW_BYTES
+
+    def rows_within(self, pieces: Got, piece_bytes: int) -> Got:
+        """Which rows are whole in these pieces of all bytes `[R]`."""
+        starts = self.first_row + ROW_BYTES * np.arange(self.rows)
+        return (
+            pieces[starts // piece_bytes] & pieces[(starts + ROW_BYTES - 1) // piece_bytes]
+        )  # a row is in two at most
+
     def _halve(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
         from idletrain.exchange import rounding  # and with it Numba, which takes a second
 

@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from distributed.core import Server
 from distributed.protocol import Serialized, to_serialize
 from distributed.security import Security
+from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply
+from idletrain.exchange.datagram.endpoint import Received
+from idletrain.exchange.datagram.packet import PAYLOAD
+from idletrain.exchange.datagram.ways import Ways
+from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
 class Head(Protocol):
@@ -26,9 +32,22 @@ class Head(Protocol):
     async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
         """The step to go on from and `[start:stop]` of the flat buffer (of step `at`, all); or why not."""
 
-    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """Take an update or a mark, of the parts that are held if there are no frames; returns once it is durable (a
         mark, or an update in lockstep before all have theirs: once it is held).
+        """
+
+    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+        """What of a payload of so many bytes that comes in any order is enough; or why it may not come."""
+
+    def came(
+        self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: NDArray[np.bool_], piece: int
+    ) -> None:
+        """Which pieces, of so many bytes each, have come of a payload; its bytes in their places."""
+
+    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+        """Take the rows that an update lacked (`Receipt.missing`), one behind the other; returns once they are durable.
+        Before the update's round is over they are STALE_ROUND: send them again.
         """
 
     def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
@@ -54,7 +73,12 @@ class Store:
     def __init__(self, head: Head, security: Security) -> None:
         self._head, self._security = head, security
         self.bytes_down = self.bytes_up = 0
+        self._host = ""
+        self._ways = Ways()
         handlers = {
+            "datagrams": self._datagrams,
+            "expect": self._expect,
+            "repair": self._repair,
             "program": self._program,
             "pull": self._pull,
             "part": self._part,
@@ -69,31 +93,65 @@ class Store:
         """Start to serve on a free port of `host`; returns the address."""
         scheme = "tls" if self._security.require_encryption or self._security.tls_scheduler_cert else "tcp"
         await self._server.listen(f"{scheme}://{host}:0", **self._security.get_listen_args("scheduler"))
+        self._host = host
         address: str = self._server.address
         return address
 
     async def close(self) -> None:
         """Stop to serve."""
+        await self._ways.close()
         await self._server.close()
 
     def _program(self) -> Any:
         return {"program": self._head.program()}
 
-    async def _pull(self, lease: dict[str, Any], start: int, stop: int | None, at: int | None) -> Any:
+    async def _datagrams(self, worker: str) -> Any:
+        return await self._ways.open(worker, self._host)
+
+    async def _pull(
+        self, lease: dict[str, Any], start: int, stop: int | None, at: int | None, way: Sequence[int] | None = None
+    ) -> Any:
         answer = await self._head.pull(LeaseId(**lease), start, stop, at)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, part = answer
         self.bytes_down += part.nbytes
-        return {"reply": Reply.ACCEPTED.value, "step": step, "flat": to_serialize(part.numpy())}
+        told = {"reply": Reply.ACCEPTED.value, "step": step}
+        if way is None:
+            return {**told, "flat": to_serialize(part.numpy())}
+        self._ways.send(way, part)
+        return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
+
+    async def _expect(
+        self, lease: dict[str, Any], steps: int, train_seconds: float, size: int, way: Sequence[int]
+    ) -> Any:
+        whose = LeaseId(**lease)
+        bound = self._head.expect(whose, size)
+        if isinstance(bound, Reply):
+            return {"reply": bound.value}
+
+        def came(received: Received) -> None:
+            self._head.came(whose, steps, train_seconds, memoryview(received.content), received.got, PAYLOAD)
+
+        self._ways.expect(way, size, bound, came)
+        return {"reply": Reply.ACCEPTED.value}
+
+    async def _repair(self, lease: dict[str, Any], flat: Serialized) -> Any:
+        return {"reply": (await self._head.repair(LeaseId(**lease), self._received(flat))).value}
 
     def _part(self, lease: dict[str, Any], steps: int, train_seconds: float, start: int, flat: Serialized) -> Any:
         reply = self._head.part(LeaseId(**lease), steps, train_seconds, start, self._received(flat))
         return {"reply": reply.value}
 
-    async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
+    async def _push(self, header: dict[str, Any], flat: Serialized, way: Sequence[int] | None = None) -> Any:
         lease = LeaseId(**header.pop("lease"))
-        return {"reply": (await self._head.push(PushHeader(lease, **header), self._received(flat))).value}
+        frames = self._received(flat)
+        if way is not None:
+            received = await self._ways.received(way)
+            self.bytes_up += len(received.content)
+            frames = [memoryview(received.content)] if received.got.all() else []
+        receipt = await self._head.push(PushHeader(lease, **header), frames)
+        return {"reply": receipt.reply.value, "missing": receipt.missing}
 
     def _received(self, flat: Serialized) -> list[memoryview]:
         frames = [memoryview(frame).cast("B") for frame in flat.frames if len(frame)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 
 class Reply(enum.StrEnum):
@@ -22,6 +23,7 @@ class Reply(enum.StrEnum):
     CORRUPT = "corrupt"
     WRONG_SHAPE = "wrong-shape"
     NOT_FINITE = "not-finite"
+    ENOUGH = "enough"
 
 
 TAKEN = (Reply.ACCEPTED, Reply.DUPLICATE)
@@ -71,6 +73,49 @@ class PushHeader:
     train_seconds: float
     checksum: int
     update: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a push.
+
+    Attributes:
+        missing: Rows that did not come and may follow later (`Codec`), a bit each.
+    """
+
+    reply: Reply
+    missing: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What of a payload is enough.
+
+    Attributes:
+        needed: Bytes from its beginning without which nothing is.
+        least: Which share of all bytes is enough at least.
+        enough: Whether, of the payload as it is, these pieces of so many bytes each are enough; None: if they are as
+            many as that.
+    """
+
+    needed: int
+    least: float
+    enough: Callable[[memoryview, NDArray[np.bool_], int], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What has come of an update as whole numbers.
+
+    Attributes:
+        content: Its bytes in their places, zeros where none came.
+        got: Which of its rows are there (`Codec`).
+        train_seconds: Time in its steps.
+    """
+
+    content: memoryview
+    got: NDArray[np.bool_]
+    train_seconds: float
 
 
 def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from idletrain.nn.groups import Common, Layout
 from idletrain.nn.program import Program
-from idletrain.nn.subnets import Subnet, by_row, gather, merge, views
+from idletrain.nn.subnets import Subnet, by_row, gather, merge, own_or, views
 
 
 class Network:
@@ -63,6 +63,12 @@ class Network:
             averages = 0 < slot < self._counts[0]  # moments: the sum of their changes is none, and may be below zero
             common: Common = "mean" if averages and self._common == "sum" else self._common
             merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common)
+
+    def add(self, subnet: Subnet, change: Tensor, weight: float) -> None:
+        """Add a change `[P]` of a subnet's values; of what every subnet has, as much of it as its copy counted for."""
+        flat = self.pull(subnet)
+        flat[: subnet.parameters] += change * own_or(subnet, weight)
+        self.commit([(subnet, flat, 1)])
 
     def sha256(self) -> str:
         """Digest of the parameters (not of the optimizer's state): equal bits, equal digest."""

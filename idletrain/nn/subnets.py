@@ -121,6 +121,15 @@ def merge(
                 tensor[where] = _moved(tensor[where], copies) if common == "sum" else _mean(copies)
 
 
+def own_or(subnet: Subnet, weight: float) -> Tensor:
+    """For each of a subnet's values `[P]`, 1 where no other subnet has it, else this weight."""
+    weights = torch.ones(subnet.parameters)
+    for tensor, at, values in zip(subnet.layout.tensors, subnet.positions, views(weights, subnet.shapes), strict=True):
+        if _common(tensor) is not None:
+            values[_common_within(tensor, at)] = weight
+    return weights
+
+
 def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
     mean = copies[0][0] * copies[0][1]
     for copy, weight in copies[1:]:

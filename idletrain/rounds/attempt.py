@@ -13,12 +13,14 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
+import numpy as np
 import psutil
 import torch
 from distributed import Worker, get_worker
@@ -27,8 +29,9 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.codec import ROW_BYTES, Codec
 from idletrain.exchange.peers import Mailbox
-from idletrain.exchange.wire import TAKEN, PushHeader, Reply, checksum
+from idletrain.exchange.wire import TAKEN, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.nn.data import Samples
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.program import Program
@@ -51,6 +54,7 @@ ACCOUNT = (
     "train_seconds",
     *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
 )
+DEBTS_KEPT = 4  # what pushes lacked
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -65,6 +69,15 @@ class Loaded:
     plans: Known
 
 
+@dataclass(frozen=True)
+class Debt:
+    """Rows of an update that its push lacked."""
+
+    client: StoreClient
+    lease: LeaseId
+    rows: Tensor
+
+
 class LocalRun:
     """One epoch of a run on this worker: its store, and its program, fetched and unpickled once."""
 
@@ -73,13 +86,15 @@ class LocalRun:
         self._loading = threading.Lock()
         self._loaded: Loaded | None = None
 
-    def load(self, call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> Loaded:
+    def load(self, call: Callable[[Coroutine[Any, Any, T]], T]) -> Loaded:
         """The program; `call` runs a coroutine of the client."""
         with self._loading:
             if self._loaded is None:
-                program: Program = cloudpickle.loads(call(self.client.program()))
+                program: Program = cloudpickle.loads(call(self.client.program()))  # type: ignore[arg-type]
                 samples, training = program.source.open(), program.training
                 order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+                if training.exchange.transport == "udp":
+                    call(self.client.use_datagrams())
                 self._loaded = Loaded(program, samples, order, {})
         return self._loaded
 
@@ -89,6 +104,7 @@ class Node:
 
     Attributes:
         computing: Held by the one task that trains; another pulls or pushes meanwhile.
+        owed: What pushes lacked, the oldest first.
         mailbox: Letters of those that train in lockstep with this worker.
         moving: Held by whatever pulls, pushes or marks: of two at once, a mark's copy would be the fifth of a subnet.
     """
@@ -98,6 +114,7 @@ class Node:
         self.mark_now = threading.Event()
         self.computing = threading.Lock()
         self.moving = threading.Lock()
+        self.owed: deque[Debt] = deque(maxlen=DEBTS_KEPT)
         self.mailbox = Mailbox()
         self.memory_bytes: int | None = None
         self.free_bytes = 0  # when it joined
@@ -315,22 +332,32 @@ class Attempt:
             due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
             left = self.steps < all_steps  # else the update itself comes next
             if due and left and self._send_beside(functools.partial(self._mark, now - started)):
+                self._node.mark_now.clear()
                 marked = now
+            elif self._node.owed and self._node.owed[0].lease.round < self._spec.lease.round:
+                self._send_beside(self._repay)
         self.account["train_seconds"] = time.perf_counter() - started
 
-    def _send_beside(self, mark: Callable[[], Coroutine[Any, Any, Reply]]) -> bool:
-        """Send a mark while steps go on; False if something else is on its way."""
+    def _send_beside(self, what: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+        """Send something while steps go on; False if something else is on its way."""
         if not self._node.moving.acquire(blocking=False):
             return False
-        self._node.mark_now.clear()
         with contextlib.ExitStack() as failed:
             failed.callback(self._node.moving.release)
-            sent = self._start(mark())
+            sent = self._start(what())
             failed.pop_all()
         sent.add_done_callback(lambda _: self._node.moving.release())
         return True
 
-    def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
+    async def _repay(self) -> None:
+        """Send the rows that an update of an earlier round lacked, now that the link is idle."""
+        with contextlib.suppress(IndexError):  # another attempt's thread was first
+            debt = self._node.owed.popleft()
+            reply = await debt.client.repair(debt.lease, debt.rows)
+            if reply is Reply.ACCEPTED:
+                self.account["repaid_bytes"] = self.account.get("repaid_bytes", 0) + debt.rows.nbytes
+
+    def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
@@ -339,10 +366,22 @@ class Attempt:
         # Of few steps, what is small gets home before the node is gone; only `salvage` can do with a change.
         update = whole or (coded and self._spec.salvage)
         payload = (self._flat[:size] if update else self._flat).cpu()
-        if update and coded:
+        codec = coding.codec(loaded.program, subnet, "push") if update else None
+        if codec:
             payload = self._coded(loaded, subnet, payload)
         self.account["push_bytes"] = payload.nbytes
-        return self._call(self._send(payload, self.account["train_seconds"], update=update))
+        prompt = codec.first_row + ROW_BYTES * codec.chunks if codec else payload.nbytes
+        receipt = self._call(self._send(payload, self.account["train_seconds"], update=update, prompt=prompt))
+        if codec and receipt.missing:
+            self._owe(codec, payload, receipt.missing)
+        return receipt.reply
+
+    def _owe(self, codec: Codec, payload: Tensor, missing: bytes) -> None:
+        rows_RB = payload[codec.first_row :].view(-1, ROW_BYTES)
+        bits = np.unpackbits(np.frombuffer(missing, np.uint8), count=codec.rows, bitorder="little").astype(bool)
+        rows = rows_RB[torch.from_numpy(bits)].flatten()
+        self.account |= {"late_bytes": rows.nbytes}
+        self._node.owed.append(Debt(self._run.client, self._spec.lease, rows))
 
     def _coded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
         """The update by what the round began with, which whoever goes on from a mark has yet to ask for."""
@@ -352,9 +391,10 @@ class Attempt:
         begun = coding.received(loaded.program, subnet, self._begun)
         return coding.update(loaded.program, subnet, flat, begun, self._spec.lease)
 
-    def _send(self, payload: Tensor, seconds: float, *, update: bool) -> Coroutine[Any, Any, Reply]:
+    def _send(self, payload: Tensor, seconds: float, *, update: bool, prompt: int = 0) -> Coroutine[Any, Any, Receipt]:
         digest = checksum([payload.numpy().data.cast("B")])
-        return self._run.client.push(PushHeader(self._spec.lease, self.steps, seconds, digest, update), payload)
+        header = PushHeader(self._spec.lease, self.steps, seconds, digest, update)
+        return self._run.client.push(header, payload, prompt)
 
     async def _beat(self) -> None:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.exchange.codec import ROW_BYTES, Codec
+from idletrain.exchange.codec import Codec, Got
 from idletrain.exchange.parts import Parts
-from idletrain.exchange.wire import PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.exchange.wire import Arrival, Bound, PushHeader, Reply, checksum, inspect, inspect_values
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds import coding
 from idletrain.rounds.journal import Payload
 
+MOST_LOST = 0.02  # of an update's squared norm
+
 
 @dataclass(frozen=True)
 class Begun:
-    """A subnet as the open round began with it."""
+    """A subnet as a round began with it."""
 
     subnet: Subnet
     network: Network
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A push as values.
+
+    Attributes:
+        payload: They, or what came if it cannot be taken.
+        fault: Why it cannot.
+        covered: Which share of the change's squared norm they hold.
+        lacking: What came, where some rows did not; they may follow.
+    """
+
+    payload: Payload
+    fault: Reply | None = None
+    covered: float = 1.0
+    lacking: Arrival | None = None
 
 
 class Inbox:
@@ -38,6 +57,7 @@ class Inbox:
 
     def __init__(self, program: Program, *, salvage: bool) -> None:
         self._program, self._salvage, self._parts = program, salvage, Parts()
+        self._scattered: dict[tuple[int, int], Arrival] = {}
         self._gains: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def hold(
@@ -47,54 +67,118 @@ class Inbox:
         most = 4 * self._program.buffer_size(subnet, travelling=False)
         return self._parts.hold(attempt, steps, start, frames, most, train_seconds)
 
+    def note(
+        self, attempt: int, steps: int, seconds: float, content: memoryview, pieces: Got, piece: int, subnet: Subnet
+    ) -> bool:
+        """Keep which pieces of so many bytes have come of a payload, in any order; False if they are of no use yet."""
+        codec = coding.codec(self._program, subnet, "push")
+        needed = -(-codec.first_row // piece) if codec else 0
+        if not codec or codec.nbytes != len(content) or not pieces[:needed].all():
+            return False
+        self._scattered[attempt, steps] = Arrival(content, codec.rows_within(pieces, piece), seconds)
+        return True
+
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
         self._parts.drop(attempt)
-        self._gains = {key: gains for key, gains in self._gains.items() if key[0] != attempt}
+        for kept in (self._scattered, self._gains):
+            for key in [key for key in kept if key[0] == attempt]:
+                del kept[key]  # type: ignore[attr-defined]
 
     def covered(self, attempt: int, steps: int, subnet: Subnet) -> float:
         """Which share of an update's squared norm has come, if it is of use before it is whole; else 0."""
         codec = coding.codec(self._program, subnet, "push") if self._salvage else None
-        frames = self._parts.payload(attempt, steps)
-        size = sum(len(frame) for frame in frames)
-        if not codec or not codec.rows or size < codec.first_row:
+        if not codec or not codec.rows:
             return 0.0
-        if (attempt, steps) not in self._gains:
-            content = _joined(frames)
-            exact = content[: 4 * (codec.size - codec.coded)].view(torch.float32)
-            self._gains[attempt, steps] = codec.gains(content) * bool(exact.isfinite().all())
-        return float(self._gains[attempt, steps][: _rows(codec, size)].sum())
+        got = self._got(attempt, steps, codec)
+        return float(self._gains_of(attempt, steps, codec)[got].sum()) if got is not None else 0.0
 
-    def came(self, attempt: int, steps: int) -> Payload:
-        """What is here of a payload, from its beginning on."""
-        return Payload(self._parts.payload(attempt, steps), self._parts.train_seconds(attempt, steps), 0)
+    def is_enough(self, attempt: int, steps: int, subnet: Subnet) -> bool:
+        """Whether no more of an update needs to come now."""
+        codec, most = coding.codec(self._program, subnet, "push"), self._program.training.exchange.loss
+        if not most or not codec or not codec.rows:
+            return False
+        got = self._got(attempt, steps, codec)
+        return got is not None and _is_enough(codec, got, most, lambda: self._gains_of(attempt, steps, codec))
 
-    def salvaged(self, came: Payload, begun: Begun) -> Payload:
+    def bound(self, size: int, subnet: Subnet) -> Bound:
+        """What of a payload of so many bytes is enough."""
+        codec, most = coding.codec(self._program, subnet, "push"), self._program.training.exchange.loss
+        if not most or not codec or codec.nbytes != size:  # a mark
+            return Bound(size, 1.0)
+
+        known: list[NDArray[np.float64]] = []
+
+        def enough(content: memoryview, pieces: Got, piece_bytes: int) -> bool:
+            if not known:
+                known.append(_gains(codec, torch.frombuffer(content, dtype=torch.uint8)))
+            return _is_enough(codec, codec.rows_within(pieces, piece_bytes), most, lambda: known[0])
+
+        return Bound(codec.first_row, 1 - most, enough)
+
+    def came(self, attempt: int, steps: int, begun: Begun) -> Arrival:
+        """What is here of an update, of its bytes in their places."""
+        codec = coding.codec(self._program, begun.subnet, "push")
+        assert codec
+        if found := self._scattered.get((attempt, steps)):
+            return found
+        content = bytearray().join(self._parts.payload(attempt, steps))
+        seconds = self._parts.train_seconds(attempt, steps)
+        return Arrival(memoryview(content.ljust(codec.nbytes, b"\0")), codec.rows_before(len(content)), seconds)
+
+    def salvaged(self, came: Arrival, begun: Begun) -> Payload:
         """What has come of an update whose worker is gone, as values; what has not is no change."""
         codec = coding.codec(self._program, begun.subnet, "push")
         assert codec
-        content = torch.zeros(codec.nbytes, dtype=torch.uint8)
-        content[: came.size_bytes] = _joined(came.frames)
-        got = np.arange(codec.rows) < _rows(codec, came.size_bytes)
-        return _as_payload(codec.decode(content, begun.network.pull(begun.subnet), got), came.train_seconds)
+        content = torch.frombuffer(came.content, dtype=torch.uint8)
+        return _as_payload(codec.decode(content, begun.network.pull(begun.subnet), came.got), came.train_seconds)
 
-    def read(
-        self, header: PushHeader, frames: Sequence[memoryview], begun: Begun | None
-    ) -> tuple[Payload, Reply | None]:
-        """A push as values, of its parts if it has no frames, and why it cannot be taken, if so."""
-        frames = frames or self._parts.payload(header.lease.attempt, header.steps)
+    def read(self, header: PushHeader, frames: Sequence[memoryview], begun: Begun | None) -> Taken:
+        """A push as values; without frames, of what has come before."""
+        attempt, steps = header.lease.attempt, header.steps
+        whole = header.update and steps == self._program.training.local_steps
+        codec = coding.codec(self._program, begun.subnet, "push") if begun and header.update else None
+        if not frames and codec and codec.rows and begun and (whole or self._is_part(header)):
+            return self._read_rows(header, codec, begun)
+        frames = frames or self._parts.payload(attempt, steps)
         payload = Payload(frames, header.train_seconds, header.checksum)
-        whole = header.update and header.steps == self._program.training.local_steps
         if begun is None or not (whole or self._is_part(header)):
-            return payload, Reply.WRONG_SHAPE
-        codec = coding.codec(self._program, begun.subnet, "push") if header.update else None
+            return Taken(payload, Reply.WRONG_SHAPE)
         size = 4 * self._program.buffer_size(begun.subnet, travelling=header.update)
         if fault := inspect(header, frames, codec.nbytes if codec else size):
-            return payload, fault
+            return Taken(payload, fault)
         if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
             values = codec.decode(_joined(frames), begun.network.pull(begun.subnet))
             payload = _as_payload(values, header.train_seconds)
-        return payload, inspect_values(payload.frames)
+        return Taken(payload, inspect_values(payload.frames))
+
+    def _read_rows(self, header: PushHeader, codec: Codec, begun: Begun) -> Taken:
+        """An update that came in parts, of which some rows may be missing."""
+        attempt, steps = header.lease.attempt, header.steps
+        came = replace(self.came(attempt, steps, begun), train_seconds=header.train_seconds)
+        payload = Payload([came.content], header.train_seconds, header.checksum)
+        whole = bool(came.got.all())
+        if not whole and not self.is_enough(attempt, steps, begun.subnet):
+            return Taken(payload, Reply.WRONG_SHAPE)
+        if whole and (fault := inspect(header, payload.frames, codec.nbytes)):
+            return Taken(payload, fault)
+        covered = 1.0 if whole else float(self._gains_of(attempt, steps, codec)[came.got].sum())
+        payload = self.salvaged(came, begun)
+        return Taken(payload, inspect_values(payload.frames), covered, None if whole else came)
+
+    def _got(self, attempt: int, steps: int, codec: Codec) -> Got | None:
+        """Which rows of an update are here; None before its head is."""
+        if found := self._scattered.get((attempt, steps)):
+            return found.got
+        size = sum(len(frame) for frame in self._parts.payload(attempt, steps))
+        return codec.rows_before(size) if size >= codec.first_row else None
+
+    def _gains_of(self, attempt: int, steps: int, codec: Codec) -> NDArray[np.float64]:
+        if (attempt, steps) not in self._gains:
+            found = self._scattered.get((attempt, steps))
+            content = found.content if found else bytearray().join(self._parts.payload(attempt, steps))
+            self._gains[attempt, steps] = _gains(codec, torch.frombuffer(content, dtype=torch.uint8))
+        return self._gains[attempt, steps]
 
     def _is_part(self, header: PushHeader) -> bool:
         """Whether it can be a mark, or an update of fewer steps than all."""
@@ -102,9 +186,15 @@ class Inbox:
         return early and (not header.update or (self._salvage and self._program.training.exchange.push != "fp32"))
 
 
-def _rows(codec: Codec, size: int) -> int:
-    """How many rows are whole in so many bytes from the beginning."""
-    return max(0, size - codec.first_row) // ROW_BYTES
+def _is_enough(codec: Codec, got: Got, most: float, gains: Callable[[], NDArray[np.float64]]) -> bool:
+    """Whether no more rows are lacking than the job allows, and of the norm no more than MOST_LOST."""
+    return bool((~got).sum() <= most * codec.rows and gains()[~got].sum() <= MOST_LOST)
+
+
+def _gains(codec: Codec, content: Tensor) -> NDArray[np.float64]:
+    """What each row brings; nothing if what is exact is not finite."""
+    exact = content[: 4 * (codec.size - codec.coded)].view(torch.float32)
+    return codec.gains(content) * bool(exact.isfinite().all())
 
 
 def _joined(frames: Sequence[memoryview]) -> Tensor:

@@ -77,12 +77,17 @@ class Journal:
             self.network = Network.of(self._program, prepared.network)
             snapshots.write(run_dir, 0, self.network, reached)
         self.round, self.epoch = past.rounds, past.epochs + 1
+        self._shares = past.shares
         self.shares = past.shares.get(past.rounds, ())
         self.blocks: Sequence[tuple[Block, ...]] = ()
         self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._steps = past.steps
+        self._repairs = list(past.repairs.get(past.rounds, ()))
+        self._writing = asyncio.Lock()
         self._stopping = False
-        self._next_offset = max((u.offset + u.size_bytes for u in self.staged.values()), default=0)
+        written = [*self.staged.values(), *(repair.change for repair in self._repairs)]
+        self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
 
     def close(self) -> None:
         """Close the ledger."""
@@ -111,6 +116,17 @@ class Journal:
         await self._append("stage", round=self.round, attempt=attempt, covered=covered, **asdict(staged))
         self._reached("update-recorded")
 
+    async def repair(self, of: int, subnet: int, payload: Payload) -> None:
+        """Make durable what came late of an update of round `of`; the open round's commit adds it to the network."""
+        async with self._writing:
+            path = updates.path_of(self.run_dir, self.round)
+            size = payload.size_bytes
+            change = updates.Staged(subnet, 0, self._next_offset, size, payload.checksum)
+            self._next_offset += size
+            await self._durably(lambda: updates.write(path, change.offset, payload.frames))
+            await self._append("repair", round=self.round, of=of, **asdict(change))
+            self._repairs.append(recovery.Repair(of, change))
+
     async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
         """End the open round: the ledger says so, then the network changes."""
 
@@ -118,13 +134,14 @@ class Journal:
             updates.sync(updates.path_of(self.run_dir, self.round))
             self._ledger.append("commit", durable=True, round=self.round, staged=staged, next_shares=next_shares)
 
-        await self._durably(seal)
-        self._reached("commit-recorded")
-        await asyncio.to_thread(
-            recovery.apply, self.run_dir, self.subnets, self.network, self.round, self.staged, dict(staged)
-        )
-        self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
-        self._draw()
+        async with self._writing:
+            await self._durably(seal)
+            self._reached("commit-recorded")
+            self._steps[self.round] = dict(staged)
+            await asyncio.to_thread(self._apply)
+            self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+            self._repairs = []
+            self._draw()
 
     async def snapshot(self) -> None:
         """Write the network, then forget what only older snapshots needed."""
@@ -141,7 +158,13 @@ class Journal:
         await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
         return digest
 
+    def _apply(self) -> None:
+        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
+        for repair in self._repairs:
+            recovery.mend(self.run_dir, self._program, self.network, self.round, repair, self._shares, self._steps)
+
     def _draw(self) -> None:
+        self._shares[self.round] = self.shares
         self.blocks = blocks(self._program.layout.sizes, self.shares)
         self.subnets = self._program.subnets(self.round, self.shares)
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.wire import PushHeader, Reply, checksum
+from idletrain.exchange.wire import PushHeader, Receipt, Reply, checksum
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.memory import SCRATCH_BYTES
 from idletrain.nn.outofcore.disk import ScratchError, in_memory
@@ -127,23 +127,23 @@ class OutOfCoreAttempt(Attempt):
         """Send tensors that are final, and at home."""
         self._sent.append((numbers, self._start(self._parts(self._home, [numbers], slots, self.steps + 1))))
 
-    def _mark(self, seconds: float) -> Coroutine[Any, Any, Reply]:
+    def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         self._planned.store(self._marked)
         return self._send_all(self._marked, self._marked.slots, self.steps, seconds, update=False)
 
     def _push(self, loaded: Loaded, _subnet: Subnet, *, whole: bool) -> Reply:
         seconds = self.account["train_seconds"]
         if not whole:
-            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds, update=False))
+            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds, update=False)).reply
         slots, _ = loaded.program.travelling
         for numbers, sent in self._sent:
             try:
                 sent.result()
             except ConnectionError:  # all its steps are done: once more
                 self._call(self._parts(self._home, [numbers], slots, self.steps))
-        return self._call(self._seal(self._home, slots, self.steps, seconds, update=True))
+        return self._call(self._seal(self._home, slots, self.steps, seconds, update=True)).reply
 
-    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Reply:
+    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
         await self._parts(home, self._order, slots, steps)
         return await self._seal(home, slots, steps, seconds, update=update)
 
@@ -159,7 +159,7 @@ class OutOfCoreAttempt(Attempt):
                 if home is self._home:
                     self.account["push_bytes"] += values.nbytes
 
-    async def _seal(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Reply:
+    async def _seal(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
         """Say that all parts are sent, and what they add up to."""
         digest = await asyncio.to_thread(checksum, home.frames(slots))
         return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest, update), None)

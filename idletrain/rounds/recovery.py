@@ -19,6 +19,14 @@ READ_TRIES = 3  # a reader beside a run may see a snapshot pruned under its eyes
 
 
 @dataclass(frozen=True)
+class Repair:
+    """What came late of an update of round `of`, and where it lies."""
+
+    of: int
+    change: Staged
+
+
+@dataclass(frozen=True)
 class History:
     """A ledger's content, in order.
 
@@ -26,6 +34,7 @@ class History:
         shares: Per round, the subnets' shares of every group.
         staged: Per round, the durable updates by subnet.
         steps: Per committed round, the steps of every subnet that it took.
+        repairs: Per round, what came late and is added at its commit.
         status: How the run ended, or None.
     """
 
@@ -33,6 +42,7 @@ class History:
     shares: dict[int, tuple[float, ...]]
     staged: dict[int, dict[int, Staged]]
     steps: dict[int, dict[int, int]]
+    repairs: dict[int, list[Repair]]
     status: str | None
     params_sha256: str | None
 
@@ -48,20 +58,26 @@ def history(records: Sequence[ledger.Record]) -> History:
     shares: dict[int, tuple[float, ...]] = {}
     staged: dict[int, dict[int, Staged]] = {}
     steps: dict[int, dict[int, int]] = {}
+    repairs: dict[int, list[Repair]] = {}
     for record in records:
         kind, round_ = record["kind"], record.get("round", 0)
         if kind == "epoch":
             epochs, status, params = record["epoch"], None, None
             shares[round_] = tuple(record["shares"])
         elif kind == "stage":
-            fields = ("subnet", "steps", "offset", "size_bytes", "checksum")
-            staged.setdefault(round_, {})[record["subnet"]] = Staged(*(record[f] for f in fields))
+            staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
+        elif kind == "repair":
+            repairs.setdefault(round_, []).append(Repair(record["of"], _staged(record)))
         elif kind == "commit":
             steps[round_] = dict(record["staged"])
             shares[round_ + 1] = tuple(record["next_shares"])
         elif kind == "end":
             status, params = record["status"], record["params_sha256"]
-    return History(epochs, shares, staged, steps, status, params)
+    return History(epochs, shares, staged, steps, repairs, status, params)
+
+
+def _staged(record: ledger.Record) -> Staged:
+    return Staged(*(record[field] for field in ("subnet", "steps", "offset", "size_bytes", "checksum")))
 
 
 def read_history(run_dir: Path) -> History:
@@ -126,6 +142,8 @@ def replay(run_dir: Path, program: Program, network: Network, past: History, rou
     """
     subnets = program.subnets(round_, past.shares[round_])
     apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
+    for repair in past.repairs.get(round_, ()):
+        mend(run_dir, program, network, round_, repair, past.shares, past.steps)
 
 
 def apply(
@@ -143,3 +161,24 @@ def apply(
     """
     path = updates.path_of(run_dir, round_)
     network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
+
+
+def mend(
+    run_dir: Path,
+    program: Program,
+    network: Network,
+    round_: int,
+    repair: Repair,
+    shares: dict[int, tuple[float, ...]],
+    steps: dict[int, dict[int, int]],
+) -> None:
+    """Add what came late, behind the updates of round `round_`.
+
+    Raises:
+        DamageError: it does not hold what was written.
+    """
+    k, of = repair.change.subnet, repair.of
+    if k not in steps[of]:  # the round ended without that update
+        return
+    change = updates.read(updates.path_of(run_dir, round_), repair.change)
+    network.add(program.subnets(of, shares[of])[k], change, steps[of][k] / sum(steps[of].values()))

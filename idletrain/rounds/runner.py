@@ -17,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 import dask
+import numpy as np
 import torch
 from distributed import Client, Future
 from distributed.comm import CommClosedError
@@ -25,8 +26,9 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RunError
+from idletrain.exchange.codec import Got
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply
+from idletrain.exchange.wire import Arrival, Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.job import Job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
@@ -36,9 +38,10 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import coding, events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.gang import Gangs
-from idletrain.rounds.inbox import Begun, Inbox
+from idletrain.rounds.inbox import Begun, Inbox, Taken
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 from idletrain.rounds.marks import Marks
+from idletrain.rounds.owed import Owed
 from idletrain.rounds.spec import How, Spec, version
 
 logger = logging.getLogger(__name__)
@@ -97,6 +100,7 @@ class Runner:
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
         self._inbox = Inbox(self._program, salvage=job.preemption.policy == "salvage")
+        self._owed = Owed(self._program)
         self._gangs = Gangs()
         self._marks = self._no_marks()
         self._staging: dict[int, asyncio.Task[None]] = {}
@@ -261,7 +265,7 @@ class Runner:
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
-    def _handle(self, event: events.Event, pushed: Payload | None = None) -> Reply:  # noqa: C901 (one case a command)
+    def _handle(self, event: events.Event, pushed: Taken | None = None) -> Reply:  # noqa: C901 (one case a command)
         """Advance the state by an event and carry out what follows; returns the answer to a push or beat."""
         if self._state is None:
             return Reply.STALE_ROUND
@@ -272,15 +276,15 @@ class Runner:
                 case events.Answer(reply):
                     answer = reply
                 case events.Keep(k) if pushed:
-                    self._keep(k, pushed)
+                    self._keep(k, pushed.payload)
                 case events.Store(k) if command.covered:
-                    came = self._inbox.came(command.attempt, command.steps)
+                    came = self._inbox.came(command.attempt, command.steps, self._begun(k))
                     self._staging[k] = self._spawn(self._salvage(command, came))
                 case events.Store(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
                     arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
-                    payload = pushed if arrived and pushed else self._marks.latest(k)
-                    self._staging[k] = self._spawn(self._stage(command, payload, told=not arrived))
+                    taken = pushed if arrived and pushed else Taken(self._marks.latest(k))
+                    self._staging[k] = self._spawn(self._stage(command, taken, told=not arrived))
                 case events.Lost():
                     kept_seconds = self._kept_seconds(command)
                     self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
@@ -306,7 +310,8 @@ class Runner:
         """Time of the lost lease's steps that are safe at home."""
         if lost.covered:
             assert self._state
-            return self._inbox.came(lost.attempt, self._state.subnets[lost.subnet].steps).train_seconds
+            steps = self._state.subnets[lost.subnet].steps
+            return self._inbox.came(lost.attempt, steps, self._begun(lost.subnet)).train_seconds
         return self._marks.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
 
     def _no_marks(self) -> Marks:
@@ -466,24 +471,67 @@ class Runner:
         subnet = self._journal.subnets[lease.subnet]
         if not self._inbox.hold(lease.attempt, steps, train_seconds, start, frames, subnet):
             return Reply.WRONG_SHAPE
-        covered = self._inbox.covered(lease.attempt, steps, subnet)
+        reply = self._came(lease, steps)
+        enough = reply is Reply.ACCEPTED and self._inbox.is_enough(lease.attempt, steps, subnet)
+        return Reply.ENOUGH if enough else reply
+
+    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+        """See `Head`."""
+        reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
+        if reply is not Reply.ACCEPTED:
+            return reply
+        subnet = self._journal.subnets[lease.subnet]
+        if size > 4 * self._program.buffer_size(subnet, travelling=False):
+            return Reply.WRONG_SHAPE
+        return self._inbox.bound(size, subnet)
+
+    def came(self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: Got, piece: int) -> None:
+        """See `Head`."""
+        if self._state is None or state.standing(self._state, lease) is not Reply.ACCEPTED:
+            return
+        subnet = self._journal.subnets[lease.subnet]
+        if self._inbox.note(lease.attempt, steps, seconds, content, pieces, piece, subnet):
+            self._came(lease, steps)
+
+    def _came(self, lease: LeaseId, steps: int) -> Reply:
+        covered = self._inbox.covered(lease.attempt, steps, self._journal.subnets[lease.subnet])
         return self._handle(events.Came(now=time.monotonic(), lease=lease, steps=steps, covered=covered))
 
-    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+        """See `Head`."""
+        if lease.epoch != self._journal.epoch or lease.run != self._job.name:
+            return Reply.STALE_EPOCH
+        if lease.round == self._journal.round:  # what it adds to is not in the network yet
+            return Reply.STALE_ROUND
+        rows = memoryview(bytearray().join(frames))
+        change = await asyncio.to_thread(self._owed.change, lease, rows)
+        if change is None or not change.isfinite().all():
+            return Reply.NOT_LEASED
+        self._owed.settle(lease)
+        values = [change.numpy().data.cast("B")]
+        await self._journal.repair(lease.round, lease.subnet, Payload(values, 0.0, checksum(values)))
+        names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
+        self._record("repaired", **names, bytes=len(rows))
+        return Reply.ACCEPTED
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`."""
         lease = header.lease
         begun = self._begun(lease.subnet) if 0 <= lease.subnet < len(self._journal.subnets) else None
         small = 0 < sum(map(len, frames)) <= INLINE_BYTES
         read = functools.partial(self._inbox.read, header, frames, begun)
-        payload, fault = read() if small else await asyncio.to_thread(read)
-        event = events.Pushed(now=time.monotonic(), lease=lease, steps=header.steps, update=header.update, fault=fault)
-        reply = self._handle(event, payload)
+        taken = read() if small else await asyncio.to_thread(read)
+        now, fault = time.monotonic(), taken.fault
+        event = events.Pushed(now=now, lease=lease, steps=header.steps, update=header.update, fault=fault)
+        reply = self._handle(event, taken)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
             self._record("refused", **names, reply=reply.value)
         elif lease.subnet in self._staging and header.steps == self._program.training.local_steps:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
-        return reply
+        if reply is not Reply.ACCEPTED or taken.lacking is None:
+            return Receipt(reply)
+        return Receipt(reply, np.packbits(~taken.lacking.got, bitorder="little").tobytes())
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""
@@ -504,19 +552,24 @@ class Runner:
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    async def _salvage(self, command: events.Store, came: Payload) -> None:
+    async def _salvage(self, command: events.Store, came: Arrival) -> None:
         """Store what has come of an update whose worker is gone."""
         payload = await asyncio.to_thread(self._inbox.salvaged, came, self._begun(command.subnet))
-        await self._stage(command, payload, told=True)
+        await self._stage(command, Taken(payload, None, command.covered), told=True)
 
-    async def _stage(self, command: events.Store, payload: Payload, *, told: bool) -> None:
+    async def _stage(self, command: events.Store, taken: Taken, *, told: bool) -> None:
         """Make an update durable; `told`: its seconds were, when its lease was lost."""
         assert self._state is not None
+        if taken.lacking is not None:
+            opened = self._state
+            lease = LeaseId(opened.run, opened.epoch, opened.round, command.subnet, command.attempt)
+            self._owed.add(lease, self._journal.subnets[command.subnet], taken.lacking)
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
         names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
-        await self._journal.stage(k, command.attempt, command.steps, payload, command.covered or 1.0)
+        await self._journal.stage(k, command.attempt, command.steps, taken.payload, taken.covered)
         told = told and not self._state.rules.lockstep
-        self._record("staged", **names, steps=command.steps, train_seconds=0.0 if told else payload.train_seconds)
+        seconds = 0.0 if told else taken.payload.train_seconds
+        self._record("staged", **names, steps=command.steps, train_seconds=seconds, covered=taken.covered)
         self._handle(events.Stored(now=time.monotonic(), subnet=k))
 
     async def _commit(self, command: events.Commit) -> None:

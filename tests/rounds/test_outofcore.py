@@ -73,7 +73,7 @@ class Head:
         if steps in self.broken:
             self.broken.remove(steps)
             raise ConnectionError("the parameter store: made up")
-        self.parts.hold(lease.attempt, steps, start, [values.numpy().data.cast("B")], 1 << 30)
+        self.parts.hold(lease.attempt, steps, start, [values.numpy().data.cast("B")], 1 << 30, train_seconds)
         return Reply.ACCEPTED
 
     async def push(self, header: PushHeader, flat: Tensor | None) -> Reply:

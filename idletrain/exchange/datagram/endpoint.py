@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import selectors
 import socket
 import struct
@@ -119,7 +120,7 @@ class Endpoint:
         self._selector = selectors.DefaultSelector()
         for one in (*self._sockets, self._wake_out):
             self._selector.register(one, selectors.EVENT_READ)
-        self._closing = False
+        self._closing = self._over = False
         self._thread = threading.Thread(target=self._run, name="idletrain-datagrams", daemon=True)
         self._thread.start()
 
@@ -182,11 +183,13 @@ class Endpoint:
         patience: float,
         needed: int | None = None,
         least: int | None = None,
-        enough: Callable[[Got], bool] | None = None,
+        enough: Callable[[memoryview, Got], bool] | None = None,
     ) -> Future[Received]:
         """Expect a transfer; see `Receiving` for what is enough. SilentError after `patience` seconds of silence."""
-        state = Receiving(max(1, -(-size // PAYLOAD)), needed, least, enough)
-        coming = _In(bytearray(size), state, time.monotonic(), patience)
+        content = bytearray(size)
+        asked = functools.partial(enough, memoryview(content)) if enough else None
+        state = Receiving(max(1, -(-size // PAYLOAD)), needed, least, asked)
+        coming = _In(content, state, time.monotonic(), patience)
 
         def begin() -> None:
             found = self._sessions.get(session)
@@ -208,12 +211,31 @@ class Endpoint:
         self._ask(lambda: None)
         self._thread.join()
 
+    def so_far(self, session: int, transfer: int) -> Future[Received | None]:
+        """What has come of a transfer that is under way; its bytes are those that still come."""
+        told: Future[Received | None] = Future()
+
+        def look() -> None:
+            found = self._sessions.get(session)
+            coming = found.coming.get(transfer) if found else None
+            told.set_result(Received(coming.content, coming.state.got.copy()) if coming else None)
+
+        self._ask(look)
+        return told
+
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _ask(self, what: Callable[[], None]) -> None:
+        """Have the thread do something; once it has ended there are no sessions, which is an answer, too."""
         self._asked.append(what)
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError, OSError):
             self._wake_in.send(b".")
+        if self._over:
+            self._answer_asked()
+
+    def _answer_asked(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
 
     def _run(self) -> None:
         try:
@@ -224,13 +246,14 @@ class Endpoint:
                             self._wake_out.recv(4096)
                     else:
                         self._read(key.fileobj)  # type: ignore[arg-type]
-                while self._asked:
-                    self._asked.popleft()()
+                self._answer_asked()
                 self._give()
                 self._send_all()
         finally:
             for number in list(self._sessions):
                 self._end(number)
+            self._over = True
+            self._answer_asked()
             for one in (*self._sockets, self._wake_in, self._wake_out):
                 one.close()
             self._selector.close()

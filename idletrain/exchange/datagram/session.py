@@ -1,0 +1,64 @@
+"""A worker's session with a store: opened if datagrams pass, else there is none and everything goes over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, Keys, keys_of
+
+OPEN_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0  # of silence; the lease's beats tell earlier whether the head is there
+Way = tuple[int, int]  # session and transfer
+
+
+class Session:
+    """One.
+
+    Args:
+        endpoint: This side's sockets.
+        number: The session's.
+    """
+
+    def __init__(self, endpoint: Endpoint, number: int) -> None:
+        self._endpoint, self._number = endpoint, number
+        self._transfers = itertools.count(1)
+
+    @classmethod
+    async def open(cls, ask: Callable[[], Awaitable[dict[str, Any]]], host: str) -> Session | None:
+        """Ask the store for a session and see whether datagrams pass.
+
+        Args:
+            ask: The store's answer: `session`, `host`, `port`, and this side's keys `out` and `back`.
+            host: This side's address.
+        """
+        told = await ask()
+        keys: Keys = keys_of(told["session"], (told["out"], told["back"]))
+        endpoint = Endpoint(host, PATH_SOCKETS)
+        opened = endpoint.open(keys, (told["host"], told["port"]))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(opened), OPEN_SECONDS)
+        except TimeoutError:
+            await asyncio.to_thread(endpoint.close)
+            return None
+        return cls(endpoint, keys.session)
+
+    def way(self) -> Way:
+        """A new transfer's name."""
+        return self._number, next(self._transfers)
+
+    async def send(self, way: Way, content: memoryview, prompt: int) -> None:
+        """Send what the store expects; see `Endpoint.send`."""
+        sent = self._endpoint.send(*way, content, prompt=prompt, patience=PATIENCE_SECONDS)
+        await asyncio.wrap_future(sent)
+
+    async def receive(self, way: Way, size: int) -> bytearray:
+        """Receive what the store sends."""
+        coming = self._endpoint.receive(*way, size, patience=PATIENCE_SECONDS)
+        return (await asyncio.wrap_future(coming)).content
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        await asyncio.to_thread(self._endpoint.close)

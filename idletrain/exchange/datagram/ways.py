@@ -1,0 +1,118 @@
+"""A store's sessions with its workers: what it sends them, what it expects, and what of that has come so far."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+from idletrain.exchange.datagram.session import PATIENCE_SECONDS
+from idletrain.exchange.wire import Bound
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.1  # between two looks at what has come of a transfer
+COMING_KEPT = 4  # transfers of a session: a push may be told of again when its connection broke
+
+
+class Ways:
+    """The store's side of all sessions; has no socket before somebody asks for one."""
+
+    def __init__(self) -> None:
+        self._endpoint: Endpoint | None = None
+        self._numbers = itertools.count(1)
+        self._sessions: dict[str, int] = {}
+        self._coming: dict[int, dict[int, asyncio.Future[Received]]] = {}
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def open(self, worker: str, host: str) -> dict[str, Any]:
+        """A session for a worker, in the place of its last one: what it has to know."""
+        self._endpoint = self._endpoint or Endpoint(host)
+        if (former := self._sessions.pop(worker, None)) is not None:
+            self._endpoint.end(former)
+            self._coming.pop(former, None)
+        session = self._sessions[worker] = next(self._numbers)
+        keys = Keys(session, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        await asyncio.wrap_future(self._endpoint.open(keys))
+        host, port = self._endpoint.address
+        return {"session": session, "host": host, "port": port, "out": keys.back, "back": keys.out}
+
+    def send(self, way: Sequence[int], part: Tensor) -> None:
+        """Send; a worker that hears nothing asks again over TCP."""
+        session, transfer = way
+        content = memoryview(part.numpy()).cast("B")
+        assert self._endpoint
+        sent = self._endpoint.send(session, transfer, content, prompt=len(content), patience=PATIENCE_SECONDS)
+        sent.add_done_callback(_tell)
+
+    def expect(self, way: Sequence[int], size: int, bound: Bound, came: Callable[[Received], None]) -> None:
+        """Expect a payload; `came` is told now and then what of it is there, and at the end if that is not all."""
+        session, transfer = way
+        assert self._endpoint
+        enough = bound.enough
+        coming = asyncio.wrap_future(
+            self._endpoint.receive(
+                session,
+                transfer,
+                size,
+                patience=PATIENCE_SECONDS,
+                needed=-(-bound.needed // PAYLOAD),
+                least=math.ceil(bound.least * -(-size // PAYLOAD)),
+                enough=(lambda content, got: enough(content, got, PAYLOAD)) if enough else None,
+            )
+        )
+        mine = self._coming.setdefault(session, {})
+        mine[transfer] = coming
+        for oldest in sorted(mine)[:-COMING_KEPT]:
+            mine.pop(oldest).cancel()
+        looking = asyncio.create_task(self._look(way, coming, came))
+        self._looking.add(looking)
+        looking.add_done_callback(self._looking.discard)
+
+    async def received(self, way: Sequence[int]) -> Received:
+        """What came.
+
+        Raises:
+            SilentError: not enough did.
+        """
+        session, transfer = way
+        try:
+            return await asyncio.shield(self._coming[session][transfer])
+        except KeyError:
+            raise SilentError("nobody expected that") from None
+
+    async def close(self) -> None:
+        """Close the sockets; what is under way fails."""
+        for one in self._looking:
+            one.cancel()
+        if self._endpoint:
+            await asyncio.to_thread(self._endpoint.close)
+
+    async def _look(
+        self, way: Sequence[int], coming: asyncio.Future[Received], came: Callable[[Received], None]
+    ) -> None:
+        assert self._endpoint
+        while not coming.done():
+            await asyncio.wait((coming,), timeout=LOOK_SECONDS)
+            session, transfer = way
+            found = await asyncio.wrap_future(self._endpoint.so_far(session, transfer))
+            if found is not None and found.got.any():
+                came(found)
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            received = coming.result()
+            if not received.got.all():
+                came(received)
+
+
+def _tell(sent: Future[None]) -> None:
+    if error := sent.exception():
+        logger.info("a pull over UDP was given up: %s", error)
