@@ -20,6 +20,7 @@ from torch import Tensor
 from idletrain.exchange.datagram.endpoint import Received
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.ways import Ways
+from idletrain.exchange.turns import Turns
 from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
@@ -75,7 +76,10 @@ class Store:
         self.bytes_down = self.bytes_up = 0
         self._host = ""
         self._ways = Ways()
+        self._turns = {"pull": Turns(), "push": Turns()}
         handlers = {
+            "turn": self._turn,
+            "turned": self._turned,
             "datagrams": self._datagrams,
             "expect": self._expect,
             "repair": self._repair,
@@ -104,6 +108,15 @@ class Store:
 
     def _program(self) -> Any:
         return {"program": self._head.program()}
+
+    async def _turn(self, way: str, holder: str) -> Any:
+        await self._turns[way].take(holder)
+        return {}
+
+    def _turned(self, way: str, holder: str, size: int) -> Any:
+        self._turns[way].moved(holder, size)
+        self._turns[way].give(holder)
+        return {}
 
     async def _datagrams(self, worker: str) -> Any:
         return await self._ways.open(worker, self._host)
@@ -140,7 +153,10 @@ class Store:
         return {"reply": (await self._head.repair(LeaseId(**lease), self._received(flat))).value}
 
     def _part(self, lease: dict[str, Any], steps: int, train_seconds: float, start: int, flat: Serialized) -> Any:
-        reply = self._head.part(LeaseId(**lease), steps, train_seconds, start, self._received(flat))
+        whose = LeaseId(**lease)
+        frames = self._received(flat)
+        self._turns["push"].moved(str(whose.attempt), sum(map(len, frames)))
+        reply = self._head.part(whose, steps, train_seconds, start, frames)
         return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized, way: Sequence[int] | None = None) -> Any:

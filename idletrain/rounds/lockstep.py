@@ -192,7 +192,8 @@ class LockstepAttempt(Attempt):
         self._marks[self.steps] = self._flat.clone()
         if send:
             mark, seconds = self._marks[self.steps], self.account["train_seconds"]
-            self._send_beside(lambda: self._send(mark, seconds, update=False))
+            if self._send_beside(lambda: self._send(mark, seconds, update=False)):
+                self._node.mark_now.clear()
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
         if whole and self._reply:

@@ -11,21 +11,21 @@ from distributed.core import Server
 
 from idletrain.exchange import client as module
 from idletrain.exchange.client import RESENDS, StoreClient
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+from idletrain.exchange.wire import LeaseId, PushHeader, Receipt, Reply
 
 HEADER = PushHeader(LeaseId("run", 1, 2, 3, 4), 9, 1.5, 0)
 
 
-async def push(breaks: int) -> tuple[list[Any], Reply]:
+async def push(breaks: int) -> tuple[list[Any], Receipt]:
     """Push to a server that hangs up on the first so many pushes; returns what it was sent and the answer."""
     sent: list[Any] = []
 
-    def take(comm: Any, header: dict[str, Any], flat: Any) -> Any:
+    def take(comm: Any, header: dict[str, Any], flat: Any, way: None) -> Any:
         sent.append((header, len(flat)))
         if len(sent) <= breaks:
             comm.abort()
             raise OSError("hung up")
-        return {"reply": "duplicate"}
+        return {"reply": "duplicate", "missing": b""}
 
     server = Server({"push": take})
     await server.listen("tcp://127.0.0.1:0")
@@ -46,7 +46,7 @@ def test_a_push_is_sent_again_with_the_same_header_and_its_duplicate_is_an_answe
     sent, reply = asyncio.run(push(RESENDS - 1))
     assert len(sent) == RESENDS
     assert all(message == sent[0] for message in sent)
-    assert reply is Reply.DUPLICATE
+    assert reply == Receipt(Reply.DUPLICATE)
 
 
 def test_a_push_gives_up_after_three_sends() -> None:

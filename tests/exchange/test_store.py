@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 from distributed.security import Security
+from numpy.typing import NDArray
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import PART_BYTES, StoreClient
+from idletrain.exchange.datagram import session as session_module
+from idletrain.exchange.datagram.endpoint import Endpoint
+from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect, inspect_values
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
@@ -30,6 +34,9 @@ class Memory:
         self.pushed: list[tuple[PushHeader, torch.Tensor]] = []
         self.beats: list[int] = []
         self.parts = Parts()
+        self.bound: tuple[int, float] = 4 * SIZE, 1.0
+        self.scattered: NDArray[np.bool_] | None = None
+        self.repaired: list[bytes] = []
 
     def program(self) -> bytes:
         return b"a program"
@@ -41,13 +48,30 @@ class Memory:
             return at, -self.flat[start:stop]
         return (7, self.flat[start:stop]) if lease == LEASE else Reply.NOT_LEASED
 
-    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         frames = frames or self.parts.payload(header.lease.attempt, header.steps)
+        if self.scattered is not None and not frames:
+            return Receipt(Reply.ACCEPTED, bytes(~np.packbits(self.scattered, bitorder="little")))
         fault = inspect(header, frames, 4 * SIZE) or inspect_values(frames)
         if fault is None:
             content = b"".join(frames)
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
-        return fault or Reply.ACCEPTED
+        return Receipt(fault or Reply.ACCEPTED)
+
+    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+        if size != 4 * SIZE:
+            return Reply.WRONG_SHAPE
+        return Bound(*self.bound) if lease == LEASE else Reply.NOT_LEASED
+
+    def came(
+        self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: NDArray[np.bool_], piece: int
+    ) -> None:
+        assert (lease, steps, seconds, len(content), piece) == (LEASE, 9, 1.5, 4 * SIZE, PAYLOAD)
+        self.scattered = pieces
+
+    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+        self.repaired.append(b"".join(frames))
+        return Reply.ACCEPTED if lease == LEASE else Reply.NOT_LEASED
 
     def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
         held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE, train_seconds)
@@ -73,10 +97,14 @@ async def serving(security: Security) -> AsyncIterator[tuple[Memory, Store, str]
 
 
 @asynccontextmanager
-async def connected(address: str, security: Security) -> AsyncIterator[StoreClient]:
+async def connected(address: str, security: Security, datagrams: bool = False) -> AsyncIterator[StoreClient]:
     client = StoreClient(address, security.get_connection_args("worker"))
     try:
+        if datagrams:
+            await client.use_datagrams()
+            assert client._session is not None
         yield client
+        assert (client._session is not None) is datagrams
     finally:
         await client.close()
 
@@ -91,9 +119,20 @@ def both_kinds(test: Callable[[Security], Coroutine[Any, Any, None]]) -> Any:
     return run
 
 
-@both_kinds
-async def test_what_is_pulled_is_the_head_s_buffer_and_writable(security: Security) -> None:
-    async with serving(security) as (head, store, address), connected(address, security) as client:
+def every_kind(test: Callable[[Security, bool], Coroutine[Any, Any, None]]) -> Any:
+    """Run a coroutine of a test over TCP and TLS, and with payloads as datagrams beside either."""
+
+    @pytest.mark.parametrize("datagrams", [False, True], ids=["stream", "datagrams"])
+    @pytest.mark.parametrize("make", [Security, Security.temporary], ids=["tcp", "tls"])
+    def run(make: Callable[[], Security], datagrams: bool) -> None:
+        asyncio.run(test(make(), datagrams))
+
+    return run
+
+
+@every_kind
+async def test_what_is_pulled_is_the_head_s_buffer_and_writable(security: Security, datagrams: bool) -> None:
+    async with serving(security) as (head, store, address), connected(address, security, datagrams) as client:
         step, flat = await client.pull(LEASE)
         assert step == 7
         assert torch.equal(flat, head.flat)
@@ -102,12 +141,12 @@ async def test_what_is_pulled_is_the_head_s_buffer_and_writable(security: Securi
         assert store.bytes_down == 4 * SIZE
 
 
-@both_kinds
-async def test_what_is_pushed_arrives_with_its_header(security: Security) -> None:
-    async with serving(security) as (head, store, address), connected(address, security) as client:
+@every_kind
+async def test_what_is_pushed_arrives_with_its_header(security: Security, datagrams: bool) -> None:
+    async with serving(security) as (head, store, address), connected(address, security, datagrams) as client:
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
-        assert await client.push(header, flat) is Reply.ACCEPTED
+        assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
         ((got, values),) = head.pushed
         assert got == header
         assert torch.equal(values, flat)
@@ -125,9 +164,9 @@ async def test_parts_are_pulled_and_pushed_in_any_order(security: Security) -> N
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.part(LEASE, 9, 1.5, 8_000_000, flat[2_000_000:]) is Reply.ACCEPTED
-        assert await client.push(header, None) is Reply.WRONG_SHAPE  # the rest is missing
+        assert await client.push(header, None) == Receipt(Reply.WRONG_SHAPE)  # the rest is missing
         assert await client.part(LEASE, 9, 1.5, 0, flat[:2_000_000]) is Reply.ACCEPTED
-        assert await client.push(header, None) is Reply.ACCEPTED
+        assert await client.push(header, None) == Receipt(Reply.ACCEPTED)
         ((got, values),) = head.pushed
         assert got == header
         assert torch.equal(values, flat)
@@ -140,26 +179,59 @@ async def test_what_is_large_goes_in_parts_from_its_beginning_on(security: Secur
     async with serving(security) as (head, _, address), connected(address, security) as client:
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, 0)  # the checksum is wrong: it stays where it is
-        assert await client.push(header, flat) is Reply.CORRUPT
+        assert await client.push(header, flat) == Receipt(Reply.CORRUPT)
         frames = head.parts.payload(LEASE.attempt, 9)
         assert len(frames) >= 4 * SIZE // PART_BYTES
         assert b"".join(frames) == flat.numpy().tobytes()
         other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
-        assert await client.push(other, flat) is Reply.NOT_LEASED  # and that at the first part
+        assert await client.push(other, flat) == Receipt(Reply.NOT_LEASED)  # and that at the first part
         assert head.parts.payload(5, 9) == []
 
 
-@both_kinds
-async def test_pushes_that_are_damaged_on_the_way_are_refused(security: Security) -> None:
-    async with serving(security) as (head, _, address), connected(address, security) as client:
+@every_kind
+async def test_pushes_that_are_damaged_on_the_way_are_refused(security: Security, datagrams: bool) -> None:
+    async with serving(security) as (head, _, address), connected(address, security, datagrams) as client:
         flat = torch.zeros(SIZE)
         digest = checksum([flat.numpy().data.cast("B")])
-        assert await client.push(PushHeader(LEASE, 9, 1.5, digest + 1), flat) is Reply.CORRUPT
-        assert await client.push(PushHeader(LEASE, 8, 1.5, digest), flat[1:]) is Reply.WRONG_SHAPE
+        assert await client.push(PushHeader(LEASE, 9, 1.5, digest + 1), flat) == Receipt(Reply.CORRUPT)
+        assert await client.push(PushHeader(LEASE, 8, 1.5, digest), flat[1:]) == Receipt(Reply.WRONG_SHAPE)
         flat[5] = np.nan
         digest = checksum([flat.numpy().data.cast("B")])
-        assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat) is Reply.NOT_FINITE
+        assert await client.push(PushHeader(LEASE, 9, 1.5, digest), flat) == Receipt(Reply.NOT_FINITE)
         assert head.pushed == []
+
+
+@both_kinds
+async def test_what_is_enough_ends_a_push_and_what_is_missing_is_told_and_sent_later(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
+        flat = torch.randn(SIZE)
+        pieces = -(-4 * SIZE // PAYLOAD)
+        head.bound = 40 * PAYLOAD, 0.8
+        header = PushHeader(LEASE, 9, 1.5, 0)
+        receipt = await client.push(header, flat, prompt=0)
+        assert receipt.reply is Reply.ACCEPTED
+        missing = np.unpackbits(np.frombuffer(receipt.missing, np.uint8), count=pieces, bitorder="little")
+        assert 0 < missing.sum() <= 0.2 * pieces
+        assert not missing[:40].any()
+        assert await client.repair(LEASE, torch.full((256,), 5, dtype=torch.uint8)) is Reply.ACCEPTED
+        assert head.repaired == [bytes([5]) * 256]
+
+
+@both_kinds
+async def test_who_hears_no_datagram_goes_on_over_tcp(security: Security) -> None:
+    async with serving(security) as (head, store, address), connected(address, security, datagrams=True) as client:
+        assert store._ways._endpoint is not None
+        assert client._session is not None
+        flat = torch.randn(SIZE)
+        store._ways._endpoint.end(1)  # as if a firewall had forgotten the way
+        header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
+        assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
+        assert client._session is None
+        ((_, values),) = head.pushed
+        assert torch.equal(values, flat)
+        _, pulled = await client.pull(LEASE)
+        assert torch.equal(pulled, head.flat)
+        await client.use_datagrams()  # the worker's next try is a session of its own
 
 
 @both_kinds
@@ -179,6 +251,20 @@ async def test_who_joins_is_told_the_gang_or_why_there_is_none(security: Securit
     async with serving(security) as (_, _, address), connected(address, security) as client:
         assert await client.join(LEASE, "tcp://me", {0, 20, 10}, "why") == Gang(3, 20, ("tcp://me", "why"))
         assert await client.join(LeaseId("run", 1, 2, 3, 5), "tcp://me", [1]) is Reply.DUPLICATE
+
+
+def test_where_no_datagram_passes_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Endpoint, "_greet", lambda *_: None)
+    monkeypatch.setattr(session_module, "OPEN_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with serving(Security()) as (head, _, address), connected(address, Security()) as client:
+            await client.use_datagrams()
+            assert client._session is None
+            _, pulled = await client.pull(LEASE)
+            assert torch.equal(pulled, head.flat)
+
+    asyncio.run(test())
 
 
 def test_a_store_listens_as_its_certificates_say() -> None:

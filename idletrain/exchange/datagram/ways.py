@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -19,6 +18,7 @@ from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 from idletrain.exchange.datagram.session import PATIENCE_SECONDS
 from idletrain.exchange.wire import Bound
 
+Came = Callable[[Received], None]
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at what has come of a transfer
 COMING_KEPT = 4  # transfers of a session: a push may be told of again when its connection broke
@@ -31,7 +31,7 @@ class Ways:
         self._endpoint: Endpoint | None = None
         self._numbers = itertools.count(1)
         self._sessions: dict[str, int] = {}
-        self._coming: dict[int, dict[int, asyncio.Future[Received]]] = {}
+        self._coming: dict[int, dict[int, tuple[asyncio.Future[Received], Came]]] = {}
         self._looking: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: str, host: str) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class Ways:
         sent = self._endpoint.send(session, transfer, content, prompt=len(content), patience=PATIENCE_SECONDS)
         sent.add_done_callback(_tell)
 
-    def expect(self, way: Sequence[int], size: int, bound: Bound, came: Callable[[Received], None]) -> None:
-        """Expect a payload; `came` is told now and then what of it is there, and at the end if that is not all."""
+    def expect(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> None:
+        """Expect a payload; `came` is told now and then what of it is there, and in the end if that is not all."""
         session, transfer = way
         assert self._endpoint
         enough = bound.enough
@@ -71,9 +71,9 @@ class Ways:
             )
         )
         mine = self._coming.setdefault(session, {})
-        mine[transfer] = coming
+        mine[transfer] = coming, came
         for oldest in sorted(mine)[:-COMING_KEPT]:
-            mine.pop(oldest).cancel()
+            mine.pop(oldest)[0].cancel()
         looking = asyncio.create_task(self._look(way, coming, came))
         self._looking.add(looking)
         looking.add_done_callback(self._looking.discard)
@@ -86,9 +86,13 @@ class Ways:
         """
         session, transfer = way
         try:
-            return await asyncio.shield(self._coming[session][transfer])
+            coming, came = self._coming[session][transfer]
         except KeyError:
             raise SilentError("nobody expected that") from None
+        received = await asyncio.shield(coming)
+        if not received.got.all():
+            came(received)
+        return received
 
     async def close(self) -> None:
         """Close the sockets; what is under way fails."""
@@ -97,9 +101,7 @@ class Ways:
         if self._endpoint:
             await asyncio.to_thread(self._endpoint.close)
 
-    async def _look(
-        self, way: Sequence[int], coming: asyncio.Future[Received], came: Callable[[Received], None]
-    ) -> None:
+    async def _look(self, way: Sequence[int], coming: asyncio.Future[Received], came: Came) -> None:
         assert self._endpoint
         while not coming.done():
             await asyncio.wait((coming,), timeout=LOOK_SECONDS)
@@ -107,10 +109,6 @@ class Ways:
             found = await asyncio.wrap_future(self._endpoint.so_far(session, transfer))
             if found is not None and found.got.any():
                 came(found)
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            received = coming.result()
-            if not received.got.all():
-                came(received)
 
 
 def _tell(sent: Future[None]) -> None:

@@ -1,0 +1,94 @@
+"""Who may send now: many workers that end together would overrun a shallow buffer, and TCP waits long after that.
+
+So few payloads travel over TCP at once; one more as long as that brought more bytes a second, as it does where each
+worker's own link is the slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+FEW = 2  # while the first waits for an answer, the second fills the link
+HALF = 0.5  # of what each of the others brings is what one more at once has to
+SPAN_SECONDS = 0.2  # in which bytes are counted
+AGAIN_SECONDS = 10.0  # after one more at once brought nothing
+SILENT_SECONDS = 5.0  # without a byte, whoever has a turn has lost it
+
+
+@dataclass
+class Turns:
+    """Turns on one way of the store's link.
+
+    Attributes:
+        now: The clock.
+        most: How many are given at once, as found so far.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    most: int = FEW
+    _holders: dict[str, float] = field(default_factory=dict)  # and when they were last heard
+    _waiting: deque[tuple[str, asyncio.Future[None]]] = field(default_factory=deque)
+    _since: float | None = None
+    _bytes: int = 0
+    _before: float = 0.0  # bytes a second with one fewer
+    _again_at: float = 0.0
+
+    async def take(self, holder: str) -> None:
+        """Wait for a turn, behind those that came before."""
+        self._forget_silent()
+        if self._waiting or len(self._holders) >= self.most:
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((holder, mine))
+            try:
+                while not mine.done():
+                    await asyncio.wait((mine,), timeout=SILENT_SECONDS)
+                    self._forget_silent()
+                    self._give_out()
+            except asyncio.CancelledError:
+                self._waiting = deque(one for one in self._waiting if one[1] is not mine)
+                if mine.done():
+                    self.give(holder)
+                raise
+        else:
+            self._holders[holder] = self.now()
+
+    def give(self, holder: str) -> None:
+        """The turn is over."""
+        self._holders.pop(holder, None)
+        self._give_out()
+
+    def moved(self, holder: str, count: int) -> None:
+        """So many bytes of a holder's have come."""
+        if holder in self._holders:
+            self._holders[holder] = self.now()
+        self._bytes += count
+        if self._since is None or len(self._holders) < self.most or not self._waiting:  # tells nothing of so many
+            self._since, self._bytes = self.now(), 0
+        elif self.now() - self._since > SPAN_SECONDS:
+            self._weigh(self._bytes / (self.now() - self._since))
+            self._since, self._bytes = self.now(), 0
+            self._give_out()
+
+    def _weigh(self, rate: float) -> None:
+        """One more at once if the last one more brought something, else one fewer for a while."""
+        if self.now() < self._again_at:
+            return
+        if rate > self._before * (1 + HALF / (self.most - 1)):
+            self.most, self._before = self.most + 1, rate
+        else:
+            self.most, self._before, self._again_at = max(FEW, self.most - 1), 0.0, self.now() + AGAIN_SECONDS
+
+    def _give_out(self) -> None:
+        while self._waiting and len(self._holders) < self.most:
+            holder, told = self._waiting.popleft()
+            if not told.done():
+                self._holders[holder] = self.now()
+                told.set_result(None)
+
+    def _forget_silent(self) -> None:
+        limit = self.now() - SILENT_SECONDS
+        self._holders = {holder: heard for holder, heard in self._holders.items() if heard > limit}

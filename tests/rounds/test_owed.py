@@ -1,0 +1,59 @@
+"""Rows that come late change what they would have changed in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from idletrain.exchange.codec import ROW_BYTES
+from idletrain.exchange.wire import Arrival, LeaseId
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.rounds import coding
+from idletrain.rounds.owed import ROUNDS_KEPT, Owed
+
+LEASE = LeaseId("run", 1, 3, 1, 7)
+WIDTHS = (40, 300, 300, 3)
+
+
+def test_what_is_taken_without_some_rows_and_those_make_the_whole(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program(widths=WIDTHS, norm="batch", exchange={"push": "int8"})
+    program = prepared.program
+    (subnet, _) = program.subnets(3, (0.5, 0.5))
+    flat = Network.of(program, prepared.network).pull(subnet)
+    content = coding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, LEASE)
+    codec = coding.codec(program, subnet, "push")
+    assert codec
+    got = np.random.default_rng(0).random(codec.rows) < 0.8
+    rows = content[codec.first_row :].view(-1, ROW_BYTES)
+    came = content.clone()
+    came[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~got)] = 0
+    owed = Owed(program)
+    owed.add(LEASE, subnet, Arrival(memoryview(came.numpy()), got, 1.0))
+    late = rows[torch.from_numpy(~got)].contiguous()
+    change = owed.change(LEASE, memoryview(late.numpy()).cast("B"))
+    assert change is not None
+    in_time = codec.decode(content, flat)[: subnet.parameters]
+    taken = codec.decode(came, flat, got)[: subnet.parameters]
+    assert not torch.equal(taken, in_time)
+    assert torch.allclose(taken + change, in_time, atol=1e-6)
+    owed.settle(LEASE)
+    assert owed.change(LEASE, memoryview(late.numpy()).cast("B")) is None
+
+
+def test_rows_that_nobody_owes_or_too_few_change_nothing(small_program: Callable[..., Prepared]) -> None:
+    program = small_program(widths=WIDTHS, norm="batch", exchange={"push": "int8"}).program
+    (subnet, _) = program.subnets(3, (0.5, 0.5))
+    codec = coding.codec(program, subnet, "push")
+    assert codec
+    got = np.arange(codec.rows) < codec.rows - 2
+    owed = Owed(program)
+    owed.add(LEASE, subnet, Arrival(memoryview(bytearray(codec.nbytes)), got, 1.0))
+    assert owed.change(LeaseId("run", 1, 3, 0, 7), memoryview(bytearray(2 * ROW_BYTES))) is None
+    assert owed.change(LEASE, memoryview(bytearray(ROW_BYTES))) is None
+    assert owed.change(LEASE, memoryview(bytearray(2 * ROW_BYTES))) is not None
+    later = LeaseId("run", 1, 3 + ROUNDS_KEPT, 0, 9)
+    owed.add(later, subnet, Arrival(memoryview(bytearray(codec.nbytes)), got, 1.0))
+    assert owed.change(LEASE, memoryview(bytearray(2 * ROW_BYTES))) is None
