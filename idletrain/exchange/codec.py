@@ -134,6 +134,18 @@ class Codec:
         left_C = np.minimum(K * step_C**2 / 12, squares_C)  # a value within a step is off by a twelfth of its square
         return np.concatenate([squares_C - left_C, left_C]) / total
 
+    def there(self, content: Tensor, got: Got) -> Tensor:
+        """1 for each value that came, 0 for those of chunks of which no row did `[N]`."""
+        _, heads_C, _, _ = self._parts(content.numpy())
+        came_C = np.empty(self.chunks, np.float32)
+        came_C[self._order(heads_C)] = got[: self.chunks]
+        values, at = np.ones(self.size, np.float32), 0
+        for start, stop in self.spans if self.chunks else ():
+            chunks = -(-(stop - start) // K)
+            values[start:stop] = np.repeat(came_C[at : at + chunks], K)[: stop - start]
+            at += chunks
+        return torch.from_numpy(values)
+
     def rows_before(self, size: int) -> Got:
         """Which rows are whole in so many bytes from the beginning `[R]`."""
         return np.arange(self.rows) < max(0, size - self.first_row) // ROW_BYTES

@@ -67,7 +67,7 @@ class _Out:
     prompt: int
     heard: float
     patience: float
-    done: Future[None] = field(default_factory=Future)
+    done: Future[Got] = field(default_factory=Future)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class _Session:
         self.paths: list[tuple[socket.socket, Address]] = []
         self.out: dict[int, _Out] = {}
         self.coming: dict[int, _In] = {}
-        self.finished: deque[int] = deque(maxlen=FINISHED_KEPT)
+        self.finished: dict[int, bytes] = {}  # with what was said at their end
         self.control = 0  # sequence of what is not data: each nonce once
         self.hello: Future[None] | None = None
         self.greeted_at = 0.0
@@ -151,8 +151,8 @@ class Endpoint:
         self._ask(begin)
         return opened
 
-    def send(self, session: int, transfer: int, content: memoryview, *, prompt: int, patience: float) -> Future[None]:
-        """Send a transfer; done when the receiver has enough.
+    def send(self, session: int, transfer: int, content: memoryview, *, prompt: int, patience: float) -> Future[Got]:
+        """Send a transfer; done when the receiver has enough, with the pieces that it has.
 
         Args:
             session: An open one.
@@ -186,9 +186,10 @@ class Endpoint:
         enough: Callable[[memoryview, Got], bool] | None = None,
     ) -> Future[Received]:
         """Expect a transfer; see `Receiving` for what is enough. SilentError after `patience` seconds of silence."""
-        content = bytearray(size)
+        content, pieces = bytearray(size), max(1, -(-size // PAYLOAD))
         asked = functools.partial(enough, memoryview(content)) if enough else None
-        state = Receiving(max(1, -(-size // PAYLOAD)), needed, least, asked)
+        # What came fits into the word that ends it; of more pieces than that, all have to.
+        state = Receiving(pieces, needed, least, asked) if pieces <= 8 * PAYLOAD else Receiving(pieces)
         coming = _In(content, state, time.monotonic(), patience)
 
         def begin() -> None:
@@ -347,8 +348,9 @@ class Endpoint:
 
     def _finish(self, session: _Session, transfer: int, coming: _In) -> None:
         del session.coming[transfer]
-        session.finished.append(transfer)
-        self._say(session, Kind.STOP, transfer, 0)
+        body = b"" if not coming.state.missing else np.packbits(coming.state.got, bitorder="little").tobytes()
+        session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: body}
+        self._say(session, Kind.STOP, transfer, 0, body)
         coming.done.set_result(Received(coming.content, coming.state.got))
 
     def _probed(self, session: _Session, packet: Packet, now: float) -> None:
@@ -356,7 +358,7 @@ class Endpoint:
         coming = session.coming.get(packet.transfer)
         if coming is None:
             if packet.transfer in session.finished:
-                self._say(session, Kind.STOP, packet.transfer, 0)
+                self._say(session, Kind.STOP, packet.transfer, 0, session.finished[packet.transfer])
             return  # else its receiver may not have asked for it yet: the sender probes again
         coming.heard = now
         if len(packet.body) == 4:
@@ -386,7 +388,9 @@ class Endpoint:
         elif packet.kind is Kind.STOP:
             out.state.stop()
             del session.out[packet.transfer]
-            out.done.set_result(None)
+            pieces = out.state.pieces
+            bits = np.frombuffer(packet.body or b"\xff" * -(-pieces // 8), np.uint8)
+            out.done.set_result(np.unpackbits(bits, count=pieces, bitorder="little").astype(bool))
 
     def _coming(self) -> list[Receiving]:
         return [coming.state for session in self._sessions.values() for coming in session.coming.values()]

@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
     MISSING = 4
     """An answer to a probe: a bit a piece, 1 if it is there, from piece number `number` on."""
     STOP = 5
-    """Enough is there."""
+    """Enough is there: a bit a piece, or nothing if all are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 from idletrain.exchange.datagram.session import PATIENCE_SECONDS
+from idletrain.exchange.datagram.window import Got
 from idletrain.exchange.wire import Bound
 
 Came = Callable[[Received], None]
@@ -111,6 +112,6 @@ class Ways:
                 came(found)
 
 
-def _tell(sent: Future[None]) -> None:
+def _tell(sent: Future[Got]) -> None:
     if error := sent.exception():
         logger.info("a pull over UDP was given up: %s", error)

@@ -1,0 +1,342 @@
+"""The same codes and bounded loss for plain PyTorch data parallel: a communication hook for DistributedDataParallel.
+
+Every process owns a part of each bucket. Gradients go straight to the part's owner and their mean straight back to all
+(not round a ring, where one lost chunk loses what all processes before it gave). What an owner did not get counts for
+nothing: it divides by what came, chunk by chunk, so that the mean stays where it is; whoever sent it adds it to its
+next gradient (DLCP, arXiv 2008.08445; MLT, NSDI'24). Means come whole, or replicas would drift apart.
+
+Letters: N values of a bucket, W processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from idletrain.exchange.codec import Codec, Got, K, spans_of
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+
+SMALL = 4096  # values; smaller tensors are sent as they are
+MOST_LOST = 0.02  # of a gradient's squared norm
+PATIENCE_SECONDS = 30.0
+OPEN_SECONDS = 10.0
+Hook = Callable[["Exchange", dist.GradBucket], torch.futures.Future[Tensor]]
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a process got from another: bytes in their places, and which rows of its codec are there."""
+
+    content: Tensor
+    got: Got
+
+
+class Transport(Protocol):
+    """Carries one payload from each process to each other."""
+
+    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+        """Send `going[k]` to process k, and get what it sends here, coded by `coming[k]`, without up to `loss` of its
+        rows; returns that, and which pieces of PAYLOAD bytes of this process's own arrived.
+        """
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+def ddp_hook(
+    push: Literal["bf16", "int8", "int4"] = "int8",
+    pull: Literal["bf16", "int8"] = "bf16",
+    *,
+    loss: float = 0.0,
+    transport: Literal["tcp", "udp"] = "tcp",
+    host: str | None = None,
+    seed: int = 0,
+) -> tuple[Exchange, Hook]:
+    """State and hook for `model.register_comm_hook(*ddp_hook(...))`, in every process after `init_process_group`.
+
+    Args:
+        push: How gradients travel to their owners; whole numbers are rounded up or down by chance.
+        pull: How means travel back.
+        loss: Which share of a gradient of whole numbers may be missing, over UDP.
+        transport: Over gloo's connections, or datagrams.
+        host: The address that other processes reach this one at, for udp; that of this machine's name if None.
+        seed: Of the chances.
+
+    Raises:
+        ValueError: a bound outside 0 to 0.3, or one that has nothing to lose.
+    """
+    if not 0 <= loss <= 0.3:
+        raise ValueError(f"loss: {loss} is not within 0 and 0.3")
+    if loss and (transport != "udp" or push == "bf16"):
+        raise ValueError("loss: needs transport='udp' and push='int8' or 'int4'")
+    found = Datagrams(host) if transport == "udp" else Streams()
+    return Exchange(push, pull, loss, found, seed), _hook
+
+
+def _hook(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    told: torch.futures.Future[Tensor] = torch.futures.Future()
+    exchange.ask(bucket.buffer(), [tuple(p.shape) for p in bucket.parameters()], bucket.index(), told)
+    return told
+
+
+# DDP looks at annotations themselves, which are words in this file.
+_hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[Tensor]})
+
+
+@dataclass
+class Exchange:
+    """What one process keeps from bucket to bucket.
+
+    Attributes:
+        sent_bytes: Of payloads to other processes.
+        lost_rows: Of this process's gradients that did not arrive in time.
+    """
+
+    push: str
+    pull: str
+    loss: float
+    transport: Transport
+    seed: int
+    sent_bytes: int = 0
+    lost_rows: int = 0
+    _steps: dict[int, int] = field(default_factory=dict)
+    _left: dict[int, Tensor] = field(default_factory=dict)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "idletrain-ddp"))
+
+    def ask(
+        self, flat: Tensor, shapes: Sequence[tuple[int, ...]], index: int, told: torch.futures.Future[Tensor]
+    ) -> None:
+        """Replace a bucket's gradients by their mean over all processes, beside the backward pass."""
+
+        def work() -> None:
+            try:
+                flat.copy_(self._mean(flat.detach().cpu(), shapes, index))
+                told.set_result(flat)
+            except Exception as error:  # noqa: BLE001 (raised where the step waits for it)
+                told.set_exception(error)
+
+        self._thread.submit(work)
+
+    def close(self) -> None:
+        """End the thread and the transport."""
+        self._thread.shutdown()
+        self.transport.close()
+
+    def _mean(self, flat: Tensor, shapes: Sequence[tuple[int, ...]], index: int) -> Tensor:
+        rank, world = dist.get_rank(), dist.get_world_size()
+        step = self._steps[index] = self._steps.get(index, -1) + 1
+        if (left := self._left.pop(index, None)) is not None and len(left) == len(flat):  # DDP may build buckets anew
+            flat = flat + left
+        parts = parts_of(len(flat), world)
+        pushes = [codec_of(self.push, shapes, part, ranked=True) for part in parts]
+        going = [
+            codec.encode(flat[start:stop], None, _key(self.seed, step, index, rank, k))
+            for k, ((start, stop), codec) in enumerate(zip(parts, pushes, strict=True))
+        ]
+        came, pieces = self.transport.swap(going, [pushes[rank]] * world, self.loss)
+        mine = mean_of(pushes[rank], came)
+        arrived = [codec.rows_within(one, PAYLOAD) for codec, one in zip(pushes, pieces, strict=True)]
+        self._keep_left(index, flat, parts, going, pushes, arrived)
+        pulls = [codec_of(self.pull, shapes, part, ranked=False) for part in parts]
+        back = pulls[rank].encode(mine)
+        means, _ = self.transport.swap([back] * world, pulls, 0.0)
+        self.sent_bytes += sum(len(one) for k, one in enumerate(going) if k != rank) + (world - 1) * len(back)
+        return torch.cat([codec.decode(one.content) for codec, one in zip(pulls, means, strict=True)])
+
+    def _keep_left(
+        self,
+        index: int,
+        flat: Tensor,
+        parts: Sequence[tuple[int, int]],
+        going: Sequence[Tensor],
+        codecs: Sequence[Codec],
+        arrived: Sequence[Got],
+    ) -> None:
+        """What did not arrive goes with the next gradient."""
+        lost = sum(int((~got).sum()) for got in arrived)
+        if not lost:
+            return
+        self.lost_rows += lost
+        left = torch.zeros_like(flat)
+        for (start, stop), codec, content, got in zip(parts, codecs, going, arrived, strict=True):
+            whole, there = codec.decode(content), codec.decode(content, None, got)
+            left[start:stop] = whole - there
+        self._left[index] = left
+
+
+def parts_of(size: int, world: int) -> list[tuple[int, int]]:
+    """`[start, stop)` of the part of each of W processes, whole chunks but for the last."""
+    each = -(-size // (world * K)) * K
+    return [(min(size, k * each), min(size, (k + 1) * each)) for k in range(world)]
+
+
+def codec_of(kind: str, shapes: Sequence[tuple[int, ...]], part: tuple[int, int], *, ranked: bool) -> Codec:
+    """What codes a part of a bucket of tensors of these shapes."""
+    sizes = [(int(np.prod(shape)), len(shape) > 1 and np.prod(shape) >= SMALL) for shape in shapes]
+    start, stop = part
+    clipped = ((max(a, start) - start, min(b, stop) - start) for a, b in spans_of(sizes))
+    return Codec(kind, tuple((a, b) for a, b in clipped if a < b), stop - start, ranked)
+
+
+def mean_of(codec: Codec, came: Sequence[Came]) -> Tensor:
+    """The mean over processes, chunk by chunk of those whose base layer came."""
+    total, counts = torch.zeros(codec.size), torch.zeros(codec.size)
+    for one in came:
+        total += codec.decode(one.content, None, one.got)
+        counts += codec.there(one.content, one.got)
+    return total / counts.clamp(min=1)
+
+
+def _key(*labels: int) -> int:
+    """A key of its own for each payload."""
+    return int(np.random.SeedSequence(labels).generate_state(1, np.uint32)[0])
+
+
+class Streams:
+    """gloo's connections, in a group of its own: nothing is lost."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo")
+
+    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+        """See `Transport`."""
+        del loss
+        rank = dist.get_rank()
+        others = [k for k in range(len(going)) if k != rank]
+        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in coming]
+        contents[rank] = going[rank]
+        waiting = [dist.irecv(contents[k], k, group=self._group) for k in others]
+        waiting += [dist.isend(going[k], k, group=self._group) for k in others]
+        for one in waiting:
+            assert one is not None
+            one.wait()
+        return [_whole(content, codec) for content, codec in zip(contents, coming, strict=True)], _all_pieces(going)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        dist.destroy_process_group(self._group)
+
+
+class Datagrams:
+    """UDP straight between processes, sealed with keys of a secret that travels over gloo.
+
+    Raises:
+        SilentError: no datagram from another process comes through.
+    """
+
+    def __init__(self, host: str | None) -> None:
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo")
+        self._endpoint = Endpoint(host or socket.gethostbyname(socket.gethostname()))
+        self._transfer = 0
+        try:
+            self._open()
+        except TimeoutError:
+            self._endpoint.close()
+            raise SilentError("no datagram from other processes came; name this one's host, or use tcp") from None
+
+    def _open(self) -> None:
+        addresses = _told_all(self._endpoint.address, self._group)
+        secret = torch.tensor(list(os.urandom(32)), dtype=torch.uint8)
+        dist.broadcast(secret, 0, group=self._group)
+        keys = bytes(secret.tolist())
+        for k in range(self._rank):
+            self._endpoint.open(_keys(keys, k, self._rank).turned()).result(OPEN_SECONDS)
+        dist.barrier(group=self._group)  # everybody listens
+        higher = range(self._rank + 1, self._world)
+        opened = [self._endpoint.open(_keys(keys, self._rank, k), addresses[k]) for k in higher]
+        for one in opened:
+            one.result(OPEN_SECONDS)
+        dist.barrier(group=self._group)
+
+    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+        """See `Transport`."""
+        self._transfer += 1
+        others = [k for k in range(self._world) if k != self._rank]
+        waiting = {k: self._receive(k, coming[k], loss) for k in others}
+        sent = {k: self._send(k, going[k]) for k in others}
+        came = [_whole(going[self._rank], coming[self._rank])] * self._world
+        pieces = _all_pieces(going)
+        for k in others:
+            received = waiting[k].result()
+            content = torch.frombuffer(received.content, dtype=torch.uint8)
+            came[k] = Came(content, coming[k].rows_within(received.got, PAYLOAD))
+            pieces[k] = sent[k].result()
+        return came, pieces
+
+    def close(self) -> None:
+        """See `Transport`."""
+        self._endpoint.close()
+        dist.destroy_process_group(self._group)
+
+    def _send(self, k: int, content: Tensor) -> Future[Got]:
+        view = memoryview(content.numpy())
+        return self._endpoint.send(
+            self._session(k), self._transfer, view, prompt=len(view) // 2, patience=PATIENCE_SECONDS
+        )
+
+    def _receive(self, k: int, codec: Codec, loss: float) -> Future[Received]:
+        pieces, gains = -(-codec.nbytes // PAYLOAD), []
+
+        def enough(content: memoryview, got: Got) -> bool:
+            if not gains:
+                gains.append(codec.gains(torch.frombuffer(content, dtype=torch.uint8)))
+            lost = ~codec.rows_within(got, PAYLOAD)
+            return bool(lost.sum() <= loss * codec.rows and gains[0][lost].sum() <= MOST_LOST)
+
+        needed, least = -(-codec.first_row // PAYLOAD), math.ceil((1 - loss) * pieces)
+        return self._endpoint.receive(
+            self._session(k),
+            self._transfer,
+            codec.nbytes,
+            patience=PATIENCE_SECONDS,
+            needed=needed if loss else pieces,
+            least=least,
+            enough=enough if loss else None,
+        )
+
+    def _session(self, k: int) -> int:
+        return _session(min(k, self._rank), max(k, self._rank))
+
+
+def _session(low: int, high: int) -> int:
+    return 1 + low + high * (high - 1) // 2
+
+
+def _keys(secret: bytes, low: int, high: int) -> Keys:
+    """Of the lower one of a pair of processes, a key for each direction."""
+    out, back = (
+        hashlib.blake2b(f"{low}-{high}-{way}".encode(), key=secret, digest_size=KEY_BYTES).digest()
+        for way in ("up", "down")
+    )
+    return Keys(_session(low, high), out, back)
+
+
+def _told_all(mine: tuple[str, int], group: Any) -> list[tuple[str, int]]:
+    """Every process's address."""
+    text = f"{mine[0]} {mine[1]}".encode().ljust(64)
+    told = torch.zeros(dist.get_world_size(), 64, dtype=torch.uint8)
+    told[dist.get_rank()] = torch.tensor(list(text), dtype=torch.uint8)
+    dist.all_reduce(told, group=group)
+    words = (bytes(row.tolist()).decode().split() for row in told)
+    return [(host, int(port)) for host, port in words]
+
+
+def _whole(content: Tensor, codec: Codec) -> Came:
+    return Came(content, np.ones(codec.rows, bool))
+
+
+def _all_pieces(going: Sequence[Tensor]) -> list[Got]:
+    return [np.ones(max(1, -(-len(one) // PAYLOAD)), bool) for one in going]
