@@ -33,7 +33,7 @@ from idletrain.job import Job, parse_job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
-from idletrain.nn.prepare import from_settings
+from idletrain.nn.prepare import Prepared, from_settings
 
 SUBNETS = 4
 POINTS = 100.0
@@ -107,10 +107,15 @@ def simulate(job: Job) -> float:
                 work.step(samples, order, step)
             updates.append((subnet, flat, training.local_steps))
         network.commit(updates)
+    return network_accuracy(prepared, network, training.seed)
+
+
+def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
+    """On the test data, with BatchNorm's statistics estimated as a run does."""
     module = assembled(prepared.module, network.values)
-    estimate_statistics(module, samples, training.seed)
+    estimate_statistics(module, prepared.program.source.open(), seed)
     assert prepared.test is not None
-    accuracy, _ = score(module, prepared.test.open(), program.loss)
+    accuracy, _ = score(module, prepared.test.open(), prepared.program.loss)
     assert accuracy is not None
     return accuracy
 

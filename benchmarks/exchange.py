@@ -30,8 +30,9 @@ from torch import Tensor
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_job
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum, inspect
+from idletrain.exchange.wire import Bound, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
 from idletrain.fleet import settings
 from idletrain.observe.records import Event
 from idletrain.rounds import updates
@@ -60,6 +61,7 @@ class BenchHead:
 
     def __init__(self, folder: Path, flat: Tensor) -> None:
         self._path, self._flat, self._ledger = folder / "updates", flat, Ledger(folder / "ledger")
+        self._parts = Parts()
 
     def program(self) -> bytes:
         """See `Head`."""
@@ -69,17 +71,31 @@ class BenchHead:
         """See `Head`."""
         return 0, self._flat[start:stop]
 
-    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
-        """See `Head`; nothing here is sent in parts."""
-        return Reply.WRONG_SHAPE
-
-    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
+        held = self._parts.hold(lease.attempt, steps, start, frames, self._flat.nbytes, train_seconds)
+        return Reply.ACCEPTED if held else Reply.WRONG_SHAPE
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
+        """See `Head`."""
+        frames = frames or self._parts.payload(header.lease.attempt, header.steps)
         fault = await asyncio.to_thread(inspect, header, frames, self._flat.nbytes)
         if fault is None:
             await asyncio.to_thread(updates.write, self._path, 0, frames)
             await asyncio.to_thread(self._ledger.append, "stage", checksum=header.checksum)
-        return fault or Reply.ACCEPTED
+        self._parts.drop(header.lease.attempt)
+        return Receipt(fault or Reply.ACCEPTED)
+
+    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:  # noqa: ARG002
+        """See `Head`."""
+        return Bound(size, 1.0)
+
+    def came(self, *_: Any) -> None:
+        """See `Head`."""
+
+    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+        """See `Head`; nothing here is ever lacking."""
+        return Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002 (Head's)
         """See `Head`."""
@@ -109,9 +125,9 @@ async def pull_and_push(address: str, security: Security, repeats: int) -> list[
         _, flat = await client.pull(LEASE)
         pulled = time.perf_counter()
         digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
-        reply = await client.push(PushHeader(LEASE, 1, 0.0, digest), flat)
+        receipt = await client.push(PushHeader(LEASE, 1, 0.0, digest), flat)
         pushed = time.perf_counter()
-        assert reply is Reply.ACCEPTED
+        assert receipt.reply is Reply.ACCEPTED
         seconds.append((pulled - started, pushed - pulled))
     await client.close()
     return seconds[1:]

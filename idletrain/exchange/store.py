@@ -5,7 +5,7 @@ Payloads are numpy frames that are never unpickled; what may be written, the rou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -66,17 +66,22 @@ class Head(Protocol):
 class Store:
     """Serves a head's network on one address.
 
+    Args:
+        head: Whose.
+        security: The cluster's.
+        turns: Makes what says who may send, a way each.
+
     Attributes:
         bytes_down: Payload bytes sent to workers.
         bytes_up: Payload bytes received.
     """
 
-    def __init__(self, head: Head, security: Security) -> None:
+    def __init__(self, head: Head, security: Security, turns: Callable[[], Turns] = Turns) -> None:
         self._head, self._security = head, security
         self.bytes_down = self.bytes_up = 0
         self._host = ""
         self._ways = Ways()
-        self._turns = {"pull": Turns(), "push": Turns()}
+        self._turns = {"pull": turns(), "push": turns()}
         handlers = {
             "turn": self._turn,
             "turned": self._turned,

@@ -1,0 +1,246 @@
+"""What do loss, delay and a shallow buffer cost a push, over TCP (CUBIC, BBR, with turns or without) and as datagrams?
+
+Nodes in network namespaces push at once to a store behind a link of 100 Mbit/s (`idletrain-testbed`; needs root):
+eight with 0.1, 0.5 and 2 MB each into a buffer of 32 or 64 KB, and one with 5 MB over a clean link, with loss, and with
+delay. The time is from the moment at which all may begin to the last answer, over what the bytes take at the link's
+rate and one round trip. Datagrams may leave out 5 % (`p`), or nothing.
+
+    python -m benchmarks.bad_links [--tiny] [--only incast] [--json FILE]
+
+Targets, for datagrams: eight at once at most 1.2 times ideal in the median, 2 times at worst, three times faster than
+BBR and never slower than the better TCP; 1 % loss at 2 ms at most 1.15 times ideal; a clean link at most 1.05 times as
+long as TCP; 20 ms within 1.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from distributed.security import Security
+
+from benchmarks.exchange import BenchHead
+from benchmarks.machines import Cast, Line, Shaped
+from benchmarks.report import Figure, at_least, at_most, parser, report
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.store import Store
+from idletrain.exchange.turns import Turns
+from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
+from idletrain.fleet import settings
+
+START_SECONDS = 60.0
+KB = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pushes over links of one kind."""
+
+    name: str
+    nodes: int
+    size: int
+    repeats: int
+    queue: str | None = None
+    loss: str | None = None
+    one_way: str | None = None
+    link: str = "100mbit"
+
+    @property
+    def trip_seconds(self) -> float:
+        """There and back."""
+        return 2e-3 * float(self.one_way.removesuffix("ms")) if self.one_way else 0.0
+
+    @property
+    def ideal_seconds(self) -> float:
+        """All bytes at the link's rate, and one round trip."""
+        return self.nodes * self.size * 8 / 1e6 / float(self.link.removesuffix("mbit")) + self.trip_seconds
+
+
+@dataclass(frozen=True)
+class Way:
+    """How payloads travel."""
+
+    name: str
+    congestion: str = "cubic"
+    turns: bool = False
+    datagrams: bool = False
+    least: float = 1.0
+
+
+WAYS = (
+    Way("CUBIC"),
+    Way("BBR", "bbr"),
+    Way("CUBIC, turns", turns=True),
+    Way("BBR, turns", "bbr", turns=True),
+    Way("datagrams", datagrams=True),
+    Way("datagrams, p = 5 %", datagrams=True, least=0.95),
+)
+CASES = (
+    *(
+        Case(f"incast, {size} KB, {queue}", 8, size * KB, 40, queue)
+        for size in (100, 500, 2000)
+        for queue in ("32KB", "64KB")
+    ),
+    Case("clean", 1, 5000 * KB, 11),
+    *(Case(f"{loss} loss, 2 ms", 1, 5000 * KB, 11, "64KB", loss, "1ms") for loss in ("0.1%", "1%", "3%")),
+    *(Case(f"{loss} loss, 20 ms", 1, 5000 * KB, 11, None, loss, "10ms") for loss in ("0%", "0.1%", "1%")),
+)
+TINY = (Case("incast, tiny", 2, 50 * KB, 2, "32KB"), Case("1% loss, 2 ms, tiny", 1, 100 * KB, 2, "64KB", "1%", "1ms"))
+
+
+class Gate(BenchHead):
+    """A store that lets all begin at once, and says when the last has been answered."""
+
+    def __init__(self, folder: Path, nodes: int, size: int, least: float) -> None:
+        super().__init__(folder, torch.zeros(size // 4))
+        self._nodes, self._least = nodes, least
+        self._here: dict[int, int] = {}
+        self._done: dict[int, int] = {}
+        self._open = asyncio.Event()
+        self._began = 0.0
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
+        """Wait for all."""
+        self._here[lease.round] = self._here.get(lease.round, 0) + 1
+        opened = self._open
+        if self._here[lease.round] == self._nodes:
+            self._open, self._began = asyncio.Event(), time.perf_counter()
+            opened.set()
+        await opened.wait()
+        return Gang(lease.round, 0, ())
+
+    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:  # noqa: ARG002
+        """See `Head`."""
+        return Bound(1280, self._least)
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
+        """See `Head`; what came incomplete is not looked at."""
+        receipt = await super().push(header, frames) if frames or self._least == 1 else Receipt(Reply.ACCEPTED)
+        number = header.lease.round
+        self._done[number] = self._done.get(number, 0) + 1
+        if self._done[number] == self._nodes:
+            _print({"kind": "done", "seconds": time.perf_counter() - self._began})
+        return receipt
+
+
+async def be_head(host: str, asked: dict[str, Any]) -> None:
+    """Serve until killed."""
+    case, way = Case(**asked["case"]), Way(**asked["way"])
+    turns = Turns if way.turns else functools.partial(Turns, most=1 << 30)
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        head = Gate(Path(folder), case.nodes, case.size, way.least)
+        _print({"kind": "serving", "address": await Store(head, Security(), turns).listen(host)})
+        await asyncio.Event().wait()
+
+
+async def be_worker(store: str, asked: dict[str, Any]) -> None:
+    """Push so many times, each when all are there."""
+    case, way = Case(**asked["case"]), Way(**asked["way"])
+    client = StoreClient(store, {})
+    if way.datagrams:
+        await client.use_datagrams()
+    flat = torch.rand(case.size // 4)
+    digest = checksum([flat.numpy().data.cast("B")])
+    for number in range(case.repeats + 1):  # the first opens connections and finds the link's rate
+        lease = LeaseId("bench", 1, number, asked["number"], 100 * number + asked["number"])
+        await client.join(lease, "", [])
+        receipt = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
+        assert receipt.reply is Reply.ACCEPTED
+    await client.close()
+
+
+def _print(line: Line) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def measure(case: Case, way: Way) -> list[float]:
+    """Completion over ideal, of each repeat.
+
+    Raises:
+        RuntimeError: links cannot be shaped here, or a process ended early.
+    """
+    import idletrain_testbed
+
+    if lacking := idletrain_testbed.missing():
+        raise RuntimeError(f"links cannot be shaped here: {'; '.join(lacking)}")
+    me, asked = [sys.executable, "-m", "benchmarks.bad_links"], {"case": asdict(case), "way": asdict(way)}
+    with (
+        tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
+        idletrain_testbed.Testbed(
+            nodes=case.nodes,
+            link=case.link,
+            queue=case.queue,
+            loss=case.loss,
+            delay=case.one_way,
+            congestion=way.congestion,
+        ) as bed,
+        Cast(Shaped(bed), Path(folder)) as cast,
+    ):
+        cast.start("head", [*me, "head", bed.address("head"), json.dumps(asked)])
+        (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
+        for number in range(case.nodes):
+            told = json.dumps({**asked, "number": number})
+            cast.start(f"n{number}", [*me, "worker", serving["address"], told])
+        patience = START_SECONDS + 60 * case.ideal_seconds * case.repeats
+        lines = cast.output.wait("done", case.repeats + 1, patience, lambda: cast.processes["head"].poll() is None)
+    return [line["seconds"] / case.ideal_seconds for line in lines[1:]]
+
+
+def figures_of(case: Case, found: dict[str, list[float]]) -> list[Figure]:
+    """The targets that a case has."""
+    typical = {name: statistics.median(samples) for name, samples in found.items()}
+    mine = found["datagrams"]
+    told = [Figure(f"{case.name}: {name}", typical[name], "x ideal", samples=found[name]) for name in found]
+    better = min(value for name, value in typical.items() if not name.startswith("datagrams"))
+    if case.nodes > 1:
+        told += [
+            at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", 1.2),
+            at_most(f"{case.name}: datagrams at worst", max(mine), "x ideal", 2.0),
+            at_least(f"{case.name}: BBR / datagrams", typical["BBR"] / typical["datagrams"], "", 3.0),
+            at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.0),
+        ]
+    elif case.loss in (None, "0%"):
+        tcp = typical["CUBIC"] if case.loss is None else better
+        told.append(at_most(f"{case.name}: datagrams / TCP", typical["datagrams"] / tcp, "", 1.05))
+    elif case.loss == "1%":
+        limit = 1.15 if case.one_way == "1ms" else 1.3
+        told.append(at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", limit))
+    return told
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure every case and report."""
+    made = parser(__doc__)
+    made.add_argument("--only", help="cases whose name holds this")
+    options = made.parse_args(argv)
+    cases = [case for case in (TINY if options.tiny else CASES) if (options.only or "") in case.name]
+    figures: list[Figure] = []
+    for case in cases:
+        found = {way.name: measure(case, way) for way in WAYS}
+        for name, samples in found.items():
+            print(f"{case.name}: {name}: {statistics.median(samples):.2f} ({max(samples):.2f})", flush=True)
+        figures += figures_of(case, found)
+    return report("bad_links", options, figures, cases=[asdict(case) for case in cases])
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["head", host, told]:
+            settings.apply()
+            asyncio.run(be_head(host, json.loads(told)))
+        case ["worker", store, told]:
+            settings.apply()
+            asyncio.run(be_worker(store, json.loads(told)))
+        case _:
+            main()

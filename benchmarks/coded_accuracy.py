@@ -1,0 +1,200 @@
+"""What do codes, and updates that break off, cost in accuracy?
+
+`ist` with 4 and with 8 subnets on Fashion-MNIST as in accuracy.py (every subnet passes over all of the data), parameters
+travelling as float32 both ways or coded, three seeds each. Then, with 4 subnets, half of all updates break off at a
+fifth of their bytes: they are dropped, or what came of them is used, the largest changes first. It runs the code that
+workers and the head run, without Dask.
+
+    python -m benchmarks.coded_accuracy [--tiny] [--json FILE]
+
+Targets: five times fewer bytes than float32 both ways within 0.1 points of its accuracy; of what dropping costs, 60 %
+won back at a fifth of the bytes.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.accuracy import POINTS, job_of, network_accuracy
+from benchmarks.accuracy import TINY as SMALL
+from benchmarks.accuracy import Plan as Training
+from benchmarks.report import Figure, arguments, at_least, at_most, report
+from idletrain.exchange.wire import LeaseId
+from idletrain.job import Job
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import from_settings
+from idletrain.nn.program import Program
+from idletrain.nn.randomness import generator
+from idletrain.nn.subnets import Subnet
+from idletrain.rounds import coding
+
+PLAIN = ("fp32", "fp32")
+CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"))  # pull, push
+BROKEN, CAME = 0.5, 0.2
+FATES = ("whole", "dropped", "salvaged")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training."""
+
+    subnets: int
+    codes: tuple[str, str]
+    seed: int
+    fate: str = "whole"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained."""
+
+    training: Training = Training()
+    subnets: tuple[int, ...] = (4, 8)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    lr: float = 0.2
+
+
+TINY = Plan(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
+
+
+def job(plan: Plan, run: Run) -> Job:
+    """The job of one training."""
+    made = job_of(plan.training, ("ist", plan.training.contenders[0][1], "each"), plan.lr, run.seed)
+    pull, push = run.codes
+    exchange = made.training.exchange.model_copy(update={"pull": pull, "push": push})
+    training = made.training.model_copy(update={"subnets": run.subnets, "exchange": exchange})
+    return made.model_copy(update={"training": training})
+
+
+def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: tuple[torch.Tensor, ...], run: Run) -> Any:
+    """An update as the head has it; None if it is dropped."""
+    at_head, at_worker, lease = begun
+    content = coding.update(program, subnet, flat, at_worker, lease)
+    codec = coding.codec(program, subnet, "push")
+    if codec is None:
+        return flat
+    broken = run.fate != "whole" and generator(run.seed, "broken", lease.round, lease.subnet).random() < BROKEN
+    if broken and run.fate == "dropped":
+        return None
+    got = codec.rows_before(int(CAME * codec.nbytes)) if broken else None
+    return codec.decode(content, at_head, got)
+
+
+def simulate(asked: Job, run: Run) -> float:
+    """Train in this process, subnets one after the other; the test accuracy."""
+    prepared = from_settings(asked.model, asked.data, asked.training)
+    program, training = prepared.program, asked.training
+    network, samples = Network.of(program, prepared.network), program.source.open()
+    order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+    for round_ in range(training.rounds):
+        updates = []
+        for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
+            at_head = network.pull(subnet)
+            at_worker = coding.received(program, subnet, coding.sent(program, subnet, at_head))
+            flat = at_worker.clone()
+            work = LocalSteps(program, subnet, flat, k, round_)
+            for step in range(training.local_steps):
+                work.step(samples, order, step)
+            lease = LeaseId("bench", 1, round_, k, 1)
+            values = arrived(program, subnet, flat, (at_head, at_worker, lease), run)
+            if values is not None:
+                updates.append((subnet, values, training.local_steps))
+        network.commit(updates)
+    return network_accuracy(prepared, network, training.seed)
+
+
+def run_one(plan: Plan, run: Run) -> dict[str, Any]:
+    """One training on one thread, in a process of its own."""
+    torch.set_num_threads(1)
+    started = time.monotonic()
+    accuracy = simulate(job(plan, run), run)
+    print(f"{run}: {accuracy:.4f} in {time.monotonic() - started:.0f} s", flush=True)
+    return {
+        "subnets": run.subnets,
+        "codes": run.codes,
+        "seed": run.seed,
+        "fate": run.fate,
+        "accuracy": accuracy,
+        "bytes": bytes_of(plan, run),
+    }
+
+
+def bytes_of(plan: Plan, run: Run) -> int:
+    """Of a round, both ways."""
+    asked = job(plan, run)
+    program = from_settings(asked.model, asked.data, asked.training).program
+    subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
+    return sum(coding.nbytes(program, subnet, way) for subnet in subnets for way in coding.WAYS)
+
+
+def all_runs(plan: Plan) -> list[Run]:
+    """Every training."""
+    coded = [Run(n, codes, seed) for n in plan.subnets for codes in (PLAIN, *CODED) for seed in plan.seeds]
+    return coded + [Run(plan.subnets[0], CODED[1], seed, fate) for fate in FATES[1:] for seed in plan.seeds]
+
+
+def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], fate: str = "whole") -> Figure:
+    """The accuracy over seeds."""
+    mine = [
+        r["accuracy"] * POINTS for r in runs if (r["subnets"], tuple(r["codes"]), r["fate"]) == (subnets, codes, fate)
+    ]
+    name = f"{subnets} subnets, pull {codes[0]}, push {codes[1]}" + ("" if fate == "whole" else f", half {fate}")
+    return Figure(f"{name}: accuracy", statistics.mean(mine), "%", samples=mine)
+
+
+def figures_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Accuracies, what codes cost, and what salvage wins back."""
+    figures: list[Figure] = []
+    for n in plan.subnets:
+        plain = mean(runs, n, PLAIN)
+        figures.append(plain)
+        for codes in CODED:
+            found = mean(runs, n, codes)
+            fewer = _bytes(runs, n, PLAIN) / _bytes(runs, n, codes)
+            words = f"{n} subnets, pull {codes[0]}, push {codes[1]}"
+            behind = plain.value - found.value
+            bounded = codes == CODED[0]
+            figures += [
+                found,
+                at_least(f"{words}: times fewer bytes", fewer, "", 5.0)
+                if bounded
+                else Figure(f"{words}: times fewer bytes", fewer, ""),
+                at_most(f"{words}: behind float32", behind, "points", 0.1),
+            ]
+    whole, dropped, salvaged = (mean(runs, plan.subnets[0], CODED[1], fate) for fate in FATES)
+    cost = whole.value - dropped.value
+    won = (salvaged.value - dropped.value) / cost if cost > 0 else 1.0
+    figures += [
+        dropped,
+        salvaged,
+        at_least("won back of what dropping half costs, at a fifth of the bytes", won, "", 0.6),
+    ]
+    return figures
+
+
+def _bytes(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str]) -> float:
+    return float(next(r["bytes"] for r in runs if (r["subnets"], tuple(r["codes"])) == (subnets, codes)))
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Train and report."""
+    options = arguments(__doc__, argv)
+    plan = TINY if options.tiny else Plan()
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        runs = [future.result() for future in [pool.submit(run_one, plan, run) for run in all_runs(plan)]]
+    return report("coded_accuracy", options, figures_of(plan, runs), runs=runs)
+
+
+if __name__ == "__main__":
+    main()
