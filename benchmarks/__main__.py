@@ -24,6 +24,7 @@ NAMES = (
     "offers",
     "rehearsal",
     "codec",
+    "coded_accuracy",
     "kernels",
     "label_cost",
     "linear_trees",

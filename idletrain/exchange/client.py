@@ -86,6 +86,11 @@ class StoreClient:
         kind = torch.uint8 if answer["coded"] else torch.float32
         return answer["step"], torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
 
+    @property
+    def transport(self) -> str:
+        """How large payloads travel."""
+        return "tcp" if self._session is None else "udp"
+
     async def use_datagrams(self) -> None:
         """Let payloads travel over UDP from now on, if datagrams pass.
 

@@ -284,7 +284,7 @@ class Attempt:
 
     def told(self, ended: str, **why: str) -> dict[str, Any]:
         """The account as it stands."""
-        return {"ended": ended, **why, "steps": self.steps, **self.account}
+        return {"ended": ended, **why, "steps": self.steps, "transport": self._run.client.transport, **self.account}
 
     def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
         self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))

@@ -40,7 +40,7 @@ def test_wrong_pushes_are_refused_by_name(
         async def ask(client: StoreClient) -> Reply:
             lease = run.lease_id(leased)
             _, flat = await client.pull(lease)
-            return await client.push(*change(header(lease, flat, steps), flat))
+            return (await client.push(*change(header(lease, flat, steps), flat))).reply
 
         reply = ask_store(run.store(head), ask)
         if reply is not Reply.ACCEPTED:
@@ -100,7 +100,7 @@ def test_late_and_repeated_pushes(
         flat += 1.0  # would change the result
 
         async def push(lease: LeaseId, steps: int = 20) -> Reply:
-            return await client.push(header(lease, flat, steps), flat)
+            return (await client.push(header(lease, flat, steps), flat)).reply
 
         return [
             await push(dataclasses.replace(this, round=0, subnet=old["subnet"], attempt=old["attempt"])),
@@ -134,8 +134,8 @@ def test_a_duplicate_is_called_so(make_run: Callable[..., Run], control: Control
     async def ask(client: StoreClient) -> list[Reply]:
         _, flat = await client.pull(run.lease_id(second))
         return [
-            await client.push(header(again, flat, 20), flat),
-            await client.push(header(run.lease_id(second), flat, 21), flat),
+            (await client.push(header(again, flat, 20), flat)).reply,
+            (await client.push(header(run.lease_id(second), flat, 21), flat)).reply,
         ]
 
     assert ask_store(run.store(head), ask) == [Reply.DUPLICATE, Reply.WRONG_SHAPE]

@@ -1,0 +1,177 @@
+"""Updates that come in another order than they lie, in part, late or as datagrams; and workers that die meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+
+from idletrain.exchange.client import PART_BYTES, StoreClient
+from idletrain.exchange.wire import LeaseId, Reply
+from idletrain.nn.prepare import from_settings
+from idletrain.rounds import coding, recovery
+from idletrain.rounds.inbox import MOST_LOST
+
+from .helpers import Control, Run, ask_store, train_alone, until
+
+WIDE = {"args": {"widths": [64, 512, 512, 10]}}
+SGD = {"name": "sgd", "lr": 0.05}
+
+
+def marked(run: Run) -> set[str]:
+    """Workers whose present lease has left a mark."""
+    attempts = {event["attempt"] for event in run.events("marked")}
+    return {worker for worker, event in run.busy().items() if event["attempt"] in attempts}
+
+
+def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..., Run], control: Control) -> None:
+    """The test sends half of an update in the place of a worker that it holds, and kills that."""
+    training = {"exchange": {"push": "int8"}, "optimizer": SGD}
+    run = make_run(rounds=1, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    control.hold()
+    head = run.launch()
+    leased = run.wait("leases", "leased", count=2)
+    lease = run.lease_id(leased)
+    program = from_settings(run.job.model, run.job.data, run.job.training).program
+    subnet = program.subnets(0, (0.5, 0.5))[lease.subnet]
+    codec = coding.codec(program, subnet, "push")
+    assert codec
+
+    async def send_half(client: StoreClient) -> Reply:
+        _, flat = await client.pull(lease)
+        content = coding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
+        half = (codec.first_row + codec.nbytes) // 2
+        replies = {
+            await client.part(lease, 20, 2.5, start, content[start : min(start + PART_BYTES // 16, half)])
+            for start in range(0, half, PART_BYTES // 16)
+        }
+        (reply,) = replies
+        return reply
+
+    assert ask_store(run.store(head), send_half) is Reply.ACCEPTED
+    run.workers()[leased["worker"]].send_signal(signal.SIGKILL)
+    lost = run.wait("the loss", "lost", lambda e: e["attempt"] == leased["attempt"])
+    assert (lost["cause"], lost["kept_steps"], lost["lost_steps"], lost["kept_seconds"]) == ("kill", 20, 0, 2.5)
+    assert 0.5 < lost["covered"] < 1
+    control.release()
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+    (stage,) = [r for r in run.records("stage") if r["subnet"] == lease.subnet]
+    assert stage["steps"] == 20
+    assert stage["covered"] == lost["covered"]
+    assert {k: steps for k, steps in run.records("commit")[0]["staged"]}[lease.subnet] == 20
+
+
+def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=1, model=WIDE, training={"exchange": {"push": "int8"}, "optimizer": SGD})
+    control.hold()
+    head = run.launch()
+    leased = run.wait("leases", "leased", count=2)
+    lease = run.lease_id(leased)
+
+    async def send_some(client: StoreClient) -> Reply:
+        return await client.part(lease, 20, 2.5, 0, torch.zeros(50_000, dtype=torch.uint8))
+
+    assert ask_store(run.store(head), send_some) is Reply.ACCEPTED
+    run.workers()[leased["worker"]].send_signal(signal.SIGKILL)
+    run.wait("the loss", "lost", lambda e: e["attempt"] == leased["attempt"])
+    control.release()
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert len(run.events("leased")) == 3
+
+
+def test_a_warned_worker_sends_its_change_under_salvage(make_run: Callable[..., Run], control: Control) -> None:
+    training = {"exchange": {"push": "int4"}, "optimizer": SGD}
+    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    control.pace(0.1)
+    head = run.launch()
+    run.wait("leases", "leased", count=2)
+    until("steps", lambda: run.busy().keys() & run.workers().keys())
+    worker = min(run.busy().keys() & run.workers().keys())
+    until("some steps", lambda: len(run.events("leased")) >= 2)
+    control.pace(0.3)
+    run.workers()[worker].send_signal(signal.SIGTERM)
+    ended = run.wait("its end", "attempt_ended", lambda e: e["worker"] == worker and e["ended"] == "drained")
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+    assert 0 < ended["steps"] < 20
+    whole = 4 * sum(256 * n for n in (64, 256, 10))
+    assert ended["push_bytes"] < whole / 5  # a mark would be as many bytes as that
+    assert [0, ended["subnet"], ended["steps"]] in [[r["round"], r["subnet"], r["steps"]] for r in run.records("stage")]
+
+
+def test_datagrams_of_killed_and_warned_workers_have_the_same_bits(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    exchange = {"pull": "int8", "push": "int8", "transport": "udp"}
+    run = make_run(rounds=2, model=WIDE, training={"exchange": exchange, "optimizer": SGD})
+    control.pace(0.1)
+    head = run.launch()
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        heirs = len([event for event in run.events("leased") if event["step"]])
+        worker = until("a marked worker", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+        worker.send_signal(how)
+        until("an heir", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert {event["cause"] for event in run.events("lost")} == {"kill", "notice"}
+    done = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
+    assert {event["transport"] for event in done} == {"udp"}
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_what_an_update_lacks_comes_later_and_survives_the_head(
+    make_run: Callable[..., Run], control: Control, transport: str
+) -> None:
+    exchange = {"push": "int8", "loss": 0.3, "transport": transport}
+    training = {"exchange": exchange, "optimizer": SGD}
+    model = {"args": {"widths": [64, 2048, 2048, 10]}}  # an update of many parts
+    run = make_run(rounds=6, model=model, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    control.pace(0.02)
+    head = run.launch()
+    repaired = run.wait("rows that come late", "repaired", count=2)
+    for process in [psutil.Process(head.pid), *run.workers().values()]:
+        process.send_signal(signal.SIGKILL)
+    head.exit_code()
+    control.pace(0)
+    run.resume()
+    end = run.check(None)
+    late = run.records("repair")
+    assert len(late) >= 2
+    assert repaired["round"] in {record["of"] for record in late}
+    assert all(record["of"] < record["round"] for record in late)
+    lacking = [record for record in run.records("stage") if record["covered"] < 1]
+    assert lacking, "nothing came late"
+    assert all(record["covered"] >= 1 - MOST_LOST for record in lacking)
+    # The network of the ledger, what came late included, is the one that the last head ended with.
+    program = from_settings(run.job.model, run.job.data, run.job.training).program
+    network, rounds = recovery.load_network(run.dir, program)
+    assert rounds == end["rounds"] == 6
+    assert network.sha256() == end["params_sha256"]
+
+
+def test_rows_that_nobody_owes_are_refused(make_run: Callable[..., Run], control: Control) -> None:
+    training = {"exchange": {"push": "int8", "loss": 0.3}, "optimizer": SGD}
+    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage"})
+    control.pace(0.05)
+    head = run.launch()
+    lease = run.lease_id(run.wait("the second round", "leased", lambda e: e["round"] == 1))
+    rows = torch.zeros(128, dtype=torch.uint8)
+
+    async def send(client: StoreClient) -> list[Reply]:
+        return [
+            await client.repair(LeaseId(lease.run, lease.epoch, 0, 0, 99), rows),
+            await client.repair(LeaseId(lease.run, lease.epoch - 1, 0, 0, 1), rows),
+            await client.repair(lease, rows),
+        ]
+
+    assert ask_store(run.store(head), send) == [Reply.NOT_LEASED, Reply.STALE_EPOCH, Reply.STALE_ROUND]
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(None)
