@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from torch import Tensor
 from idletrain.errors import RefusedError
 from idletrain.exchange.datagram.endpoint import SilentError
 from idletrain.exchange.datagram.session import Session, Way
+from idletrain.exchange.turns import TURN_BYTES, holder_of
 from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Receipt, Reply, as_message
 
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
-TURN_BYTES = 1 << 16  # below, a payload is in the buffers before others notice
 DATAGRAM_BYTES = 1 << 13  # below, a call is all it takes
 PARTS_AT_ONCE = 2  # the link does not wait for answers
 CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
@@ -69,10 +69,10 @@ class StoreClient:
             ConnectionError: the store cannot be reached.
         """
         way = self._session.way() if self._session else None
-        async with self._turn("pull", lease, asked=way is None and stop is None) as told:
-            with _link():
-                answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, way=way)
-            told.append(answer["flat"].nbytes if "flat" in answer else 0)
+        with _link():
+            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, way=way)
+            if answer.get("turn"):
+                await self._rpc.turned(holder=holder_of(lease), size=answer["flat"].nbytes)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         if way is None:
@@ -129,31 +129,16 @@ class StoreClient:
             reply, way = await self._scattered(self._session, header, content, prompt)
             if reply is not Reply.ACCEPTED:
                 return Receipt(reply)
-        async with self._turn("push", header.lease, asked=way is None and len(content) > TURN_BYTES):
-            if way is None and len(content) > PART_BYTES:
-                reply = await self._in_parts(header, content)
-                if reply is not Reply.ACCEPTED:
-                    return Receipt(reply)
-            small = way is None and len(content) <= PART_BYTES
-            frames = to_serialize((content if small else content[:0]).numpy())
-            answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames, way=way))
+        if way is None and len(content) > TURN_BYTES:
+            await self._sent(lambda: self._rpc.turn(holder=holder_of(header.lease)))
+        if way is None and len(content) > PART_BYTES:
+            reply = await self._in_parts(header, content)
+            if reply is not Reply.ACCEPTED:
+                return Receipt(reply)
+        small = way is None and len(content) <= PART_BYTES
+        frames = to_serialize((content if small else content[:0]).numpy())
+        answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames, way=way))
         return Receipt(Reply(answer["reply"]), answer["missing"])
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, way: str, lease: LeaseId, *, asked: bool) -> AsyncIterator[list[int]]:
-        """Wait until it is this worker's turn, if the payload is one that waits; takes how many bytes it was."""
-        told: list[int] = []
-        if not asked:
-            yield told
-            return
-        holder = str(lease.attempt)
-        with _link():
-            await self._rpc.turn(way=way, holder=holder)
-        try:
-            yield told
-        finally:
-            with contextlib.suppress(OSError):
-                await self._rpc.turned(way=way, holder=holder, size=sum(told))
 
     async def repair(self, lease: LeaseId, rows: Tensor) -> Reply:
         """Send the rows that an update lacked, one behind the other.

@@ -20,7 +20,7 @@ from torch import Tensor
 from idletrain.exchange.datagram.endpoint import Received
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.ways import Ways
-from idletrain.exchange.turns import Turns
+from idletrain.exchange.turns import TURN_BYTES, Turns, holder_of
 from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
@@ -81,7 +81,7 @@ class Store:
         self.bytes_down = self.bytes_up = 0
         self._host = ""
         self._ways = Ways()
-        self._turns = {"pull": turns(), "push": turns()}
+        self._pulls, self._pushes = turns(), turns()
         handlers = {
             "turn": self._turn,
             "turned": self._turned,
@@ -114,13 +114,15 @@ class Store:
     def _program(self) -> Any:
         return {"program": self._head.program()}
 
-    async def _turn(self, way: str, holder: str) -> Any:
-        await self._turns[way].take(holder)
+    async def _turn(self, holder: str) -> Any:
+        """A push may begin; it is over when it has been answered."""
+        await self._pushes.take(holder)
         return {}
 
-    def _turned(self, way: str, holder: str, size: int) -> Any:
-        self._turns[way].moved(holder, size)
-        self._turns[way].give(holder)
+    def _turned(self, holder: str, size: int) -> Any:
+        """A pull has come."""
+        self._pulls.moved(holder, size)
+        self._pulls.give(holder)
         return {}
 
     async def _datagrams(self, worker: str) -> Any:
@@ -129,14 +131,18 @@ class Store:
     async def _pull(
         self, lease: dict[str, Any], start: int, stop: int | None, at: int | None, way: Sequence[int] | None = None
     ) -> Any:
-        answer = await self._head.pull(LeaseId(**lease), start, stop, at)
+        whose = LeaseId(**lease)
+        answer = await self._head.pull(whose, start, stop, at)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, part = answer
         self.bytes_down += part.nbytes
         told = {"reply": Reply.ACCEPTED.value, "step": step}
         if way is None:
-            return {**told, "flat": to_serialize(part.numpy())}
+            large = part.nbytes > TURN_BYTES
+            if large:
+                await self._pulls.take(holder_of(whose))
+            return {**told, "flat": to_serialize(part.numpy()), "turn": large}
         self._ways.send(way, part)
         return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
@@ -160,7 +166,7 @@ class Store:
     def _part(self, lease: dict[str, Any], steps: int, train_seconds: float, start: int, flat: Serialized) -> Any:
         whose = LeaseId(**lease)
         frames = self._received(flat)
-        self._turns["push"].moved(str(whose.attempt), sum(map(len, frames)))
+        self._pushes.moved(holder_of(whose), sum(map(len, frames)))
         reply = self._head.part(whose, steps, train_seconds, start, frames)
         return {"reply": reply.value}
 
@@ -171,6 +177,7 @@ class Store:
             received = await self._ways.received(way)
             self.bytes_up += len(received.content)
             frames = [memoryview(received.content)] if received.got.all() else []
+        self._pushes.give(holder_of(lease))
         receipt = await self._head.push(PushHeader(lease, **header), frames)
         return {"reply": receipt.reply.value, "missing": receipt.missing}
 

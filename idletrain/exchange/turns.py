@@ -12,11 +12,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from idletrain.exchange.wire import LeaseId
+
+TURN_BYTES = 1 << 16  # a smaller payload is in the buffers before others notice
 FEW = 2  # while the first waits for an answer, the second fills the link
 HALF = 0.5  # of what each of the others brings is what one more at once has to
 SPAN_SECONDS = 0.2  # in which bytes are counted
 AGAIN_SECONDS = 10.0  # after one more at once brought nothing
 SILENT_SECONDS = 5.0  # without a byte, whoever has a turn has lost it
+
+
+def holder_of(lease: LeaseId) -> str:
+    """Whose turn a lease's payloads take."""
+    return f"{lease.round}/{lease.attempt}"
 
 
 @dataclass

@@ -15,7 +15,7 @@ from idletrain.exchange.parts import Parts
 from idletrain.exchange.wire import Arrival, Bound, PushHeader, Reply, checksum, inspect, inspect_values
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
-from idletrain.nn.subnets import Subnet
+from idletrain.nn.subnets import Subnet, views
 from idletrain.rounds import coding
 from idletrain.rounds.journal import Payload
 
@@ -39,12 +39,14 @@ class Taken:
         fault: Why it cannot.
         covered: Which share of the change's squared norm they hold.
         lacking: What came, where some rows did not; they may follow.
+        where: The first tensor whose values are not finite, if that is the fault.
     """
 
     payload: Payload
     fault: Reply | None = None
     covered: float = 1.0
     lacking: Arrival | None = None
+    where: str = ""
 
 
 class Inbox:
@@ -150,7 +152,7 @@ class Inbox:
         if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
             values = codec.decode(_joined(frames), begun.network.pull(begun.subnet))
             payload = _as_payload(values, header.train_seconds)
-        return Taken(payload, inspect_values(payload.frames))
+        return _checked(Taken(payload), begun.subnet)
 
     def _read_rows(self, header: PushHeader, codec: Codec, begun: Begun) -> Taken:
         """An update that came in parts, of which some rows may be missing."""
@@ -163,8 +165,7 @@ class Inbox:
         if whole and (fault := inspect(header, payload.frames, codec.nbytes)):
             return Taken(payload, fault)
         covered = 1.0 if whole else float(self._gains_of(attempt, steps, codec)[came.got].sum())
-        payload = self.salvaged(came, begun)
-        return Taken(payload, inspect_values(payload.frames), covered, None if whole else came)
+        return _checked(Taken(self.salvaged(came, begun), None, covered, None if whole else came), begun.subnet)
 
     def _got(self, attempt: int, steps: int, codec: Codec) -> Got | None:
         """Which rows of an update are here; None before its head is."""
@@ -184,6 +185,17 @@ class Inbox:
         """Whether it can be a mark, or an update of fewer steps than all."""
         early = 0 < header.steps < self._program.training.local_steps
         return early and (not header.update or (self._salvage and self._program.training.exchange.push != "fp32"))
+
+
+def _checked(taken: Taken, subnet: Subnet) -> Taken:
+    """The same with its fault, if its values are not all finite."""
+    fault = inspect_values(taken.payload.frames)
+    if fault is None:
+        return taken
+    values = torch.frombuffer(bytearray().join(taken.payload.frames), dtype=torch.float32)[: subnet.parameters]
+    names = (tensor.name for tensor in subnet.layout.tensors)
+    odd = (name for name, part in zip(names, views(values, subnet.shapes), strict=True) if not part.isfinite().all())
+    return replace(taken, fault=fault, where=next(odd, "the optimizer's state"))
 
 
 def _is_enough(codec: Codec, got: Got, most: float, gains: Callable[[], NDArray[np.float64]]) -> bool:

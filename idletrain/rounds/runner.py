@@ -526,7 +526,7 @@ class Runner:
         reply = self._handle(event, taken)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
-            self._record("refused", **names, reply=reply.value)
+            self._record("refused", **names, reply=reply.value, where=taken.where)
         elif lease.subnet in self._staging and header.steps == self._program.training.local_steps:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
         if reply is not Reply.ACCEPTED or taken.lacking is None:

@@ -62,7 +62,7 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
     (stage,) = [r for r in run.records("stage") if r["subnet"] == lease.subnet]
     assert stage["steps"] == 20
     assert stage["covered"] == lost["covered"]
-    assert {k: steps for k, steps in run.records("commit")[0]["staged"]}[lease.subnet] == 20
+    assert dict(run.records("commit")[0]["staged"])[lease.subnet] == 20
 
 
 def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], control: Control) -> None:

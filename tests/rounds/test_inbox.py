@@ -173,6 +173,7 @@ def test_what_cannot_be_a_push_is_refused(world: Callable[..., World]) -> None:
     spoilt = made.content.clone()
     spoilt[: made.codec.first_row] = 255
     made.content = spoilt
-    assert made.inbox.read(made.header(), [memoryview(spoilt.numpy())], made.begun).fault is Reply.NOT_FINITE
+    taken = made.inbox.read(made.header(), [memoryview(spoilt.numpy())], made.begun)
+    assert (taken.fault, taken.where) == (Reply.NOT_FINITE, made.begun.subnet.layout.tensors[0].name)
     made.part(0, len(spoilt) - 128)
     assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
