@@ -226,12 +226,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = made.parse_args(argv)
     cases = [case for case in (TINY if options.tiny else CASES) if (options.only or "") in case.name]
     figures: list[Figure] = []
+    every: dict[str, dict[str, list[float]]] = {}
     for case in cases:
-        found = {way.name: measure(case, way) for way in WAYS}
+        found = every[case.name] = {way.name: measure(case, way) for way in WAYS}
         for name, samples in found.items():
             print(f"{case.name}: {name}: {statistics.median(samples):.2f} ({max(samples):.2f})", flush=True)
         figures += figures_of(case, found)
-    return report("bad_links", options, figures, cases=[asdict(case) for case in cases])
+    return report("bad_links", options, figures, cases=[asdict(case) for case in cases], found=every)
 
 
 if __name__ == "__main__":

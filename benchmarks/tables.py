@@ -6,6 +6,7 @@ python -m benchmarks.tables
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from benchmarks.standings import LEVELS_BELOW, Record, at_best, by_place, second
 
 RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
+LINKS_BEGIN, LINKS_END = "<!-- links: python -m benchmarks.tables -->", "<!-- end of links -->"
+AS_GOOD = 0.05  # a difference that nobody waits for
 PEERS_BEGIN, PEERS_END = "<!-- peers: python -m benchmarks.tables -->", "<!-- end of peers -->"
 HEAD = """# Results
 
@@ -84,6 +87,24 @@ def choice(results: list[dict[str, Any]]) -> str:
     return "\n".join(_table(head, list(rows.values())))
 
 
+def links(results: list[dict[str, Any]]) -> str:
+    """Per link, how long pushes took over ideal by each way, and which to take."""
+    found: dict[str, dict[str, list[float]]] = next((r["found"] for r in results if r["benchmark"] == "bad_links"), {})
+    rows = []
+    for case, ways in found.items():
+        typical = {way: statistics.median(samples) for way, samples in ways.items()}
+        tcp = min(value for way, value in typical.items() if not way.startswith("datagrams"))
+        take = (
+            "either"
+            if abs(tcp / typical["datagrams"] - 1) <= AS_GOOD
+            else "tcp"
+            if tcp < typical["datagrams"]
+            else "udp"
+        )
+        rows.append([case, *(f"{typical[way]:.2f} ({max(ways[way]):.1f})" for way in ways), take])
+    return "\n".join(_table(["link", *next(iter(found.values()), {}), "take"], rows))
+
+
 def _choice(place: str, ours: Record, best: Record) -> list[str]:
     quicker = (
         "idletrain" if at_best(ours) < at_best(best) else best["method"] if best["seconds"] is not None else "open"
@@ -104,7 +125,8 @@ def main() -> None:
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
     readme = Path(__file__).parent.parent / "README.md"
     text = between(readme.read_text(), BEGIN, END, summary(results))
-    readme.write_text(between(text, PEERS_BEGIN, PEERS_END, choice(results)))
+    text = between(text, PEERS_BEGIN, PEERS_END, choice(results))
+    readme.write_text(between(text, LINKS_BEGIN, LINKS_END, links(results)))
 
 
 if __name__ == "__main__":

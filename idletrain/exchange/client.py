@@ -68,18 +68,18 @@ class StoreClient:
             RefusedError: the lease is not ours any more.
             ConnectionError: the store cannot be reached.
         """
-        way = self._session.way() if self._session else None
+        session = self._session
+        way = session.way() if session else None
         with _link():
             answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, way=way)
             if answer.get("turn"):
                 await self._rpc.turned(holder=holder_of(lease), size=answer["flat"].nbytes)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
-        if way is None:
+        if session is None or way is None:
             return answer["step"], torch.from_numpy(answer["flat"])
-        assert self._session
         try:
-            content = await self._session.receive(way, answer["size"])
+            content = await session.receive(way, answer["size"])
         except SilentError as silence:
             await self._leave_session(silence)
             return await self.pull(lease, start, stop, at=at)
