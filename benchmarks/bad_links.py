@@ -30,7 +30,7 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead
-from benchmarks.machines import Cast, Line, Shaped
+from benchmarks.machines import Cast, Line, machines
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.store import Store
@@ -170,22 +170,13 @@ def measure(case: Case, way: Way) -> list[float]:
     Raises:
         RuntimeError: links cannot be shaped here, or a process ended early.
     """
-    import idletrain_testbed
-
-    if lacking := idletrain_testbed.missing():
-        raise RuntimeError(f"links cannot be shaped here: {'; '.join(lacking)}")
     me, asked = [sys.executable, "-m", "benchmarks.bad_links"], {"case": asdict(case), "way": asdict(way)}
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
-        idletrain_testbed.Testbed(
-            nodes=case.nodes,
-            link=case.link,
-            queue=case.queue,
-            loss=case.loss,
-            delay=case.one_way,
-            congestion=way.congestion,
+        machines(
+            case.nodes, case.link, queue=case.queue, loss=case.loss, delay=case.one_way, congestion=way.congestion
         ) as bed,
-        Cast(Shaped(bed), Path(folder)) as cast,
+        Cast(bed, Path(folder)) as cast,
     ):
         cast.start("head", [*me, "head", bed.address("head"), json.dumps(asked)])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)

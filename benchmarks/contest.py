@@ -40,7 +40,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
     local_steps = settings.pop("local_steps")
     subnets = settings.pop("subnets", nodes)
     preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
-    kept = settings.pop("exclude", ())
+    kept, exchange = settings.pop("exclude", ()), settings.pop("exchange", {})
     return {
         "name": "bench",
         "model": {**case.model, "exclude": kept},
@@ -52,6 +52,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
             "rounds": max(1, entry.steps // local_steps * nodes // subnets),
             "batch_size": case.batch_size,
             "optimizer": settings,
+            "exchange": exchange,
             "seed": case.seed,
             "evaluate_every": 1_000_000,
         },
@@ -131,16 +132,23 @@ class Timed:
 
 
 def run(
-    case: Case, entry: Entry, nodes: int, link: str, head_link: str | None = None, events: Path | None = None
+    case: Case,
+    entry: Entry,
+    nodes: int,
+    link: str,
+    head_link: str | None = None,
+    events: Path | None = None,
+    **faults: str | None,
 ) -> dict[str, Any]:
-    """Run an entry once; returns its record, curve included. idletrain's own events are put into the folder `events`.
+    """Run an entry once; returns its record, curve included. idletrain's own events are put into the folder `events`;
+    `faults` are those of `machines`.
 
     Raises:
         RuntimeError: it did not start, took no step, or broke off; it says what the processes said last.
     """
     with run_folder() as folder:
         try:
-            with machines(nodes, link, head_link) as bed:
+            with machines(nodes, link, head_link, **faults) as bed:
                 timed = _timed(bed, case, entry, nodes, folder)
         except RuntimeError as error:
             log = folder / "stderr"

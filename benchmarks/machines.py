@@ -68,8 +68,9 @@ class Shaped:
 
 
 @contextlib.contextmanager
-def machines(nodes: int, link: str, head_link: str | None = None) -> Iterator[Bed]:
-    """Machines with links of a rate such as `100mbit`; `none` is loopback.
+def machines(nodes: int, link: str, head_link: str | None = None, **faults: str | None) -> Iterator[Bed]:
+    """Machines with links of a rate such as `100mbit`, and their `loss`, `delay`, `queue` and `congestion` control as a
+    testbed takes them; `none` is loopback.
 
     Raises:
         RuntimeError: links cannot be shaped here; it says what is missing.
@@ -81,7 +82,7 @@ def machines(nodes: int, link: str, head_link: str | None = None) -> Iterator[Be
 
     if lacking := idletrain_testbed.missing():
         raise RuntimeError(f"links cannot be shaped here: {'; '.join(lacking)}; use --link none")
-    with idletrain_testbed.Testbed(nodes=nodes, link=link, head_link=head_link) as bed:
+    with idletrain_testbed.Testbed(nodes=nodes, link=link, head_link=head_link, **faults) as bed:
         yield Shaped(bed)
 
 

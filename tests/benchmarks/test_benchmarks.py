@@ -13,10 +13,11 @@ import benchmarks.__main__ as everything
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
-SHAPED = pytest.param("link_use", marks=pytest.mark.skipif(bool(missing()), reason=" ".join(missing())))
+LACKING = pytest.mark.skipif(bool(missing()), reason=" ".join(missing()))
+SHAPED = [pytest.param(name, marks=LACKING) for name in ("link_use", "bad_links")]
 
 
-@pytest.mark.parametrize("name", [*everything.NAMES, SHAPED])
+@pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", *SHAPED])
 def test_a_tiny_run_writes_its_figures(name, tmp_path, capsys):
     path = tmp_path / "out" / f"{name}.json"
     result = importlib.import_module(f"benchmarks.{name}").main(["--tiny", "--json", str(path)])
@@ -170,7 +171,30 @@ def _check_link_use(written):
     assert all(figure["value"] > 0 and len(figure["samples"]) == 2 for figure in written["figures"])
 
 
+def _check_bad_links(written):
+    assert list(written["found"]) == ["incast, tiny", "1% loss, 2 ms, tiny"]
+    for ways in written["found"].values():
+        assert len(ways) == 6
+        assert all(len(samples) == 2 and min(samples) > 0.5 for samples in ways.values())
+
+
+def _check_coded_accuracy(written):
+    runs = written["runs"]
+    assert {run["fate"] for run in runs} == {"whole", "dropped", "salvaged"}
+    assert all(0.2 < run["accuracy"] <= 1 for run in runs)
+    sizes = {tuple(run["codes"]): run["bytes"] for run in runs}
+    assert sizes["int8", "int4"] < sizes["int8", "int8"] < sizes["bf16", "int8"] < sizes["fp32", "fp32"]
+
+
+def _check_lossy_rounds(written):
+    assert len(written["runs"]) == 3
+    assert all(run["curve"][-1][3] >= run["target"] for runs in written["runs"].values() for run in runs)
+
+
 CHECKS = {
+    "bad_links": _check_bad_links,
+    "coded_accuracy": _check_coded_accuracy,
+    "lossy_rounds": _check_lossy_rounds,
     "codec": _check_codec,
     "kernels": _check_kernels,
     "label_cost": _check_label_cost,
