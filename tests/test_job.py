@@ -96,6 +96,31 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
         (tree(checkpoint={"every": "soon"}), "checkpoint.every: 'soon' should be a duration such as 15s, 10m or 4h"),
         (tree(nodes={"memory": "lots"}), "nodes.memory: 'lots' should be a size such as 512MiB or 2GB"),
         (tree(checkpoint={"every": 0}), "checkpoint.every: 0 should be greater than 0"),
+        (
+            tree(training={"exchange": {"push": "int3"}}),
+            "training.exchange.push: 'int3' should be 'fp32', 'bf16', 'int8' or 'int4'",
+        ),
+        (
+            tree(training={"exchange": {"pull": "int4"}}),
+            "training.exchange.pull: 'int4' should be 'fp32', 'bf16' or 'int8'",
+        ),
+        (
+            tree(training={"exchange": {"loss": 0.4}}),
+            "training.exchange.loss: 0.4 should be less than or equal to 0.3",
+        ),
+        (
+            tree(training={"exchange": {"transport": "quic"}}),
+            "training.exchange.transport: 'quic' should be 'tcp' or 'udp'",
+        ),
+        (
+            tree(training={"exchange": {"push": "int8", "loss": 0.1}}),
+            "training.exchange.loss: what comes later depends on the network, and reissue promises the same bits; "
+            "set preemption.policy: salvage, or leave it out",
+        ),
+        (
+            tree(training={"exchange": {"loss": 0.1}}, preemption={"policy": "salvage"}),
+            "training.exchange.loss: is of updates as whole numbers; set training.exchange.push to int8",
+        ),
     ],
 )
 def test_one_fault_is_one_sentence(job: dict[str, Any], told: str) -> None:

@@ -140,13 +140,8 @@ def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any
 
 def ingress(group: str) -> dict[str, Any]:
     """Body of AuthorizeSecurityGroupIngress: from the group itself and from nowhere else."""
-    inside = {
-        "IpProtocol": "tcp",
-        "FromPort": FIRST_PORT,
-        "ToPort": LAST_PORT,
-        "UserIdGroupPairs": [{"GroupId": group}],
-    }
-    return {"GroupId": group, "IpPermissions": [inside]}
+    ports = {"FromPort": FIRST_PORT, "ToPort": LAST_PORT, "UserIdGroupPairs": [{"GroupId": group}]}
+    return {"GroupId": group, "IpPermissions": [{"IpProtocol": protocol, **ports} for protocol in ("tcp", "udp")]}
 
 
 def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -39,10 +39,12 @@ def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_ru
 
 
 def test_a_security_group_lets_nobody_in_but_itself() -> None:
-    (rule,) = requests.ingress("sg-1")["IpPermissions"]
-    assert rule["UserIdGroupPairs"] == [{"GroupId": "sg-1"}]
-    assert "IpRanges" not in rule
-    assert "Ipv6Ranges" not in rule
+    rules = requests.ingress("sg-1")["IpPermissions"]
+    assert [rule["IpProtocol"] for rule in rules] == ["tcp", "udp"]
+    for rule in rules:
+        assert rule["UserIdGroupPairs"] == [{"GroupId": "sg-1"}]
+        assert "IpRanges" not in rule
+        assert "Ipv6Ranges" not in rule
     assert tags_of(requests.security_group("night", "vpc-1", TAGS), "security-group") == TAGS
 
 
