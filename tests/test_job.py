@@ -114,8 +114,10 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
         ),
         (
             tree(training={"exchange": {"push": "int8", "loss": 0.1}}),
-            "training.exchange.loss: what comes later depends on the network, and reissue promises the same bits; "
-            "set preemption.policy: salvage, or leave it out",
+            (
+                "training.exchange.loss: what comes later depends on the network, and reissue promises the same bits; "
+                "set preemption.policy: salvage, or leave it out"
+            ),
         ),
         (
             tree(training={"exchange": {"loss": 0.1}}, preemption={"policy": "salvage"}),
