@@ -4,7 +4,7 @@ Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `
 and `kind`; the kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     run_dir, dashboard, dashboard_note, command, job, versions, hardware
+                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid
@@ -14,12 +14,15 @@ and `kind`; the kinds and their fields:
     worker_left      worker, name, cause (notice, kill or end)
     leased           round, subnet, attempt, worker, step
     marked           round, subnet, attempt, steps
-    lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds
-    staged           round, subnet, attempt, worker, steps, train_seconds
-    refused          round, subnet, attempt, reply
+    lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, covered (above 0: what
+                     is kept is that share of an update's squared norm)
+    staged           round, subnet, attempt, worker, steps, train_seconds, covered (of its squared norm)
+    repaired         round, subnet, attempt, bytes (of rows that an update lacked, to be added at the next commit)
+    refused          round, subnet, attempt, reply, where (the first tensor that is not finite)
     attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps, reply,
                      pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
-                     push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves)
+                     push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves),
+                     transport, late_bytes (that its push left out) and repaid_bytes (of earlier ones, sent now)
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares
     evaluated        round, accuracy, loss, seconds
     snapshot         round, seconds

@@ -159,6 +159,7 @@ class Runner:
             target=self._job.stop.accuracy,
             method=training.method,
             local_steps=training.local_steps,
+            exchange=training.exchange.model_dump(),
             parameters=sum(tensor.numel() for tensor in self._journal.network.values),
             groups={group.name: group.size for group in self._program.layout.groups},
             resumed_at=self._journal.round,
