@@ -119,7 +119,7 @@ class Gate(BenchHead):
         await opened.wait()
         return Gang(lease.round, 0, ())
 
-    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:  # noqa: ARG002
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:  # noqa: ARG002
         """See `Head`."""
         return Bound(1280, self._least)
 

@@ -71,14 +71,14 @@ class BenchHead:
         """See `Head`."""
         return 0, self._flat[start:stop]
 
-    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
+    def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
-        held = self._parts.hold(lease.attempt, steps, start, frames, self._flat.nbytes, train_seconds)
+        held = self._parts.hold(header.lease.attempt, (header.steps, True), start, frames, self._flat.nbytes)
         return Reply.ACCEPTED if held else Reply.WRONG_SHAPE
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`."""
-        frames = frames or self._parts.payload(header.lease.attempt, header.steps)
+        frames = frames or self._parts.payload(header.lease.attempt, (header.steps, True))
         fault = await asyncio.to_thread(inspect, header, frames, self._flat.nbytes)
         if fault is None:
             await asyncio.to_thread(updates.write, self._path, 0, frames)
@@ -86,7 +86,7 @@ class BenchHead:
         self._parts.drop(header.lease.attempt)
         return Receipt(fault or Reply.ACCEPTED)
 
-    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:  # noqa: ARG002
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:  # noqa: ARG002
         """See `Head`."""
         return Bound(size, 1.0)
 

@@ -36,11 +36,12 @@ class StoreClient:
     Args:
         address: The store's `tcp://` or `tls://` address.
         connection_args: The cluster's TLS arguments, from `Security.get_connection_args("worker")`.
+        worker: This worker's own address, by which the store knows when it is gone.
     """
 
-    def __init__(self, address: str, connection_args: dict[str, Any]) -> None:
+    def __init__(self, address: str, connection_args: dict[str, Any], worker: str = "") -> None:
         self._rpc = rpc(address, timeout=CONNECT_SECONDS, connection_args=connection_args)
-        self._name = uuid.uuid4().hex
+        self._worker = worker or uuid.uuid4().hex
         self._session: Session | None = None
 
     async def program(self) -> bytes:
@@ -99,7 +100,7 @@ class StoreClient:
         """
         host = get_ip(self._rpc.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
         with _link():
-            self._session = await Session.open(lambda: self._rpc.datagrams(worker=self._name), host)
+            self._session = await Session.open(lambda: self._rpc.datagrams(worker=self._worker), host)
         if self._session is None:
             logger.warning("no datagram from the store at %s came through: payloads go over TCP", self._rpc.address)
 
@@ -153,12 +154,8 @@ class StoreClient:
         self, session: Session, header: PushHeader, content: Tensor, prompt: int
     ) -> tuple[Reply, Way | None]:
         """Send over UDP; no way if that came to nothing."""
-        way, whose = session.way(), as_message(header.lease)
-        answer = await self._sent(
-            lambda: self._rpc.expect(
-                lease=whose, steps=header.steps, train_seconds=header.train_seconds, size=len(content), way=way
-            )
-        )
+        way = session.way()
+        answer = await self._sent(lambda: self._rpc.expect(header=as_message(header), size=len(content), way=way))
         if (reply := Reply(answer["reply"])) is not Reply.ACCEPTED:
             return reply, None
         try:
@@ -168,17 +165,15 @@ class StoreClient:
             return reply, None
         return reply, way
 
-    async def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, content: Tensor) -> Reply:
-        """Send a part of what will be pushed after so many steps, from byte `start` on; again when the connection
-        breaks.
+    async def part(self, header: PushHeader, start: int, content: Tensor) -> Reply:
+        """Send a part of what will be pushed with this header (but for its checksum), from byte `start` on; again when
+        the connection breaks.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
-        part, whose = to_serialize(content.view(torch.uint8).numpy()), as_message(lease)
-        answer = await self._sent(
-            lambda: self._rpc.part(lease=whose, steps=steps, train_seconds=train_seconds, start=start, flat=part)
-        )
+        part = to_serialize(content.view(torch.uint8).numpy())
+        answer = await self._sent(lambda: self._rpc.part(header=as_message(header), start=start, flat=part))
         return Reply(answer["reply"])
 
     async def _in_parts(self, header: PushHeader, content: Tensor) -> Reply:
@@ -190,8 +185,7 @@ class StoreClient:
                 while starts and len(sending) < PARTS_AT_ONCE:
                     start = starts.pop(0)
                     part = content[start : start + PART_BYTES]
-                    sent = self.part(header.lease, header.steps, header.train_seconds, start, part)
-                    sending.add(asyncio.create_task(sent))
+                    sending.add(asyncio.create_task(self.part(header, start, part)))
                 done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
                 replies = {one.result() for one in done}
                 if Reply.ENOUGH in replies:  # what is on its way is let arrive: the store counts it

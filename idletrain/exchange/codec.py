@@ -243,6 +243,14 @@ class Codec:
             at += stop - start
 
 
+def warm() -> None:
+    """Load what coding takes, Numba's compiled loops."""
+    for kind in ("bf16", *LAYERS):
+        codec = Codec(kind, ((0, K),), K)
+        for base in (None, torch.zeros(K)):
+            codec.decode(codec.encode(torch.zeros(K), base), base)
+
+
 def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
     """What is coded, neighbours together, of tensors in their order: how many values each has, and whether it is."""
     spans: list[tuple[int, int]] = []

@@ -30,7 +30,7 @@ from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
 SMALL = 4096  # values; smaller tensors are sent as they are
 MOST_LOST = 0.02  # of a gradient's squared norm
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
 OPEN_SECONDS = 10.0
 Hook = Callable[["Exchange", dist.GradBucket], torch.futures.Future[Tensor]]
 
@@ -122,7 +122,7 @@ class Exchange:
 
         def work() -> None:
             try:
-                flat.copy_(self._mean(flat.detach().cpu(), shapes, index))
+                flat.copy_(self._mean(flat.detach().float().cpu(), shapes, index))
                 told.set_result(flat)
             except Exception as error:  # noqa: BLE001 (raised where the step waits for it)
                 told.set_exception(error)
@@ -172,7 +172,7 @@ class Exchange:
         left = torch.zeros_like(flat)
         for (start, stop), codec, content, got in zip(parts, codecs, going, arrived, strict=True):
             whole, there = codec.decode(content), codec.decode(content, None, got)
-            left[start:stop] = whole - there
+            left[start:stop] = (whole - there).nan_to_num(0.0, 0.0, 0.0)  # what is odd now is not for ever
         self._left[index] = left
 
 
@@ -214,11 +214,11 @@ class Streams:
         """See `Transport`."""
         del loss
         rank = dist.get_rank()
-        others = [k for k in range(len(going)) if k != rank]
         contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in coming]
         contents[rank] = going[rank]
-        waiting = [dist.irecv(contents[k], k, group=self._group) for k in others]
-        waiting += [dist.isend(going[k], k, group=self._group) for k in others]
+        others = [k for k in range(len(going)) if k != rank]
+        waiting = [dist.irecv(contents[k], k, group=self._group) for k in others if len(contents[k])]
+        waiting += [dist.isend(going[k], k, group=self._group) for k in others if len(going[k])]
         for one in waiting:
             assert one is not None
             one.wait()
@@ -265,19 +265,23 @@ class Datagrams:
         """See `Transport`."""
         self._transfer += 1
         others = [k for k in range(self._world) if k != self._rank]
-        waiting = {k: self._receive(k, coming[k], loss) for k in others}
-        sent = {k: self._send(k, going[k]) for k in others}
-        came = [_whole(going[self._rank], coming[self._rank])] * self._world
+        waiting = {k: self._receive(k, coming[k], loss) for k in others if coming[k].nbytes}
+        sent = {k: self._send(k, going[k]) for k in others if len(going[k])}
+        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in coming]
+        contents[self._rank] = going[self._rank]
+        came = [_whole(content, codec) for content, codec in zip(contents, coming, strict=True)]
         pieces = _all_pieces(going)
-        for k in others:
-            received = waiting[k].result()
+        for k, one in waiting.items():
+            received = one.result()
             content = torch.frombuffer(received.content, dtype=torch.uint8)
             came[k] = Came(content, coming[k].rows_within(received.got, PAYLOAD))
-            pieces[k] = sent[k].result()
+        for k, other in sent.items():
+            pieces[k] = other.result()
         return came, pieces
 
     def close(self) -> None:
         """See `Transport`."""
+        dist.barrier(group=self._group)  # somebody may still ask whether the last of this one's has come
         self._endpoint.close()
         dist.destroy_process_group(self._group)
 

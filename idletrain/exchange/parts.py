@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PAYLOADS = 2  # of one attempt at once: a mark on its way and the update behind it
+What = tuple[int, bool]  # how many steps a payload holds, and whether it is an update or a mark
 
 
 @dataclass
@@ -16,15 +17,15 @@ class _Coming:
 
 
 class Parts:
-    """Of every attempt the payloads that are coming, by their steps."""
+    """Of every attempt the payloads that are coming."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[int, _Coming]] = {}
+        self._held: dict[int, dict[What, _Coming]] = {}
 
     def hold(
         self,
         attempt: int,
-        steps: int,
+        what: What,
         start: int,
         frames: Sequence[memoryview],
         most_bytes: int,
@@ -32,7 +33,7 @@ class Parts:
     ) -> bool:
         """Hold a part from byte `start` on, in the place of an earlier send; False if that would be too much."""
         payloads = self._held.setdefault(attempt, {})
-        coming = payloads.setdefault(steps, _Coming())
+        coming = payloads.setdefault(what, _Coming())
         size = coming.size + _size(frames) - _size(coming.parts.get(start, ()))
         if size > most_bytes:
             return False
@@ -41,27 +42,27 @@ class Parts:
             del payloads[oldest]
         return True
 
-    def payload(self, attempt: int, steps: int) -> list[memoryview]:
+    def payload(self, attempt: int, what: What) -> list[memoryview]:
         """A payload's frames in order up to the first gap or overlap; as often as asked: a push may be sent again."""
         frames: list[memoryview] = []
         at = 0
-        for start, part in sorted(self._coming(attempt, steps).parts.items()):
+        for start, part in sorted(self._coming(attempt, what).parts.items()):
             if start != at:
                 break
             frames += part
             at += _size(part)
         return frames
 
-    def train_seconds(self, attempt: int, steps: int) -> float:
+    def train_seconds(self, attempt: int, what: What) -> float:
         """Time in steps, as its last part tells."""
-        return self._coming(attempt, steps).train_seconds
+        return self._coming(attempt, what).train_seconds
 
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
         self._held.pop(attempt, None)
 
-    def _coming(self, attempt: int, steps: int) -> _Coming:
-        return self._held.get(attempt, {}).get(steps, _Coming())
+    def _coming(self, attempt: int, what: What) -> _Coming:
+        return self._held.get(attempt, {}).get(what, _Coming())
 
 
 def _size(frames: Sequence[memoryview]) -> int:

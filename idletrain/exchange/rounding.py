@@ -52,11 +52,13 @@ def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float3
     """A chunk's scale (upper half) and norm, each as bfloat16, and the scale's inverse, 0 where all is as good as 0."""
     bits = one.view(np.uint32)
     most = _most(x_K.view(np.uint32))
+    if most >= np.uint32(0x7F800000):
+        return np.uint32(0x7FC00000), np.float32(0)
     bits[0] = most
     one[0] /= np.float32(levels)
     bits[0] = (bits[0] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)  # up: nothing is beyond the last level
     scale, scale_bits = one[0], bits[0]
-    if most >= np.uint32(0x7F800000) or not np.isfinite(scale):
+    if not np.isfinite(scale):
         return scale_bits, np.float32(0)
     if scale < LEAST:
         return np.uint32(0), np.float32(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from idletrain.exchange.datagram.endpoint import Received
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.ways import Ways
-from idletrain.exchange.turns import TURN_BYTES, Turns, holder_of
+from idletrain.exchange.turns import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
 from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
@@ -38,21 +38,21 @@ class Head(Protocol):
         mark, or an update in lockstep before all have theirs: once it is held).
         """
 
-    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
         """What of a payload of so many bytes that comes in any order is enough; or why it may not come."""
 
-    def came(
-        self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: NDArray[np.bool_], piece: int
-    ) -> None:
+    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
         """Which pieces, of so many bytes each, have come of a payload; its bytes in their places."""
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
-        """Take the rows that an update lacked (`Receipt.missing`), one behind the other; returns once they are durable.
-        Before the update's round is over they are STALE_ROUND: send them again.
+        """Take the rows that an update of an earlier round lacked (`Receipt.missing`), one behind the other, and make
+        them durable.
         """
 
-    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
-        """Hold a part of a payload, from its byte number `start` on, until the push that counts."""
+    def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
+        """Hold a part of a payload, from its byte number `start` on, until the push that counts; ENOUGH if no more of
+        it needs to come now. The header's checksum is not the payload's.
+        """
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Prolong a lease."""
@@ -106,6 +106,10 @@ class Store:
         address: str = self._server.address
         return address
 
+    def left(self, worker: str) -> None:
+        """A worker is gone: what was under way with it ends."""
+        self._ways.left(worker)
+
     async def close(self) -> None:
         """Stop to serve."""
         await self._ways.close()
@@ -115,7 +119,7 @@ class Store:
         return {"program": self._head.program()}
 
     async def _turn(self, holder: str) -> Any:
-        """A push may begin; it is over when it has been answered."""
+        """A push may begin; its turn is over when its last byte is here."""
         await self._pushes.take(holder)
         return {}
 
@@ -141,21 +145,19 @@ class Store:
         if way is None:
             large = part.nbytes > TURN_BYTES
             if large:
-                await self._pulls.take(holder_of(whose))
+                await self._pulls.take(holder_of(whose), SILENT_SECONDS + part.nbytes / LEAST_RATE)
             return {**told, "flat": to_serialize(part.numpy()), "turn": large}
         self._ways.send(way, part)
         return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
-    async def _expect(
-        self, lease: dict[str, Any], steps: int, train_seconds: float, size: int, way: Sequence[int]
-    ) -> Any:
-        whose = LeaseId(**lease)
-        bound = self._head.expect(whose, size)
+    async def _expect(self, header: dict[str, Any], size: int, way: Sequence[int]) -> Any:
+        told = _header(header)
+        bound = self._head.expect(told, size)
         if isinstance(bound, Reply):
             return {"reply": bound.value}
 
         def came(received: Received) -> None:
-            self._head.came(whose, steps, train_seconds, memoryview(received.content), received.got, PAYLOAD)
+            self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
 
         self._ways.expect(way, size, bound, came)
         return {"reply": Reply.ACCEPTED.value}
@@ -163,22 +165,23 @@ class Store:
     async def _repair(self, lease: dict[str, Any], flat: Serialized) -> Any:
         return {"reply": (await self._head.repair(LeaseId(**lease), self._received(flat))).value}
 
-    def _part(self, lease: dict[str, Any], steps: int, train_seconds: float, start: int, flat: Serialized) -> Any:
-        whose = LeaseId(**lease)
-        frames = self._received(flat)
-        self._pushes.moved(holder_of(whose), sum(map(len, frames)))
-        reply = self._head.part(whose, steps, train_seconds, start, frames)
+    def _part(self, header: dict[str, Any], start: int, flat: Serialized) -> Any:
+        told, frames = _header(header), self._received(flat)
+        self._pushes.moved(holder_of(told.lease), sum(map(len, frames)))
+        reply = self._head.part(told, start, frames)
+        if reply not in (Reply.ACCEPTED, Reply.ENOUGH):
+            self._pushes.give(holder_of(told.lease))
         return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized, way: Sequence[int] | None = None) -> Any:
-        lease = LeaseId(**header.pop("lease"))
-        frames = self._received(flat)
-        if way is not None:
-            received = await self._ways.received(way)
+        told, frames = _header(header), self._received(flat)
+        if way is not None and (received := await self._ways.received(way)):
             self.bytes_up += len(received.content)
             frames = [memoryview(received.content)] if received.got.all() else []
-        self._pushes.give(holder_of(lease))
-        receipt = await self._head.push(PushHeader(lease, **header), frames)
+        self._pushes.give(holder_of(told.lease))  # its bytes are here
+        receipt = await self._head.push(told, frames)
+        if way is not None:
+            self._ways.forget(way)
         return {"reply": receipt.reply.value, "missing": receipt.missing}
 
     def _received(self, flat: Serialized) -> list[memoryview]:
@@ -194,3 +197,7 @@ class Store:
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         return {"reply": Reply.ACCEPTED.value, **asdict(answer)}
+
+
+def _header(told: dict[str, Any]) -> PushHeader:
+    return PushHeader(LeaseId(**told.pop("lease")), **told)

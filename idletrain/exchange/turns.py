@@ -19,6 +19,7 @@ FEW = 2  # while the first waits for an answer, the second fills the link
 HALF = 0.5  # of what each of the others brings is what one more at once has to
 SPAN_SECONDS = 0.2  # in which bytes are counted
 AGAIN_SECONDS = 10.0  # after one more at once brought nothing
+LEAST_RATE = 1e6  # bytes a second: a pull says nothing until all of it has come
 SILENT_SECONDS = 5.0  # without a byte, whoever has a turn has lost it
 
 
@@ -38,31 +39,31 @@ class Turns:
 
     now: Callable[[], float] = time.monotonic
     most: int = FEW
-    _holders: dict[str, float] = field(default_factory=dict)  # and when they were last heard
-    _waiting: deque[tuple[str, asyncio.Future[None]]] = field(default_factory=deque)
+    _holders: dict[str, tuple[float, float]] = field(default_factory=dict)  # until when, if nothing comes, and how long
+    _waiting: deque[tuple[str, float, asyncio.Future[None]]] = field(default_factory=deque)
     _since: float | None = None
     _bytes: int = 0
     _before: float = 0.0  # bytes a second with one fewer
     _again_at: float = 0.0
 
-    async def take(self, holder: str) -> None:
-        """Wait for a turn, behind those that came before."""
-        self._forget_silent()
-        if self._waiting or len(self._holders) >= self.most:
-            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((holder, mine))
-            try:
-                while not mine.done():
-                    await asyncio.wait((mine,), timeout=SILENT_SECONDS)
-                    self._forget_silent()
-                    self._give_out()
-            except asyncio.CancelledError:
-                self._waiting = deque(one for one in self._waiting if one[1] is not mine)
-                if mine.done():
-                    self.give(holder)
-                raise
-        else:
-            self._holders[holder] = self.now()
+    async def take(self, holder: str, patience: float = SILENT_SECONDS) -> None:
+        """Wait for a turn, behind those that came before; without a byte in `patience` seconds it is lost again."""
+        if holder in self._holders:  # asked again, as the answer did not come
+            return
+        mine = next((told for waiting, _, told in self._waiting if waiting == holder), None)
+        if mine is None:
+            mine = asyncio.get_running_loop().create_future()
+            self._waiting.append((holder, patience, mine))
+        try:
+            self._give_out()
+            while not mine.done():
+                await asyncio.wait((mine,), timeout=SILENT_SECONDS)
+                self._give_out()
+        except asyncio.CancelledError:
+            self._waiting = deque(one for one in self._waiting if one[2] is not mine)
+            if mine.done():
+                self.give(holder)
+            raise
 
     def give(self, holder: str) -> None:
         """The turn is over."""
@@ -72,7 +73,8 @@ class Turns:
     def moved(self, holder: str, count: int) -> None:
         """So many bytes of a holder's have come."""
         if holder in self._holders:
-            self._holders[holder] = self.now()
+            _, patience = self._holders[holder]
+            self._holders[holder] = self.now() + patience, patience
         self._bytes += count
         if self._since is None or len(self._holders) < self.most or not self._waiting:  # tells nothing of so many
             self._since, self._bytes = self.now(), 0
@@ -91,12 +93,11 @@ class Turns:
             self.most, self._before, self._again_at = max(FEW, self.most - 1), 0.0, self.now() + AGAIN_SECONDS
 
     def _give_out(self) -> None:
+        """Forget who is silent, and let the next begin."""
+        now = self.now()
+        self._holders = {holder: limit for holder, limit in self._holders.items() if limit[0] > now}
         while self._waiting and len(self._holders) < self.most:
-            holder, told = self._waiting.popleft()
+            holder, patience, told = self._waiting.popleft()
             if not told.done():
-                self._holders[holder] = self.now()
+                self._holders[holder] = now + patience, patience
                 told.set_result(None)
-
-    def _forget_silent(self) -> None:
-        limit = self.now() - SILENT_SECONDS
-        self._holders = {holder: heard for holder, heard in self._holders.items() if heard > limit}

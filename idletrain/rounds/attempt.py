@@ -73,16 +73,20 @@ class Loaded:
 class Debt:
     """Rows of an update that its push lacked."""
 
-    client: StoreClient
     lease: LeaseId
     rows: Tensor
 
 
 class LocalRun:
-    """One epoch of a run on this worker: its store, and its program, fetched and unpickled once."""
+    """One epoch of a run on this worker: its store, and its program, fetched and unpickled once.
+
+    Attributes:
+        owed: What pushes lacked, the oldest first.
+    """
 
     def __init__(self, client: StoreClient) -> None:
         self.client = client
+        self.owed: deque[Debt] = deque(maxlen=DEBTS_KEPT)
         self._loading = threading.Lock()
         self._loaded: Loaded | None = None
 
@@ -104,7 +108,6 @@ class Node:
 
     Attributes:
         computing: Held by the one task that trains; another pulls or pushes meanwhile.
-        owed: What pushes lacked, the oldest first.
         mailbox: Letters of those that train in lockstep with this worker.
         moving: Held by whatever pulls, pushes or marks: of two at once, a mark's copy would be the fifth of a subnet.
     """
@@ -114,7 +117,6 @@ class Node:
         self.mark_now = threading.Event()
         self.computing = threading.Lock()
         self.moving = threading.Lock()
-        self.owed: deque[Debt] = deque(maxlen=DEBTS_KEPT)
         self.mailbox = Mailbox()
         self.memory_bytes: int | None = None
         self.free_bytes = 0  # when it joined
@@ -127,14 +129,18 @@ class Node:
         node: Node = worker.extensions.setdefault("idletrain", cls())
         return node
 
-    def run_of(self, spec: Spec, connection_args: dict[str, Any]) -> LocalRun:
+    def run_of(self, spec: Spec, worker: Worker) -> LocalRun:
         """The run that a lease belongs to (another head's run may have the same name)."""
         key = (spec.store, spec.lease.run, spec.lease.epoch)
         with self._entering:
-            run = self._runs.pop(key, None) or LocalRun(StoreClient(spec.store, connection_args))
+            run = self._runs.pop(key, None)
+            if run is None:
+                arguments = worker.security.get_connection_args("worker")
+                run = LocalRun(StoreClient(spec.store, arguments, worker.address))
             self._runs[key] = run
             for oldest in list(self._runs)[:-RUNS_KEPT]:
-                del self._runs[oldest]
+                former = self._runs.pop(oldest)
+                asyncio.run_coroutine_threadsafe(former.client.close(), worker.loop.asyncio_loop)
         return run
 
 
@@ -225,7 +231,7 @@ class Attempt:
 
     def __init__(self, spec: Spec, node: Node, worker: Worker) -> None:
         self._spec, self._node, self._worker = spec, node, worker
-        self._run = node.run_of(spec, worker.security.get_connection_args("worker"))
+        self._run = node.run_of(spec, worker)
         self._revoked = threading.Event()
         self._calls: set[Future[Any]] = set()
         self._flat = torch.empty(0)
@@ -334,7 +340,7 @@ class Attempt:
             if due and left and self._send_beside(functools.partial(self._mark, now - started)):
                 self._node.mark_now.clear()
                 marked = now
-            elif self._node.owed and self._node.owed[0].lease.round < self._spec.lease.round:
+            elif self._run.owed and self._run.owed[0].lease.round < self._spec.lease.round:
                 self._send_beside(self._repay)
         self.account["train_seconds"] = time.perf_counter() - started
 
@@ -351,11 +357,16 @@ class Attempt:
 
     async def _repay(self) -> None:
         """Send the rows that an update of an earlier round lacked, now that the link is idle."""
-        with contextlib.suppress(IndexError):  # another attempt's thread was first
-            debt = self._node.owed.popleft()
-            reply = await debt.client.repair(debt.lease, debt.rows)
-            if reply is Reply.ACCEPTED:
-                self.account["repaid_bytes"] = self.account.get("repaid_bytes", 0) + debt.rows.nbytes
+        if not self._run.owed:  # another attempt was first
+            return
+        debt = self._run.owed.popleft()
+        try:
+            reply = await self._run.client.repair(debt.lease, debt.rows)
+        except ConnectionError:
+            self._run.owed.appendleft(debt)
+            raise
+        if reply is Reply.ACCEPTED:
+            self.account["repaid_bytes"] = self.account.get("repaid_bytes", 0) + debt.rows.nbytes
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)
@@ -381,7 +392,7 @@ class Attempt:
         bits = np.unpackbits(np.frombuffer(missing, np.uint8), count=codec.rows, bitorder="little").astype(bool)
         rows = rows_RB[torch.from_numpy(bits)].flatten()
         self.account |= {"late_bytes": rows.nbytes}
-        self._node.owed.append(Debt(self._run.client, self._spec.lease, rows))
+        self._run.owed.append(Debt(self._spec.lease, rows))
 
     def _coded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
         """The update by what the round began with, which whoever goes on from a mark has yet to ask for."""

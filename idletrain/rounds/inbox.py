@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.exchange.codec import Codec, Got
-from idletrain.exchange.parts import Parts
+from idletrain.exchange.parts import Parts, What
 from idletrain.exchange.wire import Arrival, Bound, PushHeader, Reply, checksum, inspect, inspect_values
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
@@ -62,23 +62,18 @@ class Inbox:
         self._scattered: dict[tuple[int, int], Arrival] = {}
         self._gains: dict[tuple[int, int], NDArray[np.float64]] = {}
 
-    def hold(
-        self, attempt: int, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview], subnet: Subnet
-    ) -> bool:
+    def hold(self, header: PushHeader, start: int, frames: Sequence[memoryview], subnet: Subnet) -> bool:
         """Hold a part; False if it cannot be one of this subnet's."""
-        most = 4 * self._program.buffer_size(subnet, travelling=False)
-        return self._parts.hold(attempt, steps, start, frames, most, train_seconds)
+        most = self._size(subnet, update=header.update)
+        return self._parts.hold(header.lease.attempt, _what(header), start, frames, most, header.train_seconds)
 
-    def note(
-        self, attempt: int, steps: int, seconds: float, content: memoryview, pieces: Got, piece: int, subnet: Subnet
-    ) -> bool:
-        """Keep which pieces of so many bytes have come of a payload, in any order; False if they are of no use yet."""
-        codec = coding.codec(self._program, subnet, "push")
+    def note(self, header: PushHeader, content: memoryview, pieces: Got, piece: int, subnet: Subnet) -> None:
+        """Keep which pieces of so many bytes have come of an update, in any order, if they are of use yet."""
+        codec = coding.codec(self._program, subnet, "push") if header.update else None
         needed = -(-codec.first_row // piece) if codec else 0
-        if not codec or codec.nbytes != len(content) or not pieces[:needed].all():
-            return False
-        self._scattered[attempt, steps] = Arrival(content, codec.rows_within(pieces, piece), seconds)
-        return True
+        if codec and codec.nbytes == len(content) and pieces[:needed].all():
+            arrival = Arrival(content, codec.rows_within(pieces, piece), header.train_seconds)
+            self._scattered[header.lease.attempt, header.steps] = arrival
 
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
@@ -103,10 +98,12 @@ class Inbox:
         got = self._got(attempt, steps, codec)
         return got is not None and _is_enough(codec, got, most, lambda: self._gains_of(attempt, steps, codec))
 
-    def bound(self, size: int, subnet: Subnet) -> Bound:
+    def bound(self, header: PushHeader, size: int, subnet: Subnet) -> Bound | Reply:
         """What of a payload of so many bytes is enough."""
         codec, most = coding.codec(self._program, subnet, "push"), self._program.training.exchange.loss
-        if not most or not codec or codec.nbytes != size:  # a mark
+        if size != self._size(subnet, update=header.update):
+            return Reply.WRONG_SHAPE
+        if not most or not codec or not codec.rows or not header.update:
             return Bound(size, 1.0)
 
         known: list[NDArray[np.float64]] = []
@@ -119,14 +116,16 @@ class Inbox:
         return Bound(codec.first_row, 1 - most, enough)
 
     def came(self, attempt: int, steps: int, begun: Begun) -> Arrival:
-        """What is here of an update, of its bytes in their places."""
+        """What is here of an update, of its bytes in their places: in parts or scattered, whichever is more."""
         codec = coding.codec(self._program, begun.subnet, "push")
         assert codec
-        if found := self._scattered.get((attempt, steps)):
+        content = bytearray().join(self._parts.payload(attempt, (steps, True)))
+        seconds = self._parts.train_seconds(attempt, (steps, True))
+        got = codec.rows_before(len(content))
+        found = self._scattered.get((attempt, steps))
+        if found and found.got.sum() > got.sum():
             return found
-        content = bytearray().join(self._parts.payload(attempt, steps))
-        seconds = self._parts.train_seconds(attempt, steps)
-        return Arrival(memoryview(content.ljust(codec.nbytes, b"\0")), codec.rows_before(len(content)), seconds)
+        return Arrival(memoryview(content.ljust(codec.nbytes, b"\0")), got, seconds)
 
     def salvaged(self, came: Arrival, begun: Begun) -> Payload:
         """What has come of an update whose worker is gone, as values; what has not is no change."""
@@ -142,12 +141,11 @@ class Inbox:
         codec = coding.codec(self._program, begun.subnet, "push") if begun and header.update else None
         if not frames and codec and codec.rows and begun and (whole or self._is_part(header)):
             return self._read_rows(header, codec, begun)
-        frames = frames or self._parts.payload(attempt, steps)
+        frames = frames or self._parts.payload(attempt, _what(header))
         payload = Payload(frames, header.train_seconds, header.checksum)
         if begun is None or not (whole or self._is_part(header)):
             return Taken(payload, Reply.WRONG_SHAPE)
-        size = 4 * self._program.buffer_size(begun.subnet, travelling=header.update)
-        if fault := inspect(header, frames, codec.nbytes if codec else size):
+        if fault := inspect(header, frames, self._size(begun.subnet, update=header.update)):
             return Taken(payload, fault)
         if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
             values = codec.decode(_joined(frames), begun.network.pull(begun.subnet))
@@ -167,17 +165,26 @@ class Inbox:
         covered = 1.0 if whole else float(self._gains_of(attempt, steps, codec)[came.got].sum())
         return _checked(Taken(self.salvaged(came, begun), None, covered, None if whole else came), begun.subnet)
 
+    def _size(self, subnet: Subnet, *, update: bool) -> int:
+        """Bytes of a subnet's update or mark."""
+        if update:
+            return coding.nbytes(self._program, subnet, "push")
+        return 4 * self._program.buffer_size(subnet, travelling=False)
+
     def _got(self, attempt: int, steps: int, codec: Codec) -> Got | None:
         """Which rows of an update are here; None before its head is."""
-        if found := self._scattered.get((attempt, steps)):
+        size = sum(len(frame) for frame in self._parts.payload(attempt, (steps, True)))
+        got = codec.rows_before(size)
+        found = self._scattered.get((attempt, steps))
+        if found and found.got.sum() > got.sum():
             return found.got
-        size = sum(len(frame) for frame in self._parts.payload(attempt, steps))
-        return codec.rows_before(size) if size >= codec.first_row else None
+        return got if size >= codec.first_row else None
 
     def _gains_of(self, attempt: int, steps: int, codec: Codec) -> NDArray[np.float64]:
+        """What each row of an update brings: its head is here, in parts or scattered."""
         if (attempt, steps) not in self._gains:
             found = self._scattered.get((attempt, steps))
-            content = found.content if found else bytearray().join(self._parts.payload(attempt, steps))
+            content = found.content if found else bytearray().join(self._parts.payload(attempt, (steps, True)))
             self._gains[attempt, steps] = _gains(codec, torch.frombuffer(content, dtype=torch.uint8))
         return self._gains[attempt, steps]
 
@@ -198,6 +205,10 @@ def _checked(taken: Taken, subnet: Subnet) -> Taken:
     return replace(taken, fault=fault, where=next(odd, "the optimizer's state"))
 
 
+def _what(header: PushHeader) -> What:
+    return header.steps, header.update
+
+
 def _is_enough(codec: Codec, got: Got, most: float, gains: Callable[[], NDArray[np.float64]]) -> bool:
     """Whether no more rows are lacking than the job allows, and of the norm no more than MOST_LOST."""
     return bool((~got).sum() <= most * codec.rows and gains()[~got].sum() <= MOST_LOST)
@@ -207,6 +218,14 @@ def _gains(codec: Codec, content: Tensor) -> NDArray[np.float64]:
     """What each row brings; nothing if what is exact is not finite."""
     exact = content[: 4 * (codec.size - codec.coded)].view(torch.float32)
     return codec.gains(content) * bool(exact.isfinite().all())
+
+
+def travelling(mark: Payload, size: int) -> Payload:
+    """What of a mark goes from round to round: its first so many bytes."""
+    if mark.size_bytes <= size:
+        return mark
+    frames = [memoryview(bytearray().join(mark.frames))[:size]]
+    return Payload(frames, mark.train_seconds, checksum(frames))
 
 
 def _joined(frames: Sequence[memoryview]) -> Tensor:

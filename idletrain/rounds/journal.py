@@ -83,7 +83,8 @@ class Journal:
         self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
         self._steps = past.steps
-        self._repairs = list(past.repairs.get(past.rounds, ()))
+        self._repaired = past.repaired
+        self._repairs = self._sound_repairs(past.repairs.get(past.rounds, ()))
         self._writing = asyncio.Lock()
         self._stopping = False
         written = [*self.staged.values(), *(repair.change for repair in self._repairs)]
@@ -124,15 +125,18 @@ class Journal:
             change = updates.Staged(subnet, 0, self._next_offset, size, payload.checksum)
             self._next_offset += size
             await self._durably(lambda: updates.write(path, change.offset, payload.frames))
-            await self._append("repair", round=self.round, of=of, **asdict(change))
-            self._repairs.append(recovery.Repair(of, change))
+            self._repaired += 1
+            await self._append("repair", round=self.round, of=of, number=self._repaired, **asdict(change))
+            self._repairs.append(recovery.Repair(self._repaired, of, change))
 
     async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
         """End the open round: the ledger says so, then the network changes."""
 
         def seal() -> None:
             updates.sync(updates.path_of(self.run_dir, self.round))
-            self._ledger.append("commit", durable=True, round=self.round, staged=staged, next_shares=next_shares)
+            repairs = [repair.number for repair in self._repairs]
+            fields = {"round": self.round, "staged": staged, "repairs": repairs, "next_shares": next_shares}
+            self._ledger.append("commit", durable=True, **fields)
 
         async with self._writing:
             await self._durably(seal)
@@ -178,6 +182,18 @@ class Journal:
                 logger.warning("%s; it is trained again", error)
             else:
                 sound[k] = update
+        return sound
+
+    def _sound_repairs(self, repairs: Sequence[recovery.Repair]) -> list[recovery.Repair]:
+        """What a head before us took of late rows, without what a power cut spoilt."""
+        sound = []
+        for repair in repairs:
+            try:
+                updates.read(updates.path_of(self.run_dir, self.round), repair.change)
+            except DamageError as error:
+                logger.warning("%s; it is left out", error)
+            else:
+                sound.append(repair)
         return sound
 
     async def _append(self, kind: str, *, durable: bool = False, **fields: object) -> None:

@@ -125,7 +125,9 @@ class OutOfCoreAttempt(Attempt):
 
     def _leave(self, numbers: Sequence[int], slots: int) -> None:
         """Send tensors that are final, and at home."""
-        self._sent.append((numbers, self._start(self._parts(self._home, [numbers], slots, self.steps + 1))))
+        self._sent.append(
+            (numbers, self._start(self._parts(self._home, [numbers], slots, self.steps + 1, update=True)))
+        )
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         self._planned.store(self._marked)
@@ -140,20 +142,22 @@ class OutOfCoreAttempt(Attempt):
             try:
                 sent.result()
             except ConnectionError:  # all its steps are done: once more
-                self._call(self._parts(self._home, [numbers], slots, self.steps))
+                self._call(self._parts(self._home, [numbers], slots, self.steps, update=True))
         return self._call(self._seal(self._home, slots, self.steps, seconds, update=True)).reply
 
     async def _send_all(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
-        await self._parts(home, self._order, slots, steps)
+        await self._parts(home, self._order, slots, steps, update=update)
         return await self._seal(home, slots, steps, seconds, update=update)
 
-    async def _parts(self, home: Home, groups: Iterable[Sequence[int]], slots: int, steps: int) -> None:
+    async def _parts(
+        self, home: Home, groups: Iterable[Sequence[int]], slots: int, steps: int, *, update: bool
+    ) -> None:
         for numbers in groups:
             for start, stop in home.parts(numbers, slots):
                 async with self._line:
                     values = await asyncio.to_thread(home.read, start, stop)
-                    seconds, at = self.account["train_seconds"], values.element_size() * start
-                    reply = await self._run.client.part(self._spec.lease, steps, seconds, at, values)
+                    header = PushHeader(self._spec.lease, steps, self.account["train_seconds"], 0, update)
+                    reply = await self._run.client.part(header, values.element_size() * start, values)
                 if reply is not Reply.ACCEPTED:
                     raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
                 if home is self._home:

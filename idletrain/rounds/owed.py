@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,9 @@ ROUNDS_KEPT = 2  # what comes later than that is lost: it would be of a network 
 
 
 @dataclass(frozen=True)
-class _Lacking:
+class Lacking:
+    """One such update."""
+
     subnet: Subnet
     arrival: Arrival
 
@@ -31,19 +34,27 @@ class Owed:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._lacking: dict[LeaseId, _Lacking] = {}
+        self._lacking: dict[LeaseId, Lacking] = {}
 
     def add(self, lease: LeaseId, subnet: Subnet, arrival: Arrival) -> None:
         """An update was taken without some of its rows."""
         self._lacking = {k: v for k, v in self._lacking.items() if k.round > lease.round - ROUNDS_KEPT}
-        self._lacking[lease] = _Lacking(subnet, arrival)
+        self._lacking[lease] = Lacking(subnet, arrival)
 
-    def change(self, lease: LeaseId, rows: memoryview) -> Tensor | None:
-        """What the missing rows, one behind the other, change about the subnet's values `[P]`; None if they are not
-        owed, or are not as many.
-        """
+    def missing(self, lease: LeaseId) -> bytes:
+        """Which rows of an update are missing, a bit each; nothing if none are."""
         owed = self._lacking.get(lease)
-        if owed is None or len(rows) != ROW_BYTES * int((~owed.arrival.got).sum()):
+        return np.packbits(~owed.arrival.got, bitorder="little").tobytes() if owed else b""
+
+    def take(self, lease: LeaseId) -> Lacking | None:
+        """What an update lacks, which is owed no more: its rows are here."""
+        return self._lacking.pop(lease, None)
+
+    def change(self, owed: Lacking, rows: memoryview) -> Tensor | None:
+        """What the missing rows, one behind the other, change about the subnet's values `[P]`; None if they are not as
+        many.
+        """
+        if len(rows) != ROW_BYTES * int((~owed.arrival.got).sum()):
             return None
         codec = coding.codec(self._program, owed.subnet, "push")
         assert codec
@@ -53,7 +64,3 @@ class Owed:
         placed[torch.from_numpy(~owed.arrival.got)] = torch.frombuffer(rows, dtype=torch.uint8).view(-1, ROW_BYTES)
         change = codec.decode(after) - codec.decode(before, None, owed.arrival.got)
         return change[: owed.subnet.parameters]
-
-    def settle(self, lease: LeaseId) -> None:
-        """Its rows have come."""
-        self._lacking.pop(lease, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
+from idletrain.nn.partition import blocks
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds import ledger, snapshots, updates
@@ -20,8 +21,9 @@ READ_TRIES = 3  # a reader beside a run may see a snapshot pruned under its eyes
 
 @dataclass(frozen=True)
 class Repair:
-    """What came late of an update of round `of`, and where it lies."""
+    """What came late of an update of round `of`, and where it lies; numbered through the run."""
 
+    number: int
     of: int
     change: Staged
 
@@ -34,7 +36,8 @@ class History:
         shares: Per round, the subnets' shares of every group.
         staged: Per round, the durable updates by subnet.
         steps: Per committed round, the steps of every subnet that it took.
-        repairs: Per round, what came late and is added at its commit.
+        repairs: Per round, what came late and is added at its commit; of the open round, all that was told.
+        repaired: How many there were.
         status: How the run ended, or None.
     """
 
@@ -43,6 +46,7 @@ class History:
     staged: dict[int, dict[int, Staged]]
     steps: dict[int, dict[int, int]]
     repairs: dict[int, list[Repair]]
+    repaired: int
     status: str | None
     params_sha256: str | None
 
@@ -54,7 +58,7 @@ class History:
 
 def history(records: Sequence[ledger.Record]) -> History:
     """Sort a ledger's records by what they say."""
-    epochs, status, params = 0, None, None
+    epochs, repaired, status, params = 0, 0, None, None
     shares: dict[int, tuple[float, ...]] = {}
     staged: dict[int, dict[int, Staged]] = {}
     steps: dict[int, dict[int, int]] = {}
@@ -67,13 +71,15 @@ def history(records: Sequence[ledger.Record]) -> History:
         elif kind == "stage":
             staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
         elif kind == "repair":
-            repairs.setdefault(round_, []).append(Repair(record["of"], _staged(record)))
+            repairs.setdefault(round_, []).append(Repair(record["number"], record["of"], _staged(record)))
+            repaired = record["number"]
         elif kind == "commit":
             steps[round_] = dict(record["staged"])
+            repairs[round_] = [r for r in repairs.get(round_, ()) if r.number in record.get("repairs", ())]
             shares[round_ + 1] = tuple(record["next_shares"])
         elif kind == "end":
             status, params = record["status"], record["params_sha256"]
-    return History(epochs, shares, staged, steps, repairs, status, params)
+    return History(epochs, shares, staged, steps, repairs, repaired, status, params)
 
 
 def _staged(record: ledger.Record) -> Staged:
@@ -181,4 +187,5 @@ def mend(
     if k not in steps[of]:  # the round ended without that update
         return
     change = updates.read(updates.path_of(run_dir, round_), repair.change)
-    network.add(program.subnets(of, shares[of])[k], change, steps[of][k] / sum(steps[of].values()))
+    subnet = program.subnet(of, blocks(program.layout.sizes, shares[of])[k])
+    network.add(subnet, change, steps[of][k] / sum(steps[of].values()))

@@ -17,7 +17,6 @@ from typing import Any
 
 import cloudpickle
 import dask
-import numpy as np
 import torch
 from distributed import Client, Future
 from distributed.comm import CommClosedError
@@ -26,7 +25,7 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RunError
-from idletrain.exchange.codec import Got
+from idletrain.exchange.codec import Got, warm
 from idletrain.exchange.store import Store
 from idletrain.exchange.wire import Arrival, Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.job import Job
@@ -38,7 +37,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import coding, events, plan, state, task
 from idletrain.rounds.crew import Crew
 from idletrain.rounds.gang import Gangs
-from idletrain.rounds.inbox import Begun, Inbox, Taken
+from idletrain.rounds.inbox import Begun, Inbox, Taken, travelling
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 from idletrain.rounds.marks import Marks
 from idletrain.rounds.owed import Owed
@@ -123,6 +122,8 @@ class Runner:
             RunError: no worker can do the work, or the scheduler is gone.
         """
         try:
+            if self._program.training.exchange.coded:
+                await asyncio.to_thread(warm)  # its loops take a second to load, which leases should not wait for
             self._address = await self._store.listen(_own_host(self._client.scheduler.address))
             self._client.subscribe_topic(self._address, self._on_account)
             self._announce()
@@ -284,7 +285,7 @@ class Runner:
                 case events.Store(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
                     arrived = isinstance(event, events.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
-                    taken = pushed if arrived and pushed else Taken(self._marks.latest(k))
+                    taken = pushed if arrived and pushed else self._mark(k)
                     self._staging[k] = self._spawn(self._stage(command, taken, told=not arrived))
                 case events.Lost():
                     kept_seconds = self._kept_seconds(command)
@@ -315,6 +316,11 @@ class Runner:
             return self._inbox.came(lost.attempt, steps, self._begun(lost.subnet)).train_seconds
         return self._marks.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
 
+    def _mark(self, k: int) -> Taken:
+        """The latest mark as an update: what of it goes from round to round."""
+        size = 4 * self._program.buffer_size(self._journal.subnets[k], travelling=True)
+        return Taken(travelling(self._marks.latest(k), size))
+
     def _no_marks(self) -> Marks:
         training = self._program.training
         return Marks(training.subnets if training.mode == "lockstep" else 0)
@@ -344,6 +350,7 @@ class Runner:
         warned = "notice" if address in self._noticed else "kill"
         self._noticed.discard(address)
         self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
+        self._store.left(address)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
                 self._spawn(future.cancel())
@@ -464,39 +471,37 @@ class Runner:
         mark = self._marks.at(k, step)
         return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
 
-    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
+    def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
+        lease = header.lease
         reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
         if reply is not Reply.ACCEPTED:
             return reply
         subnet = self._journal.subnets[lease.subnet]
-        if not self._inbox.hold(lease.attempt, steps, train_seconds, start, frames, subnet):
+        if not self._inbox.hold(header, start, frames, subnet):
             return Reply.WRONG_SHAPE
-        reply = self._came(lease, steps)
-        enough = reply is Reply.ACCEPTED and self._inbox.is_enough(lease.attempt, steps, subnet)
-        return Reply.ENOUGH if enough else reply
+        reply = self._came(header)
+        enough = header.update and self._inbox.is_enough(lease.attempt, header.steps, subnet)
+        return Reply.ENOUGH if enough and reply is Reply.ACCEPTED else reply
 
-    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
         """See `Head`."""
-        reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
+        reply = state.standing(self._state, header.lease) if self._state else Reply.STALE_ROUND
         if reply is not Reply.ACCEPTED:
             return reply
-        subnet = self._journal.subnets[lease.subnet]
-        if size > 4 * self._program.buffer_size(subnet, travelling=False):
-            return Reply.WRONG_SHAPE
-        return self._inbox.bound(size, subnet)
+        return self._inbox.bound(header, size, self._journal.subnets[header.lease.subnet])
 
-    def came(self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: Got, piece: int) -> None:
+    def came(self, header: PushHeader, content: memoryview, pieces: Got, piece: int) -> None:
         """See `Head`."""
-        if self._state is None or state.standing(self._state, lease) is not Reply.ACCEPTED:
-            return
-        subnet = self._journal.subnets[lease.subnet]
-        if self._inbox.note(lease.attempt, steps, seconds, content, pieces, piece, subnet):
-            self._came(lease, steps)
+        if self._state and state.standing(self._state, header.lease) is Reply.ACCEPTED:
+            self._inbox.note(header, content, pieces, piece, self._journal.subnets[header.lease.subnet])
+            self._came(header)
 
-    def _came(self, lease: LeaseId, steps: int) -> Reply:
-        covered = self._inbox.covered(lease.attempt, steps, self._journal.subnets[lease.subnet])
-        return self._handle(events.Came(now=time.monotonic(), lease=lease, steps=steps, covered=covered))
+    def _came(self, header: PushHeader) -> Reply:
+        lease, covered = header.lease, 0.0
+        if header.update:
+            covered = self._inbox.covered(lease.attempt, header.steps, self._journal.subnets[lease.subnet])
+        return self._handle(events.Came(now=time.monotonic(), lease=lease, steps=header.steps, covered=covered))
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
@@ -504,11 +509,10 @@ class Runner:
             return Reply.STALE_EPOCH
         if lease.round == self._journal.round:  # what it adds to is not in the network yet
             return Reply.STALE_ROUND
-        rows = memoryview(bytearray().join(frames))
-        change = await asyncio.to_thread(self._owed.change, lease, rows)
+        rows, lacking = memoryview(bytearray().join(frames)), self._owed.take(lease)
+        change = await asyncio.to_thread(self._owed.change, lacking, rows) if lacking else None
         if change is None or not change.isfinite().all():
             return Reply.NOT_LEASED
-        self._owed.settle(lease)
         values = [change.numpy().data.cast("B")]
         await self._journal.repair(lease.round, lease.subnet, Payload(values, 0.0, checksum(values)))
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
@@ -530,9 +534,7 @@ class Runner:
             self._record("refused", **names, reply=reply.value, where=taken.where)
         elif lease.subnet in self._staging and header.steps == self._program.training.local_steps:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
-        if reply is not Reply.ACCEPTED or taken.lacking is None:
-            return Receipt(reply)
-        return Receipt(reply, np.packbits(~taken.lacking.got, bitorder="little").tobytes())
+        return Receipt(reply, self._owed.missing(lease))  # also if it is sent again, as the answer did not come
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""

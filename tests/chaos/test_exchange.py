@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from idletrain.exchange.client import PART_BYTES, StoreClient
-from idletrain.exchange.wire import LeaseId, Reply
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply
 from idletrain.nn.prepare import from_settings
 from idletrain.rounds import coding, recovery
 from idletrain.rounds.inbox import MOST_LOST
@@ -43,9 +43,10 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
     async def send_half(client: StoreClient) -> Reply:
         _, flat = await client.pull(lease)
         content = coding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
+        header = PushHeader(lease, 20, 2.5, 0)
         half = (codec.first_row + codec.nbytes) // 2
         replies = {
-            await client.part(lease, 20, 2.5, start, content[start : min(start + PART_BYTES // 16, half)])
+            await client.part(header, start, content[start : min(start + PART_BYTES // 16, half)])
             for start in range(0, half, PART_BYTES // 16)
         }
         (reply,) = replies
@@ -73,7 +74,7 @@ def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], c
     lease = run.lease_id(leased)
 
     async def send_some(client: StoreClient) -> Reply:
-        return await client.part(lease, 20, 2.5, 0, torch.zeros(50_000, dtype=torch.uint8))
+        return await client.part(PushHeader(lease, 20, 2.5, 0), 0, torch.zeros(50_000, dtype=torch.uint8))
 
     assert ask_store(run.store(head), send_some) is Reply.ACCEPTED
     run.workers()[leased["worker"]].send_signal(signal.SIGKILL)

@@ -17,60 +17,68 @@ def joined(frames: list[memoryview]) -> bytes:
 
 def test_parts_are_joined_in_order_whenever_they_came() -> None:
     parts = Parts()
-    assert parts.hold(1, 9, 8, part("cd"), MOST)
-    assert parts.hold(1, 9, 0, part("ab"), MOST)
-    assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"
-    assert joined(parts.payload(1, 9)) == b"aaaabbbbccccdddd"  # a push may be sent again
+    assert parts.hold(1, (9, True), 8, part("cd"), MOST)
+    assert parts.hold(1, (9, True), 0, part("ab"), MOST)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbbccccdddd"
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbbccccdddd"  # a push may be sent again
 
 
 def test_a_part_that_is_sent_again_takes_its_own_place() -> None:
     parts = Parts()
-    assert parts.hold(1, 9, 0, part("ab"), 8)
-    assert parts.hold(1, 9, 0, part("ab"), 8)
-    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
+    assert parts.hold(1, (9, True), 0, part("ab"), 8)
+    assert parts.hold(1, (9, True), 0, part("ab"), 8)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
 def test_up_to_a_gap_or_an_overlap_a_payload_is_there() -> None:
     parts = Parts()
-    parts.hold(1, 9, 12, part("d"), MOST)
-    assert parts.payload(1, 9) == []
-    parts.hold(1, 9, 0, part("ab"), MOST)
-    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
-    parts.hold(2, 9, 0, part("abc"), MOST)
-    parts.hold(2, 9, 8, part("c"), MOST)
-    assert joined(parts.payload(2, 9)) == b"aaaabbbbcccc"
+    parts.hold(1, (9, True), 12, part("d"), MOST)
+    assert parts.payload(1, (9, True)) == []
+    parts.hold(1, (9, True), 0, part("ab"), MOST)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
+    parts.hold(2, (9, True), 0, part("abc"), MOST)
+    parts.hold(2, (9, True), 8, part("c"), MOST)
+    assert joined(parts.payload(2, (9, True))) == b"aaaabbbbcccc"
 
 
 def test_the_time_in_steps_is_that_of_the_last_part() -> None:
     parts = Parts()
-    parts.hold(1, 9, 0, part("a"), MOST, 2.0)
-    parts.hold(1, 9, 4, part("b"), MOST, 2.5)
-    assert parts.train_seconds(1, 9) == 2.5
-    assert parts.train_seconds(1, 8) == 0
+    parts.hold(1, (9, True), 0, part("a"), MOST, 2.0)
+    parts.hold(1, (9, True), 4, part("b"), MOST, 2.5)
+    assert parts.train_seconds(1, (9, True)) == 2.5
+    assert parts.train_seconds(1, (8, True)) == 0
 
 
 def test_no_attempt_holds_more_than_its_subnet() -> None:
     parts = Parts()
-    assert parts.hold(1, 9, 0, part("ab"), 12)
-    assert not parts.hold(1, 9, 8, part("cd"), 12)
-    assert joined(parts.payload(1, 9)) == b"aaaabbbb"
+    assert parts.hold(1, (9, True), 0, part("ab"), 12)
+    assert not parts.hold(1, (9, True), 8, part("cd"), 12)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
 def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
     parts = Parts()
-    parts.hold(1, 5, 0, part("a"), MOST)
-    parts.hold(1, 6, 0, part("b"), MOST)
+    parts.hold(1, (5, True), 0, part("a"), MOST)
+    parts.hold(1, (6, True), 0, part("b"), MOST)
     assert PAYLOADS == 2
-    parts.hold(1, 7, 0, part("c"), MOST)
-    assert parts.payload(1, 5) == []
-    assert [joined(parts.payload(1, steps)) for steps in (6, 7)] == [b"bbbb", b"cccc"]
+    parts.hold(1, (7, True), 0, part("c"), MOST)
+    assert parts.payload(1, (5, True)) == []
+    assert [joined(parts.payload(1, (steps, True))) for steps in (6, 7)] == [b"bbbb", b"cccc"]
+
+
+def test_a_mark_and_an_update_of_as_many_steps_do_not_mix() -> None:
+    parts = Parts()
+    parts.hold(1, (5, False), 0, part("a"), MOST)
+    parts.hold(1, (5, True), 0, part("b"), MOST)
+    assert joined(parts.payload(1, (5, False))) == b"aaaa"
+    assert joined(parts.payload(1, (5, True))) == b"bbbb"
 
 
 def test_attempts_do_not_mix_and_are_forgotten_when_they_end() -> None:
     parts = Parts()
-    parts.hold(1, 5, 0, part("a"), MOST)
-    parts.hold(2, 5, 0, part("b"), MOST)
+    parts.hold(1, (5, True), 0, part("a"), MOST)
+    parts.hold(2, (5, True), 0, part("b"), MOST)
     parts.drop(1)
-    assert parts.payload(1, 5) == []
-    assert joined(parts.payload(2, 5)) == b"bbbb"
+    assert parts.payload(1, (5, True)) == []
+    assert joined(parts.payload(2, (5, True))) == b"bbbb"
     parts.drop(3)

@@ -49,7 +49,7 @@ class Memory:
         return (7, self.flat[start:stop]) if lease == LEASE else Reply.NOT_LEASED
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
-        frames = frames or self.parts.payload(header.lease.attempt, header.steps)
+        frames = frames or self.parts.payload(header.lease.attempt, (header.steps, header.update))
         if self.scattered is not None and not frames:
             return Receipt(Reply.ACCEPTED, bytes(~np.packbits(self.scattered, bitorder="little")))
         fault = inspect(header, frames, 4 * SIZE) or inspect_values(frames)
@@ -58,23 +58,23 @@ class Memory:
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
         return Receipt(fault or Reply.ACCEPTED)
 
-    def expect(self, lease: LeaseId, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
         if size != 4 * SIZE:
             return Reply.WRONG_SHAPE
-        return Bound(*self.bound) if lease == LEASE else Reply.NOT_LEASED
+        return Bound(*self.bound) if header.lease == LEASE else Reply.NOT_LEASED
 
-    def came(
-        self, lease: LeaseId, steps: int, seconds: float, content: memoryview, pieces: NDArray[np.bool_], piece: int
-    ) -> None:
-        assert (lease, steps, seconds, len(content), piece) == (LEASE, 9, 1.5, 4 * SIZE, PAYLOAD)
+    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
+        assert (header.lease, header.steps, header.train_seconds) == (LEASE, 9, 1.5)
+        assert (len(content), piece) == (4 * SIZE, PAYLOAD)
         self.scattered = pieces
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         self.repaired.append(b"".join(frames))
         return Reply.ACCEPTED if lease == LEASE else Reply.NOT_LEASED
 
-    def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, frames: Sequence[memoryview]) -> Reply:
-        held = lease == LEASE and self.parts.hold(lease.attempt, steps, start, frames, 4 * SIZE, train_seconds)
+    def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
+        what, attempt = (header.steps, header.update), header.lease.attempt
+        held = header.lease == LEASE and self.parts.hold(attempt, what, start, frames, 4 * SIZE, header.train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
@@ -163,15 +163,15 @@ async def test_parts_are_pulled_and_pushed_in_any_order(security: Security) -> N
         assert store.bytes_down == 4_000_000
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
-        assert await client.part(LEASE, 9, 1.5, 8_000_000, flat[2_000_000:]) is Reply.ACCEPTED
+        assert await client.part(header, 8_000_000, flat[2_000_000:]) is Reply.ACCEPTED
         assert await client.push(header, None) == Receipt(Reply.WRONG_SHAPE)  # the rest is missing
-        assert await client.part(LEASE, 9, 1.5, 0, flat[:2_000_000]) is Reply.ACCEPTED
+        assert await client.part(header, 0, flat[:2_000_000]) is Reply.ACCEPTED
         assert await client.push(header, None) == Receipt(Reply.ACCEPTED)
         ((got, values),) = head.pushed
         assert got == header
         assert torch.equal(values, flat)
-        other = LeaseId("run", 1, 2, 3, 5)
-        assert await client.part(other, 9, 1.5, 0, flat[:5]) is Reply.NOT_LEASED
+        other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
+        assert await client.part(other, 0, flat[:5]) is Reply.NOT_LEASED
 
 
 @both_kinds
@@ -180,12 +180,12 @@ async def test_what_is_large_goes_in_parts_from_its_beginning_on(security: Secur
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, 0)  # the checksum is wrong: it stays where it is
         assert await client.push(header, flat) == Receipt(Reply.CORRUPT)
-        frames = head.parts.payload(LEASE.attempt, 9)
+        frames = head.parts.payload(LEASE.attempt, (9, True))
         assert len(frames) >= 4 * SIZE // PART_BYTES
         assert b"".join(frames) == flat.numpy().tobytes()
         other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
         assert await client.push(other, flat) == Receipt(Reply.NOT_LEASED)  # and that at the first part
-        assert head.parts.payload(5, 9) == []
+        assert head.parts.payload(5, (9, True)) == []
 
 
 @every_kind

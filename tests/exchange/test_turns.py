@@ -60,9 +60,8 @@ def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
         clock.now += 0.9 * SILENT_SECONDS
         turns.moved("b", 1)
         clock.now += 0.2 * SILENT_SECONDS
-        await turns_are_looked_at(turns)
+        waiting = asyncio.create_task(turns.take("e"))  # whoever comes next notices who is silent
         await asyncio.wait_for(last, 1)
-        waiting = asyncio.create_task(turns.take("e"))
         await settle()
         assert not waiting.done()  # b and d have theirs
         waiting.cancel()
@@ -70,10 +69,21 @@ def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
     run(test)
 
 
-async def turns_are_looked_at(turns: Turns) -> None:
-    """Whoever comes next notices who is silent."""
-    turns._forget_silent()
-    turns._give_out()
+def test_who_asks_again_has_its_place_or_its_turn_once() -> None:
+    async def test(turns: Turns, _clock: Clock) -> None:
+        await turns.take("a")
+        await turns.take("a")
+        await turns.take("b")
+        asked = [asyncio.create_task(turns.take("c")) for _ in range(2)]
+        await settle()
+        turns.give("a")
+        await asyncio.gather(*asked)
+        last = asyncio.create_task(turns.take("d"))
+        await settle()
+        assert not last.done()
+        last.cancel()
+
+    run(test)
 
 
 def bring(turns: Turns, clock: Clock, rate_of_one: float, rate_of_all: float) -> None:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from idletrain.exchange.codec import Codec
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.wire import Bound, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds import coding
-from idletrain.rounds.inbox import MOST_LOST, Begun, Inbox
+from idletrain.rounds.inbox import MOST_LOST, Begun, Inbox, travelling
+from idletrain.rounds.journal import Payload
 
 LEASE = LeaseId("run", 1, 0, 0, 7)
 WIDTHS = (40, 300, 300, 3)
@@ -41,7 +42,7 @@ class World:
 
     def part(self, start: int, stop: int) -> bool:
         frames = [memoryview(self.content[start:stop].numpy())]
-        return self.inbox.hold(7, STEPS, 1.5, start, frames, self.begun.subnet)
+        return self.inbox.hold(self.header(), start, frames, self.begun.subnet)
 
 
 @pytest.fixture
@@ -113,14 +114,45 @@ def test_without_salvage_and_without_codes_nothing_is_of_use_before_it_is_whole(
 def test_pieces_in_any_order_are_what_their_whole_rows_are(world: Callable[..., World]) -> None:
     made = world()
     pieces = np.ones(-(-len(made.content) // PIECE), bool)
-    arguments = 7, STEPS, 1.5, memoryview(made.content.numpy()), pieces, PIECE, made.begun.subnet
+    arguments = made.header(), memoryview(made.content.numpy()), pieces, PIECE, made.begun.subnet
     pieces[0] = False
-    assert not made.inbox.note(*arguments)  # without the head nothing is of use
+    made.inbox.note(*arguments)
+    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0  # without the head nothing is of use
     pieces[0], pieces[-3] = True, False
-    assert made.inbox.note(*arguments)
+    made.inbox.note(*arguments)
     assert 0.5 < made.inbox.covered(7, STEPS, made.begun.subnet) < 1
     came = made.inbox.came(7, STEPS, made.begun)
     assert 8 <= (~came.got).sum() <= 12
+
+
+def test_a_mark_that_is_coming_is_no_update(world: Callable[..., World]) -> None:
+    """Not even where as many of its bytes have come as an update has."""
+    made = world(loss=0.3)
+    mark = torch.rand(made.inbox._program.buffer_size(made.begun.subnet, travelling=False))
+    header, frames = made.header(update=False), [memoryview(mark.numpy()).cast("B")]
+    assert made.inbox.hold(header, 0, frames, made.begun.subnet)
+    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
+    assert not made.inbox.is_enough(7, STEPS, made.begun.subnet)
+    made.part(0, len(made.content))
+    assert made.inbox.read(made.header(), [], made.begun).fault is None
+
+
+def test_what_came_as_datagrams_and_then_in_parts_is_the_larger_of_both(world: Callable[..., World]) -> None:
+    made = world()
+    pieces = np.ones(-(-len(made.content) // PIECE), bool)
+    pieces[-3:] = False
+    made.inbox.note(made.header(), memoryview(made.content.numpy()), pieces, PIECE, made.begun.subnet)
+    made.part(0, len(made.content))
+    taken = made.inbox.read(made.header(), [], made.begun)
+    assert (taken.fault, taken.lacking) == (None, None)
+
+
+def test_of_a_mark_only_what_travels_is_an_update() -> None:
+    mark = Payload([memoryview(bytes(range(10))), memoryview(bytes(range(10, 20)))], 2.5, 0)
+    cut = travelling(mark, 13)
+    assert b"".join(cut.frames) == bytes(range(13))
+    assert (cut.train_seconds, cut.checksum) == (2.5, checksum(cut.frames))
+    assert travelling(mark, 20) is mark
 
 
 def test_a_bounded_part_may_come_later_and_is_named(world: Callable[..., World]) -> None:
@@ -142,7 +174,8 @@ def test_a_bounded_part_may_come_later_and_is_named(world: Callable[..., World])
 
 def test_the_same_bound_holds_for_pieces(world: Callable[..., World]) -> None:
     made = world(loss=0.2)
-    bound = made.inbox.bound(len(made.content), made.begun.subnet)
+    bound = made.inbox.bound(made.header(), len(made.content), made.begun.subnet)
+    assert isinstance(bound, Bound)
     assert (bound.needed, bound.least) == (made.codec.first_row, 0.8)
     assert bound.enough
     pieces = np.ones(-(-len(made.content) // PIECE), bool)
@@ -152,14 +185,15 @@ def test_the_same_bound_holds_for_pieces(world: Callable[..., World]) -> None:
     assert bound.enough(content, pieces, PIECE)
     pieces[len(pieces) // 2 :] = False
     assert not bound.enough(content, pieces, PIECE)
-    mark = made.inbox.bound(len(made.content) + 4, made.begun.subnet)
-    assert (mark.needed, mark.least, mark.enough) == (len(made.content) + 4, 1.0, None)
+    size = 4 * made.inbox._program.buffer_size(made.begun.subnet, travelling=False)
+    assert made.inbox.bound(made.header(update=False), size, made.begun.subnet) == Bound(size, 1.0)
+    assert made.inbox.bound(made.header(), size, made.begun.subnet) is Reply.WRONG_SHAPE
 
 
 def test_an_update_of_fewer_steps_is_taken_under_salvage_alone(world: Callable[..., World]) -> None:
     for salvage in (True, False):
         made = world(salvage=salvage)
-        made.inbox.hold(7, 2, 0.5, 0, [memoryview(made.content.numpy())], made.begun.subnet)
+        made.inbox.hold(made.header(steps=2), 0, [memoryview(made.content.numpy())], made.begun.subnet)
         fault = made.inbox.read(made.header(steps=2), [], made.begun).fault
         assert fault is (None if salvage else Reply.WRONG_SHAPE)
 

@@ -69,11 +69,12 @@ class Head:
         self.at_pull(self.pulls)
         return 0, self.flat[start:stop].clone()
 
-    async def part(self, lease: LeaseId, steps: int, train_seconds: float, start: int, values: Tensor) -> Reply:
-        if steps in self.broken:
-            self.broken.remove(steps)
+    async def part(self, header: PushHeader, start: int, values: Tensor) -> Reply:
+        if header.steps in self.broken:
+            self.broken.remove(header.steps)
             raise ConnectionError("the parameter store: made up")
-        self.parts.hold(lease.attempt, steps, start, [values.numpy().data.cast("B")], 1 << 30, train_seconds)
+        what, frames = (header.steps, header.update), [values.numpy().data.cast("B")]
+        self.parts.hold(header.lease.attempt, what, start, frames, 1 << 30)
         return Reply.ACCEPTED
 
     async def push(self, header: PushHeader, flat: Tensor | None) -> Reply:

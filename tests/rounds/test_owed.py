@@ -33,14 +33,18 @@ def test_what_is_taken_without_some_rows_and_those_make_the_whole(small_program:
     owed = Owed(program)
     owed.add(LEASE, subnet, Arrival(memoryview(came.numpy()), got, 1.0))
     late = rows[torch.from_numpy(~got)].contiguous()
-    change = owed.change(LEASE, memoryview(late.numpy()).cast("B"))
+    told = np.unpackbits(np.frombuffer(owed.missing(LEASE), np.uint8), count=codec.rows, bitorder="little")
+    assert np.array_equal(told.astype(bool), ~got)
+    lacking = owed.take(LEASE)
+    assert lacking
+    change = owed.change(lacking, memoryview(late.numpy()).cast("B"))
     assert change is not None
     in_time = codec.decode(content, flat)[: subnet.parameters]
     taken = codec.decode(came, flat, got)[: subnet.parameters]
     assert not torch.equal(taken, in_time)
     assert torch.allclose(taken + change, in_time, atol=1e-6)
-    owed.settle(LEASE)
-    assert owed.change(LEASE, memoryview(late.numpy()).cast("B")) is None
+    assert owed.take(LEASE) is None  # once
+    assert owed.missing(LEASE) == b""
 
 
 def test_rows_that_nobody_owes_or_too_few_change_nothing(small_program: Callable[..., Prepared]) -> None:
@@ -51,9 +55,13 @@ def test_rows_that_nobody_owes_or_too_few_change_nothing(small_program: Callable
     got = np.arange(codec.rows) < codec.rows - 2
     owed = Owed(program)
     owed.add(LEASE, subnet, Arrival(memoryview(bytearray(codec.nbytes)), got, 1.0))
-    assert owed.change(LeaseId("run", 1, 3, 0, 7), memoryview(bytearray(2 * ROW_BYTES))) is None
-    assert owed.change(LEASE, memoryview(bytearray(ROW_BYTES))) is None
-    assert owed.change(LEASE, memoryview(bytearray(2 * ROW_BYTES))) is not None
+    assert owed.take(LeaseId("run", 1, 3, 0, 7)) is None
     later = LeaseId("run", 1, 3 + ROUNDS_KEPT, 0, 9)
-    owed.add(later, subnet, Arrival(memoryview(bytearray(codec.nbytes)), got, 1.0))
-    assert owed.change(LEASE, memoryview(bytearray(2 * ROW_BYTES))) is None
+    lacking = owed.take(LEASE)
+    assert lacking
+    assert owed.change(lacking, memoryview(bytearray(ROW_BYTES))) is None
+    assert owed.change(lacking, memoryview(bytearray(2 * ROW_BYTES))) is not None
+    owed.add(LEASE, subnet, lacking.arrival)
+    owed.add(later, subnet, lacking.arrival)
+    assert owed.take(LEASE) is None
+    assert owed.take(later)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import logging
 import selectors
 import socket
 import struct
@@ -18,17 +19,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from idletrain.exchange.datagram.packet import KEY_BYTES, MOST_BYTES, PAYLOAD, Kind, Packet, Seal, bits_of, peek
-from idletrain.exchange.datagram.window import Got, Link, Receiving, Sending, share
+from idletrain.exchange.datagram.window import Got, Link, Receiving, Sending, Trip, share
 
+logger = logging.getLogger(__name__)
 BURST = 64  # datagrams read or sent before the other things are looked at
 BUFFER_BYTES = 1 << 22  # asked of the kernel; it gives what it allows
 IDLE_SECONDS = 0.5
 GREET_SECONDS = 0.05
 TURN_SECONDS = 0.001
+NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the latest
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
 PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
 PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: what counts first, and the rest
@@ -60,6 +64,13 @@ class SilentError(ConnectionError):
     """The other side has not been heard for too long."""
 
 
+def _lasting() -> Future[Any]:
+    """A future that whoever waits for it cannot cancel: the thread sets its result whatever happens."""
+    made: Future[Any] = Future()
+    made.set_running_or_notify_cancel()
+    return made
+
+
 @dataclass
 class _Out:
     content: memoryview
@@ -67,7 +78,7 @@ class _Out:
     prompt: int
     heard: float
     patience: float
-    done: Future[Got] = field(default_factory=Future)
+    done: Future[Got] = field(default_factory=_lasting)
 
 
 @dataclass
@@ -77,7 +88,7 @@ class _In:
     heard: float
     patience: float
     told: int = 0
-    done: Future[Received] = field(default_factory=Future)
+    done: Future[Received] = field(default_factory=_lasting)
 
 
 class _Session:
@@ -89,11 +100,23 @@ class _Session:
         self.paths: list[tuple[socket.socket, Address]] = []
         self.out: dict[int, _Out] = {}
         self.coming: dict[int, _In] = {}
+        self.trip = Trip()
+        self.used: set[int] = set()
         self.finished: dict[int, bytes] = {}  # with what was said at their end
         self.control = 0  # sequence of what is not data: each nonce once
         self.hello: Future[None] | None = None
+        self.opener = False
+        self.heard = 0  # the highest sequence of what is not data: an older one says nothing about who is there
         self.greeted_at = 0.0
         self.greeting_heard = 0  # an older one, sent by whoever recorded it, would lead astray
+
+    def is_new(self, transfer: int) -> bool:
+        """Whether this number was not used yet for what goes out; it is now."""
+        latest = max(self.used, default=0)
+        if transfer in self.used or transfer <= latest - NUMBERS_KEPT:
+            return False
+        self.used = {one for one in self.used if one > latest - NUMBERS_KEPT} | {transfer}
+        return True
 
 
 class Endpoint:
@@ -125,6 +148,11 @@ class Endpoint:
         self._thread.start()
 
     @property
+    def over(self) -> bool:
+        """Whether it is closed."""
+        return self._over
+
+    @property
     def address(self) -> Address:
         """Of the first socket."""
         host, port = self._sockets[0].getsockname()[:2]
@@ -137,14 +165,14 @@ class Endpoint:
             keys: This side's.
             to: Where the other side listens, for who opens the session; the other side learns it from what comes.
         """
-        opened: Future[None] = Future()
+        opened: Future[None] = _lasting()
 
         def begin() -> None:
             session = self._sessions[keys.session] = _Session(keys)
             if to is None:
                 opened.set_result(None)
                 return
-            session.hello = opened
+            session.hello, session.opener = opened, True
             session.paths = [(one, to) for one in self._sockets]
             self._greet(session)
 
@@ -156,7 +184,7 @@ class Endpoint:
 
         Args:
             session: An open one.
-            transfer: Its number, never used before in this session and direction.
+                transfer: Its number, never used before in this session and direction.
             content: Its bytes.
             prompt: How many of them, from the first on, go in the class of what counts.
             patience: Seconds without an answer after which it fails with SilentError.
@@ -168,6 +196,8 @@ class Endpoint:
             found = self._sessions.get(session)
             if found is None:
                 out.done.set_exception(SilentError("the session is closed"))
+            elif not found.is_new(transfer):
+                out.done.set_exception(SilentError("the transfer's number was used before, and so its nonces"))
             else:
                 found.out[transfer] = out
 
@@ -189,7 +219,8 @@ class Endpoint:
         content, pieces = bytearray(size), max(1, -(-size // PAYLOAD))
         asked = functools.partial(enough, memoryview(content)) if enough else None
         # What came fits into the word that ends it; of more pieces than that, all have to.
-        state = Receiving(pieces, needed, least, asked) if pieces <= 8 * PAYLOAD else Receiving(pieces)
+        bound = (needed, least, asked) if pieces <= 8 * PAYLOAD else (None, None, None)
+        state = Receiving(pieces, *bound)
         coming = _In(content, state, time.monotonic(), patience)
 
         def begin() -> None:
@@ -197,6 +228,7 @@ class Endpoint:
             if found is None:
                 coming.done.set_exception(SilentError("the session is closed"))
             else:
+                coming.state.trip = found.trip
                 found.coming[transfer] = coming
 
         self._ask(begin)
@@ -214,7 +246,7 @@ class Endpoint:
 
     def so_far(self, session: int, transfer: int) -> Future[Received | None]:
         """What has come of a transfer that is under way; its bytes are those that still come."""
-        told: Future[Received | None] = Future()
+        told: Future[Received | None] = _lasting()
 
         def look() -> None:
             found = self._sessions.get(session)
@@ -241,15 +273,11 @@ class Endpoint:
     def _run(self) -> None:
         try:
             while not self._closing:
-                for key, _ in self._selector.select(self._wait_seconds()):
-                    if key.fileobj is self._wake_out:
-                        with contextlib.suppress(BlockingIOError):
-                            self._wake_out.recv(4096)
-                    else:
-                        self._read(key.fileobj)  # type: ignore[arg-type]
-                self._answer_asked()
-                self._give()
-                self._send_all()
+                try:
+                    self._turn()
+                except Exception:  # one transfer's fault is not the others'
+                    logger.exception("a datagram could not be dealt with")
+                    time.sleep(TURN_SECONDS)
         finally:
             for number in list(self._sessions):
                 self._end(number)
@@ -258,6 +286,17 @@ class Endpoint:
             for one in (*self._sockets, self._wake_in, self._wake_out):
                 one.close()
             self._selector.close()
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(self._wait_seconds()):
+            if key.fileobj is self._wake_out:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_out.recv(4096)
+            else:
+                self._read(key.fileobj)  # type: ignore[arg-type]
+        self._answer_asked()
+        self._give()
+        self._send_all()
 
     def _wait_seconds(self) -> float:
         now = time.monotonic()
@@ -301,18 +340,20 @@ class Endpoint:
             self.counts["dropped"] += 1
             return
         now = time.monotonic()
+        fresh = packet.kind is not Kind.DATA and packet.sequence > session.heard
+        session.heard = packet.sequence if fresh else session.heard
         match packet.kind:
             case Kind.HELLO:
                 self._hello(session, one, address, packet)
             case Kind.DATA:
                 self._data(session, packet, now)
             case Kind.PROBE:
-                self._probed(session, packet, now)
+                self._probed(session, packet, now, fresh=fresh)
             case _:
-                self._answered(session, packet, now)
+                self._answered(session, packet, now, fresh=fresh)
 
     def _hello(self, session: _Session, one: socket.socket, address: Address, packet: Packet) -> None:
-        if session.hello is None:  # asked: say the same back, and remember the way
+        if not session.opener:  # asked: say the same back, and remember the way
             if packet.sequence <= session.greeting_heard:
                 self.counts["dropped"] += 1
                 return
@@ -320,7 +361,7 @@ class Endpoint:
             if (one, address) not in session.paths:
                 session.paths = [*session.paths, (one, address)][-2 * PATH_SOCKETS :]
             self._say(session, Kind.HELLO, 0, packet.number, packet.body, path=(one, address))
-        elif not session.hello.done():
+        elif session.hello is not None:
             session.hello.set_result(None)
             session.hello = None
 
@@ -333,16 +374,13 @@ class Endpoint:
         if len(packet.body) != min(PAYLOAD, len(coming.content) - start):
             self.counts["dropped"] += 1
             return
-        trip = coming.state.trip(packet.sequence, now)
-        if not coming.state.take(packet.sequence, packet.number):
+        if not coming.state.take(packet.sequence, packet.number, now):
             self.counts["duplicate"] += 1
             return
         coming.content[start : start + len(packet.body)] = packet.body
         coming.heard = now
         self.counts["received"] += 1
         self.link.arrived(now, 1)
-        if trip is not None:
-            self.link.took(trip)
         if coming.state.is_done():
             self._finish(session, packet.transfer, coming)
 
@@ -353,17 +391,17 @@ class Endpoint:
         self._say(session, Kind.STOP, transfer, 0, body)
         coming.done.set_result(Received(coming.content, coming.state.got))
 
-    def _probed(self, session: _Session, packet: Packet, now: float) -> None:
+    def _probed(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         """Note that the sender asks what is there and what may be sent."""
         coming = session.coming.get(packet.transfer)
         if coming is None:
             if packet.transfer in session.finished:
                 self._say(session, Kind.STOP, packet.transfer, 0, session.finished[packet.transfer])
             return  # else its receiver may not have asked for it yet: the sender probes again
-        coming.heard = now
+        coming.heard = now if fresh else coming.heard
         if len(packet.body) == 4:
             (asked,) = struct.unpack("!I", packet.body)
-            coming.state.asked(asked, packet.number, now, self.link.trip_seconds)
+            coming.state.asked(asked, packet.number, now)
 
     def _answer(self, session: _Session, transfer: int, coming: _In, asked: int, now: float) -> None:
         share(self.link, self._coming(), now, first=[coming.state])
@@ -374,11 +412,11 @@ class Endpoint:
         coming.told = coming.state.limit
         self._say(session, Kind.GRANT, transfer, coming.told)
 
-    def _answered(self, session: _Session, packet: Packet, now: float) -> None:
+    def _answered(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         out = session.out.get(packet.transfer)
         if out is None:
             return
-        out.heard = now
+        out.heard = now if fresh else out.heard
         if packet.kind is Kind.GRANT:
             out.state.granted(packet.number, now)
         elif packet.kind is Kind.MISSING and len(packet.body) >= 4:
@@ -482,8 +520,10 @@ def _bound(host: str) -> socket.socket:
     one.setblocking(False)
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         one.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-    if family == socket.AF_INET:
-        one.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO: no fragments
+    if family == socket.AF_INET:  # no fragments
+        one.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
+    else:
+        one.setsockopt(socket.IPPROTO_IPV6, 62, 1)  # IPV6_DONTFRAG
     return one
 
 

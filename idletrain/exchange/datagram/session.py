@@ -35,8 +35,13 @@ class Session:
             host: This side's address.
         """
         told = await ask()
+        if not told:
+            return None
         keys: Keys = keys_of(told["session"], (told["out"], told["back"]))
-        endpoint = Endpoint(host, PATH_SOCKETS)
+        try:
+            endpoint = Endpoint(host, PATH_SOCKETS)
+        except OSError:
+            return None
         opened = endpoint.open(keys, (told["host"], told["port"]))
         try:
             await asyncio.wait_for(asyncio.wrap_future(opened), OPEN_SECONDS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 from idletrain.exchange.datagram.session import PATIENCE_SECONDS
 from idletrain.exchange.datagram.window import Got
@@ -22,7 +22,6 @@ from idletrain.exchange.wire import Bound
 Came = Callable[[Received], None]
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at what has come of a transfer
-COMING_KEPT = 4  # transfers of a session: a push may be told of again when its connection broke
 
 
 class Ways:
@@ -36,16 +35,26 @@ class Ways:
         self._looking: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: str, host: str) -> dict[str, Any]:
-        """A session for a worker, in the place of its last one: what it has to know."""
-        self._endpoint = self._endpoint or Endpoint(host)
-        if (former := self._sessions.pop(worker, None)) is not None:
-            self._endpoint.end(former)
-            self._coming.pop(former, None)
+        """A session for a worker, in the place of its last one: what it has to know; nothing if there can be none."""
+        self.left(worker)
+        try:
+            if self._endpoint is None or self._endpoint.over:
+                self._endpoint = Endpoint(host)
+        except OSError as error:
+            logger.warning("no datagrams: %s", error)
+            return {}
         session = self._sessions[worker] = next(self._numbers)
         keys = Keys(session, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         await asyncio.wrap_future(self._endpoint.open(keys))
         host, port = self._endpoint.address
         return {"session": session, "host": host, "port": port, "out": keys.back, "back": keys.out}
+
+    def left(self, worker: str) -> None:
+        """End a worker's session, if it has one."""
+        session = self._sessions.pop(worker, None)
+        if session is not None and self._endpoint:
+            self._endpoint.end(session)
+            self._coming.pop(session, None)
 
     def send(self, way: Sequence[int], part: Tensor) -> None:
         """Send; a worker that hears nothing asks again over TCP."""
@@ -58,6 +67,9 @@ class Ways:
     def expect(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> None:
         """Expect a payload; `came` is told now and then what of it is there, and in the end if that is not all."""
         session, transfer = way
+        mine = self._coming.setdefault(session, {})
+        if transfer in mine:  # told again, as the answer did not come
+            return
         assert self._endpoint
         enough = bound.enough
         coming = asyncio.wrap_future(
@@ -71,29 +83,31 @@ class Ways:
                 enough=(lambda content, got: enough(content, got, PAYLOAD)) if enough else None,
             )
         )
-        mine = self._coming.setdefault(session, {})
         mine[transfer] = coming, came
-        for oldest in sorted(mine)[:-COMING_KEPT]:
-            mine.pop(oldest)[0].cancel()
         looking = asyncio.create_task(self._look(way, coming, came))
         self._looking.add(looking)
         looking.add_done_callback(self._looking.discard)
 
-    async def received(self, way: Sequence[int]) -> Received:
-        """What came.
+    async def received(self, way: Sequence[int]) -> Received | None:
+        """What came; None if nobody expects it any more: its push was answered, or its worker is gone.
 
         Raises:
             SilentError: not enough did.
         """
         session, transfer = way
-        try:
-            coming, came = self._coming[session][transfer]
-        except KeyError:
-            raise SilentError("nobody expected that") from None
+        found = self._coming.get(session, {}).get(transfer)
+        if found is None:
+            return None
+        coming, came = found
         received = await asyncio.shield(coming)
         if not received.got.all():
             came(received)
         return received
+
+    def forget(self, way: Sequence[int]) -> None:
+        """What came was taken, or refused."""
+        session, transfer = way
+        self._coming.get(session, {}).pop(transfer, None)
 
     async def close(self) -> None:
         """Close the sockets; what is under way fails."""
@@ -104,12 +118,16 @@ class Ways:
 
     async def _look(self, way: Sequence[int], coming: asyncio.Future[Received], came: Came) -> None:
         assert self._endpoint
+        pieces = 0
         while not coming.done():
             await asyncio.wait((coming,), timeout=LOOK_SECONDS)
             session, transfer = way
             found = await asyncio.wrap_future(self._endpoint.so_far(session, transfer))
-            if found is not None and found.got.any():
+            if found is not None and found.got.sum() > pieces:
+                pieces = int(found.got.sum())
                 came(found)
+        if not coming.cancelled():
+            coming.exception()  # told where the push waits for it
 
 
 def _tell(sent: Future[Got]) -> None:

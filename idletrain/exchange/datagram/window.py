@@ -17,24 +17,39 @@ from numpy.typing import NDArray
 
 FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port
 SLACK_SECONDS = 0.002  # of the link's rate on top of what a round trip takes: the interpreter's own pauses
-RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this, or as a round trip
-RATE_KEPT_SECONDS = 10.0
+RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
+KEPT_SECONDS = 10.0  # rates and round trips
 GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate has found its end when it has not grown so in so many rounds (BBR)
 FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: while its end is sought, and then, so that a faster link is found
+ASKED = 64  # times at most whether pieces are enough
+FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0
+SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0
 ANSWER_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
 LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.5
 Got = NDArray[np.bool_]
 
 
 @dataclass
-class Link:
-    """What a receiver knows of its link: pieces a second, round trip, and so how much may be on its way.
+class Trip:
+    """The shortest round trip of late to one sender.
 
     Attributes:
-        trip_seconds: The shortest round trip seen.
+        seconds: It, 0 before the first.
     """
 
-    trip_seconds: float = math.inf
+    seconds: float = 0.0
+    _at: float = -math.inf
+
+    def took(self, seconds: float, now: float) -> None:
+        """A grant and the first piece that it let go took so long."""
+        if seconds < self.seconds or now - self._at > KEPT_SECONDS:
+            self.seconds, self._at = seconds, now
+
+
+@dataclass
+class Link:
+    """What a receiver knows of its link: pieces a second, and so how much may be on its way."""
+
     _rates: deque[tuple[float, float]] = field(default_factory=deque)
     _since: float | None = None
     _count: int = 0
@@ -45,42 +60,42 @@ class Link:
 
     def arrived(self, now: float, pieces: int) -> None:
         """Count what has come."""
-        if self._since is None or now - self._since > 10 * self._span:  # nobody sent for a while
+        if self._since is None or now - self._since > 10 * RATE_SECONDS:  # nobody sent for a while
             self._since, self._count = now, 0
             return
         self._count += pieces
-        if now - self._since < self._span:
+        if now - self._since < RATE_SECONDS:
             return
         rate = self._count / (now - self._since)
         self._rates.append((now, rate))
-        while self._rates[0][0] < now - RATE_KEPT_SECONDS:
+        while self._rates[0][0] < now - KEPT_SECONDS:
             self._rates.popleft()
         self._without = 0 if rate > GROWTH * self._best else self._without + 1
         self._best = max(self._best, rate)
         self._since, self._count = now, 0
-
-    def took(self, seconds: float) -> None:
-        """A grant and the first piece that it let go took so long."""
-        self.trip_seconds = min(self.trip_seconds, seconds)
 
     @property
     def rate(self) -> float:
         """Pieces a second, 0 before anything has come."""
         return max((rate for _, rate in self._rates), default=0.0)
 
-    @property
-    def window(self) -> int:
-        """How many pieces may be on their way from all senders."""
-        return max(FIRST_WINDOW, math.ceil(self.rate * (self._gain * self._trip + SLACK_SECONDS)))
+    def window(self, trip_seconds: float) -> int:
+        """How many pieces may be on their way, if all come from so far away."""
+        return max(FIRST_WINDOW, math.ceil(self.rate * (self._gain * trip_seconds + SLACK_SECONDS)))
 
-    def room(self, now: float, on_their_way: int) -> int:
-        """How many more may be granted: as the window says, and no faster than they can come, or what a whole window
-        lets go at once would overrun a buffer that is smaller than that.
+    def without_waiting(self, trip_seconds: float, nearest_seconds: float) -> float:
+        """A round trip without what may have been waiting before the link meanwhile: all that the nearest may send."""
+        waiting = self.window(nearest_seconds) / self.rate if self.rate else 0.0
+        return max(nearest_seconds, trip_seconds - waiting)
+
+    def tokens(self, now: float) -> int:
+        """How many pieces may be granted by now: no faster than they can come, or what a whole window lets go at once
+        would overrun a buffer that is smaller than that.
         """
         most = max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
         gained = (now - self._refilled_at) * self._gain * self.rate if self.rate else most
         self._tokens, self._refilled_at = min(most, self._tokens + gained), now
-        return max(0, min(int(self._tokens), self.window - on_their_way))
+        return max(0, int(self._tokens))
 
     def spend(self, pieces: int) -> None:
         """Note what was granted."""
@@ -89,14 +104,6 @@ class Link:
     @property
     def _gain(self) -> float:
         return FIRST_GAIN if self._without < ROUNDS_WITHOUT else PACE
-
-    @property
-    def _trip(self) -> float:
-        return self.trip_seconds if self.trip_seconds < math.inf else 0.0
-
-    @property
-    def _span(self) -> float:
-        return max(RATE_SECONDS, self._trip)
 
 
 class Receiving:
@@ -107,6 +114,7 @@ class Receiving:
         enough: Whether these `[N]` are enough; asked once all of the first `needed` are there.
         needed: Pieces, from the first on, without which nothing is enough.
         least: How many pieces are enough at least.
+        trip: That of its sender's other transfers.
 
     Attributes:
         got: Which are there, `[N]`.
@@ -121,12 +129,16 @@ class Receiving:
         needed: int | None = None,
         least: int | None = None,
         enough: Callable[[Got], bool] | None = None,
+        trip: Trip | None = None,
     ) -> None:
         self.got = np.zeros(pieces, bool)
         self.count = self.limit = self.top = 0
+        self.trip = trip or Trip()
+        self._heard_at = -math.inf
         self._needed = pieces if needed is None else needed
         self._least = pieces if least is None else least
         self._enough = enough
+        self._ask_at = 0
         self._granted: deque[tuple[int, float]] = deque()
         self._probe: tuple[int, int, float] | None = None
         self._last = pieces  # the sequence of the last piece that the sender knows it has to send
@@ -146,10 +158,12 @@ class Receiving:
         """Pieces that may come and have not been given up."""
         return self.limit - self.top
 
-    def take(self, sequence: int, piece: int) -> bool:
+    def take(self, sequence: int, piece: int, now: float) -> bool:
         """Note a piece; False if it is there already, or none of this transfer's."""
         if not (0 <= piece < len(self.got) and 0 < sequence <= self.limit):
             return False
+        self._heard_at = now
+        self._tell_trip(sequence, now)
         self.top = max(self.top, sequence)
         if self.got[piece]:
             return False
@@ -157,18 +171,26 @@ class Receiving:
         self.count += 1
         return True
 
-    def trip(self, sequence: int, now: float) -> float | None:
+    def _tell_trip(self, sequence: int, now: float) -> None:
         """How long ago this piece was granted, if it is the first that its grant let go."""
-        found = None
         while self._granted and self._granted[0][0] < sequence:
             first, at = self._granted.popleft()
-            found = now - at if first + 1 == sequence else None
-        return found
+            if first + 1 == sequence:
+                self.trip.took(now - at, now)
 
-    def asked(self, probe: int, sequence: int, now: float, trip_seconds: float) -> None:
+    def asked(self, probe: int, sequence: int, now: float) -> None:
         """The sender has sent all up to this sequence, and asks what is missing."""
-        patience = max(ANSWER_SECONDS, trip_seconds / 4) if trip_seconds < math.inf else ANSWER_SECONDS
-        self._probe = probe, min(sequence, self.limit), now + patience
+        self._heard_at = now
+        self._probe = probe, min(sequence, self.limit), now + max(ANSWER_SECONDS, self.trip.seconds / 4)
+
+    def forgive(self, now: float) -> None:
+        """What has not come for so long does not: others may have its place."""
+        if self.on_their_way and now - self._heard_at > max(FORGIVEN_SECONDS, FORGIVEN_TRIPS * self.trip.seconds):
+            self.top = self.limit
+
+    def is_there(self, now: float) -> bool:
+        """Whether the sender was heard of late; else it asks when it is back."""
+        return now - self._heard_at < max(SILENT_SECONDS, SILENT_TRIPS * self.trip.seconds)
 
     def answer(self, now: float) -> int | None:
         """The probe to answer now: all up to its sequence has come, or will not."""
@@ -195,15 +217,18 @@ class Receiving:
         """Whether the sender may stop."""
         if not self.missing:
             return True
-        if self.count < self._least or not self.got[: self._needed].all():
+        if self.count < max(self._least, self._ask_at) or not self.got[: self._needed].all():
             return False
-        return self._enough is None or self._enough(self.got)
+        if self._enough is None or self._enough(self.got):
+            return True
+        self._ask_at = self.count + max(1, len(self.got) // ASKED)  # it looks at all of them
+        return False
 
 
 def share(
     link: Link, transfers: Sequence[Receiving], now: float, *, first: Sequence[Receiving] = ()
 ) -> list[Receiving]:
-    """Grant what the window has room for, evenly, to those that miss something; returns whose limit grew.
+    """Grant evenly what may be on its way to those that miss something; returns whose limit grew.
 
     Args:
         link: The receiver's.
@@ -211,18 +236,23 @@ def share(
         now: Seconds.
         first: Those that have just begun or asked: each may have one piece on its way whatever the window says.
     """
+    for transfer in transfers:
+        transfer.forgive(now)
     grown = []
-    room = link.room(now, sum(t.on_their_way for t in transfers))
-    wanting = sorted((t for t in transfers if t.wants > 0), key=lambda t: t.on_their_way)
+    room = link.tokens(now)
+    under_way = sum(t.on_their_way for t in transfers)
+    wanting = sorted((t for t in transfers if t.wants > 0 and t.is_there(now)), key=lambda t: t.on_their_way)
+    nearest = min((t.trip.seconds for t in transfers if t.trip.seconds), default=0.0)
     for position, transfer in enumerate(wanting):
-        fair = room // (len(wanting) - position)
+        left = link.window(link.without_waiting(transfer.trip.seconds, nearest)) - under_way
+        fair = max(0, min(room, left)) // (len(wanting) - position)
         more = min(fair, transfer.wants)
         more = max(more, 1 if transfer in first and not transfer.on_their_way else 0)
         if more:
             transfer.grant(more, now)
             grown.append(transfer)
             link.spend(more)
-            room = max(0, room - more)
+            room, under_way = max(0, room - more), under_way + more
     return grown
 
 
