@@ -10,11 +10,13 @@ ELSEWHERE = {
     "__main__.py": "test_cli.py",
     "cli_spot.py": "chaos",
     "head.py": "chaos",  # a machine that leads a run, with those that train
+    "exchange/datagram/session.py": "exchange/test_store.py",
+    "exchange/datagram/ways.py": "exchange/test_store.py",
+    "exchange/rounding.py": "exchange/test_codec.py",
     "fleet/parent.py": "fleet/test_scheduler.py",
     "fleet/worker.py": "chaos",  # a process that is warned and killed
     "rounds/crew.py": "chaos",
     "rounds/events.py": "rounds/test_state.py",
-    "rounds/journal.py": "chaos",
     "rounds/runner.py": "chaos",
 }
 

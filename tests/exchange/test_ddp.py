@@ -114,8 +114,28 @@ def test_replicas_are_the_same_and_learn_as_without_the_hook(words: dict[str, An
             assert off < 0.02
     assert mine[0]["losses"][-1] < 0.9 * mine[0]["losses"][0]
     assert abs(mine[0]["losses"][-1] - plain[0]["losses"][-1]) < 0.1
+    assert (mine[0]["lost"] > 0) == ("loss" in words)
     values = sum(p.size for p in mine[0]["parameters"])
     assert mine[0]["sent"] < 20 * 0.6 * 2 * 4 * values
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_a_network_so_small_that_not_every_process_owns_a_part_of_it(transport: str) -> None:
+    plain, mine = together(_tiny, None), together(_tiny, transport)
+    for one in mine:
+        assert all(np.allclose(a, b, atol=0.05) for a, b in zip(one, plain[0], strict=True))
+
+
+def _tiny(_rank: int, transport: str | None) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(10, 3))
+    found = ddp_hook("int8", "bf16", transport=transport, host="127.0.0.1") if transport else None  # type: ignore[arg-type]
+    if found:
+        model.register_comm_hook(*found)
+    model(torch.ones(4, 10)).square().mean().backward()
+    if found:
+        found[0].close()
+    return [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
 
 
 def _train_with(rank: int, steps: int, words: dict[str, Any]) -> dict[str, Any]:

@@ -199,9 +199,36 @@ def test_a_replayed_datagram_changes_nothing() -> None:
             with pytest.raises(SilentError):
                 coming.result(WAIT)
         assert server.counts["received"] == before["received"]
-        assert server.counts["dropped"] + server.counts["duplicate"] > 0
+        assert server.counts["duplicate"] + server.counts["dropped"] >= before["received"]  # every piece of them
         other = content_of(50_000, 4)
         assert across(client, server, other, 3) == other  # and the way to the client is as it was
+
+
+def test_once_a_session_is_open_nobody_greets_any_more() -> None:
+    with pair(unharmed, sockets=4) as (_, _, relay):
+        assert relay
+        time.sleep(0.3)
+        before = len(relay.seen)
+        time.sleep(0.3)
+        assert len(relay.seen) == before
+
+
+def test_a_transfer_s_number_serves_once() -> None:
+    with pair() as (server, client, _):
+        across(client, server, b"one")
+        with pytest.raises(SilentError, match="used before"):
+            client.send(7, 1, memoryview(b"two"), prompt=0, patience=PATIENCE).result(WAIT)
+
+
+def test_a_fault_of_one_transfer_is_not_the_others() -> None:
+    def enough(_content: memoryview, _got: np.ndarray) -> bool:
+        raise RuntimeError("made up")
+
+    with pair() as (server, client, _):
+        content = content_of(20 * PAYLOAD)
+        server.receive(7, 1, len(content), patience=0.5, needed=1, least=5, enough=enough)
+        client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
+        assert across(client, server, content, 2) == content
 
 
 def test_who_hears_nothing_gives_up() -> None:
