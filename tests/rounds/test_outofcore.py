@@ -16,7 +16,7 @@ from torch import Tensor
 
 from idletrain.errors import DamageError, RefusedError
 from idletrain.exchange.parts import Parts
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.wire import LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.job import parse_job
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
@@ -77,13 +77,14 @@ class Head:
         self.parts.hold(header.lease.attempt, what, start, frames, 1 << 30)
         return Reply.ACCEPTED
 
-    async def push(self, header: PushHeader, flat: Tensor | None) -> Reply:
+    async def push(self, header: PushHeader, flat: Tensor | None) -> Receipt:
         assert flat is None
-        frames = self.parts.payload(header.lease.attempt, header.steps)
+        assert header.update == (header.steps == STEPS)
+        frames = self.parts.payload(header.lease.attempt, (header.steps, header.update))
         if checksum(frames) != header.checksum:
-            return Reply.CORRUPT
+            return Receipt(Reply.CORRUPT)
         self.pushed.append((header.steps, b"".join(frames)))
-        return Reply.ACCEPTED
+        return Receipt(Reply.ACCEPTED)
 
     async def beat(self, _lease: LeaseId, _steps: int) -> Reply:
         return Reply.ACCEPTED
@@ -116,12 +117,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def attempt(head: Head, loop: asyncio.AbstractEventLoop, kind: type[Attempt] = OutOfCoreAttempt) -> Attempt:
     security = SimpleNamespace(get_connection_args=lambda _role: {})
-    worker: Any = SimpleNamespace(loop=SimpleNamespace(asyncio_loop=loop), security=security)
+    worker: Any = SimpleNamespace(loop=SimpleNamespace(asyncio_loop=loop), security=security, address="tcp://here")
     node = Node()
     node.free_bytes = 1 << 30
     made = kind(head.spec, node, worker)
-    client = SimpleNamespace(pull=head.pull, part=head.part, push=head.push, beat=head.beat, program=head.program_bytes)
-    made._run.client = client  # type: ignore[assignment]
+    made._run.client = SimpleNamespace(  # type: ignore[assignment]
+        pull=head.pull, part=head.part, push=head.push, beat=head.beat, program=head.program_bytes, transport="tcp"
+    )
     return made
 
 
