@@ -132,8 +132,9 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
 ) -> None:
     exchange = {"push": "int8", "loss": 0.3, "transport": transport}
     training = {"exchange": exchange, "optimizer": SGD}
-    model = {"args": {"widths": [64, 2048, 2048, 10]}}  # an update of many parts
-    run = make_run(rounds=6, model=model, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    model = {"args": {"widths": [64, 4096, 4096, 10]}}  # an update of many parts
+    salvage = {"policy": "salvage", "mark_every": "1h"}
+    run = make_run(rounds=6, local_steps=5, model=model, training=training, preemption=salvage)
     control.pace(0.02)
     head = run.launch()
     repaired = run.wait("rows that come late", "repaired", count=2)
