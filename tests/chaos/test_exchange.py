@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 import psutil
@@ -86,24 +87,25 @@ def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], c
 
 
 def test_a_warned_worker_sends_its_change_under_salvage(make_run: Callable[..., Run], control: Control) -> None:
+    """Of the steps since its last mark, too, in an eighth of a mark's bytes."""
     training = {"exchange": {"push": "int4"}, "optimizer": SGD}
-    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
-    control.pace(0.1)
+    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1s"})
+    control.pace(0.15)
     head = run.launch()
-    run.wait("leases", "leased", count=2)
-    until("steps", lambda: run.busy().keys() & run.workers().keys())
-    worker = min(run.busy().keys() & run.workers().keys())
-    until("some steps", lambda: len(run.events("leased")) >= 2)
-    control.pace(0.3)
+    worker = until("a marked worker", lambda: marked(run) & run.workers().keys()).pop()
+    (mark,) = [event for event in run.events("marked") if event["attempt"] == run.busy()[worker]["attempt"]]
+    time.sleep(0.5)  # some steps more
     run.workers()[worker].send_signal(signal.SIGTERM)
-    ended = run.wait("its end", "attempt_ended", lambda e: e["worker"] == worker and e["ended"] == "drained")
+    ended = run.wait("its end", "attempt_ended", lambda e: e["attempt"] == mark["attempt"])
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(None)
-    assert 0 < ended["steps"] < 20
+    assert ended["ended"] == "drained"
+    assert mark["steps"] < ended["steps"] < 20
     whole = 4 * sum(256 * n for n in (64, 256, 10))
-    assert ended["push_bytes"] < whole / 5  # a mark would be as many bytes as that
-    assert [0, ended["subnet"], ended["steps"]] in [[r["round"], r["subnet"], r["steps"]] for r in run.records("stage")]
+    assert ended["push_bytes"] < whole / 5
+    staged = [(r["round"], r["subnet"], r["steps"]) for r in run.records("stage")]
+    assert (0, ended["subnet"], ended["steps"]) in staged
 
 
 def test_datagrams_of_killed_and_warned_workers_have_the_same_bits(
