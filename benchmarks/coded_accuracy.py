@@ -76,10 +76,19 @@ def job(plan: Plan, run: Run) -> Job:
     return made.model_copy(update={"training": training})
 
 
-def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: tuple[torch.Tensor, ...], run: Run) -> Any:
+@dataclass(frozen=True)
+class Begun:
+    """What a lease begins with, at home and as it came."""
+
+    lease: LeaseId
+    at_head: torch.Tensor
+    at_worker: torch.Tensor
+
+
+def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, run: Run) -> torch.Tensor | None:
     """An update as the head has it; None if it is dropped."""
-    at_head, at_worker, lease = begun
-    content = coding.update(program, subnet, flat, at_worker, lease)
+    lease = begun.lease
+    content = coding.update(program, subnet, flat, begun.at_worker, lease)
     codec = coding.codec(program, subnet, "push")
     if codec is None:
         return flat
@@ -87,7 +96,7 @@ def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: tuple[t
     if broken and run.fate == "dropped":
         return None
     got = codec.rows_before(int(CAME * codec.nbytes)) if broken else None
-    return codec.decode(content, at_head, got)
+    return codec.decode(content, begun.at_head, got)
 
 
 def simulate(asked: Job, run: Run) -> float:
@@ -106,7 +115,7 @@ def simulate(asked: Job, run: Run) -> float:
             for step in range(training.local_steps):
                 work.step(samples, order, step)
             lease = LeaseId("bench", 1, round_, k, 1)
-            values = arrived(program, subnet, flat, (at_head, at_worker, lease), run)
+            values = arrived(program, subnet, flat, Begun(lease, at_head, at_worker), run)
             if values is not None:
                 updates.append((subnet, values, training.local_steps))
         network.commit(updates)

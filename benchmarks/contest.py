@@ -138,7 +138,7 @@ def run(
     link: str,
     head_link: str | None = None,
     events: Path | None = None,
-    **faults: str | None,
+    **faults: Any,
 ) -> dict[str, Any]:
     """Run an entry once; returns its record, curve included. idletrain's own events are put into the folder `events`;
     `faults` are those of `machines`.

@@ -32,7 +32,7 @@ from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_j
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Bound, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
+from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
 from idletrain.fleet import settings
 from idletrain.observe.records import Event
 from idletrain.rounds import updates
@@ -101,7 +101,7 @@ class BenchHead:
         """See `Head`."""
         return Reply.ACCEPTED
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Reply:  # noqa: ARG002
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
         """See `Head`; nothing here trains in lockstep."""
         return Reply.STALE_ROUND
 

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train and report."""
     options = arguments(__doc__, argv)
     plan = TINY if options.tiny else Plan()
-    faults = {} if options.tiny else FAULTS
+    faults: dict[str, Any] = {} if options.tiny else FAULTS
     records: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for _ in range(plan.repeats):
         for name, words in WAYS.items():

@@ -68,7 +68,7 @@ class Shaped:
 
 
 @contextlib.contextmanager
-def machines(nodes: int, link: str, head_link: str | None = None, **faults: str | None) -> Iterator[Bed]:
+def machines(nodes: int, link: str, head_link: str | None = None, **faults: Any) -> Iterator[Bed]:
     """Machines with links of a rate such as `100mbit`, and their `loss`, `delay`, `queue` and `congestion` control as a
     testbed takes them; `none` is loopback.
 

@@ -159,7 +159,7 @@ class StoreClient:
         if (reply := Reply(answer["reply"])) is not Reply.ACCEPTED:
             return reply, None
         try:
-            await session.send(way, memoryview(content.numpy()), prompt)
+            await session.send(way, content.numpy().data, prompt)
         except SilentError as silence:
             await self._leave_session(silence)
             return reply, None

@@ -130,9 +130,14 @@ class Codec:
         if not total:
             return np.full(self.rows, 1 / max(1, self.rows))
         if LAYERS[self.kind] == 1:
-            return squares_C / total
-        left_C = np.minimum(K * step_C**2 / 12, squares_C)  # a value within a step is off by a twelfth of its square
-        return np.concatenate([squares_C - left_C, left_C]) / total
+            parts = [squares_C]
+        else:
+            left_C = np.minimum(
+                K * step_C**2 / 12, squares_C
+            )  # a value within a step is off by a twelfth of its square
+            parts = [squares_C - left_C, left_C]
+        shares: NDArray[np.float64] = np.concatenate(parts) / total
+        return shares
 
     def there(self, content: Tensor, got: Got) -> Tensor:
         """1 for each value that came, 0 for those of chunks of which no row did `[N]`."""

@@ -22,7 +22,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 
 from idletrain.exchange.codec import Codec, Got, K, spans_of
 from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
@@ -32,7 +34,7 @@ SMALL = 4096  # values; smaller tensors are sent as they are
 MOST_LOST = 0.02  # of a gradient's squared norm
 PATIENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
 OPEN_SECONDS = 10.0
-Hook = Callable[["Exchange", dist.GradBucket], torch.futures.Future[Tensor]]
+Hook = Callable[["Exchange", GradBucket], torch.futures.Future[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,14 @@ def ddp_hook(
     return Exchange(push, pull, loss, found, seed), _hook
 
 
-def _hook(exchange: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     told: torch.futures.Future[Tensor] = torch.futures.Future()
     exchange.ask(bucket.buffer(), [tuple(p.shape) for p in bucket.parameters()], bucket.index(), told)
     return told
 
 
 # DDP looks at annotations themselves, which are words in this file.
-_hook.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[Tensor]})
+_hook.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[Tensor]})
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Exchange:
                 flat.copy_(self._mean(flat.detach().float().cpu(), shapes, index))
                 told.set_result(flat)
             except Exception as error:  # noqa: BLE001 (raised where the step waits for it)
-                told.set_exception(error)
+                told.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is of the value
 
         self._thread.submit(work)
 
@@ -184,7 +186,7 @@ def parts_of(size: int, world: int) -> list[tuple[int, int]]:
 
 def codec_of(kind: str, shapes: Sequence[tuple[int, ...]], part: tuple[int, int], *, ranked: bool) -> Codec:
     """What codes a part of a bucket of tensors of these shapes."""
-    sizes = [(int(np.prod(shape)), len(shape) > 1 and np.prod(shape) >= SMALL) for shape in shapes]
+    sizes = [(math.prod(shape), len(shape) > 1 and math.prod(shape) >= SMALL) for shape in shapes]
     start, stop = part
     clipped = ((max(a, start) - start, min(b, stop) - start) for a, b in spans_of(sizes))
     return Codec(kind, tuple((a, b) for a, b in clipped if a < b), stop - start, ranked)
@@ -286,13 +288,14 @@ class Datagrams:
         dist.destroy_process_group(self._group)
 
     def _send(self, k: int, content: Tensor) -> Future[Got]:
-        view = memoryview(content.numpy())
+        view = content.numpy().data
         return self._endpoint.send(
             self._session(k), self._transfer, view, prompt=len(view) // 2, patience=PATIENCE_SECONDS
         )
 
     def _receive(self, k: int, codec: Codec, loss: float) -> Future[Received]:
-        pieces, gains = -(-codec.nbytes // PAYLOAD), []
+        pieces = -(-codec.nbytes // PAYLOAD)
+        gains: list[NDArray[np.float64]] = []
 
         def enough(content: memoryview, got: Got) -> bool:
             if not gains:

@@ -44,7 +44,8 @@ def _norm(x_K: Floats) -> np.float32:
     total = np.float32(0)
     for k in range(K):
         total += x_K[k] * x_K[k]
-    return np.sqrt(total)
+    norm: np.float32 = np.sqrt(total)
+    return norm
 
 
 @_compiled

@@ -90,11 +90,11 @@ class LocalRun:
         self._loading = threading.Lock()
         self._loaded: Loaded | None = None
 
-    def load(self, call: Callable[[Coroutine[Any, Any, T]], T]) -> Loaded:
+    def load(self, call: Callable[[Coroutine[Any, Any, Any]], Any]) -> Loaded:
         """The program; `call` runs a coroutine of the client."""
         with self._loading:
             if self._loaded is None:
-                program: Program = cloudpickle.loads(call(self.client.program()))  # type: ignore[arg-type]
+                program: Program = cloudpickle.loads(call(self.client.program()))
                 samples, training = program.source.open(), program.training
                 order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
                 if training.exchange.transport == "udp":

@@ -80,7 +80,7 @@ class Inbox:
         self._parts.drop(attempt)
         for kept in (self._scattered, self._gains):
             for key in [key for key in kept if key[0] == attempt]:
-                del kept[key]  # type: ignore[attr-defined]
+                del kept[key]
 
     def covered(self, attempt: int, steps: int, subnet: Subnet) -> float:
         """Which share of an update's squared norm has come, if it is of use before it is whole; else 0."""

@@ -315,7 +315,8 @@ class Endpoint:
         session = self._sessions.pop(number, None)
         if session is None:
             return
-        pending = [one.done for one in (*session.out.values(), *session.coming.values())]
+        pending: list[Future[Any]] = [one.done for one in session.out.values()]
+        pending += [one.done for one in session.coming.values()]
         for done in (*pending, *([session.hello] if session.hello else [])):
             if not done.done():
                 done.set_exception(SilentError("the session is closed"))

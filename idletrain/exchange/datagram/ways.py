@@ -59,7 +59,7 @@ class Ways:
     def send(self, way: Sequence[int], part: Tensor) -> None:
         """Send; a worker that hears nothing asks again over TCP."""
         session, transfer = way
-        content = memoryview(part.numpy()).cast("B")
+        content = part.numpy().data.cast("B")
         assert self._endpoint
         sent = self._endpoint.send(session, transfer, content, prompt=len(content), patience=PATIENCE_SECONDS)
         sent.add_done_callback(_tell)
