@@ -59,6 +59,7 @@ class Contest:
     """One data set, who is trained on it, and for how long.
 
     Attributes:
+        rates: Learning rates to choose from.
         speedup: What the target says of the time to 90 % of dense's best; 0 without dense.
         margin: By how many points the best retrieval should beat uniform, where it should.
     """
@@ -68,6 +69,7 @@ class Contest:
     rows: int
     others: tuple[Recipe, ...]
     seconds: float
+    rates: tuple[float, ...]
     dense_seconds: float = 0.0
     speedup: float = 0.0
     margin: float | None = None
@@ -80,14 +82,15 @@ class Plan:
     contests: tuple[Contest, ...]
     held: int = 2000
     seeds: tuple[int, ...] = (0, 1, 2)
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1)
 
 
 PLAN = Plan(
     (
-        Contest("centre words, 30,000", 30_000, 1_000_000, (), seconds=20, dense_seconds=160, speedup=10),
-        Contest("confusable, 100,000", 100_000, 600_000, RETRIEVING, seconds=24, margin=3.0),
-        Contest("centre words, all", 250_000, 1_000_000, RETRIEVING, seconds=20, dense_seconds=600, speedup=50),
+        Contest("centre words, 30,000", 30_000, 1_000_000, (), 20, (0.01, 0.02, 0.05), dense_seconds=160, speedup=10),
+        Contest("confusable, 100,000", 100_000, 600_000, RETRIEVING, 24, (0.02, 0.05, 0.1), margin=3.0),
+        Contest(
+            "centre words, all", 250_000, 1_000_000, RETRIEVING, 20, (0.01, 0.02, 0.05), dense_seconds=600, speedup=50
+        ),
     )
 )
 SMALL = (
@@ -97,12 +100,11 @@ SMALL = (
 )
 TINY = Plan(
     (
-        Contest("confusable, small", 200, 1200, SMALL, seconds=0.4, dense_seconds=0.8, speedup=10),
-        Contest("confusable, siblings", 200, 1200, SMALL, seconds=0.4, margin=3.0),
+        Contest("confusable, small", 200, 1200, SMALL, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
+        Contest("confusable, siblings", 200, 1200, SMALL, 0.4, (0.05,), margin=3.0),
     ),
     held=100,
     seeds=(0, 1),
-    rates=(0.05,),
 )
 
 
@@ -138,22 +140,24 @@ def compete(contest: Contest, plan: Plan, tiny: bool) -> tuple[list[Figure], lis
     small_uniform = {"name": "uniform", "negatives": 30}
     uniform = replace(UNIFORM, sampler=small_uniform, **small) if tiny else UNIFORM
     moments = doubling(min(1.25, contest.seconds / 8), contest.seconds)
-    found = [train(recipe, plan, sets, moments) for recipe in (uniform, *contest.others)]
+    found = [train(recipe, contest.rates, plan.seeds, sets, moments) for recipe in (uniform, *contest.others)]
     figures = [Figure(f"{contest.name}: step 0", mean([c[0].precision for c in found[0].curves]) * POINTS, "P@1")]
     figures += [_last(contest, one) for one in found]
     if contest.speedup:
         moments = doubling(contest.dense_seconds / 64, contest.dense_seconds)
-        dense = train(replace(DENSE, **small), plan, sets, moments)
+        dense = train(replace(DENSE, **small), contest.rates, plan.seeds, sets, moments)
         figures += against_dense(contest, dense, found[0], sets)
     if contest.others:
         figures += against_uniform(contest, found)
     return figures, [*found, dense] if contest.speedup else found
 
 
-def train(recipe: Recipe, plan: Plan, sets: Sets, moments: Sequence[float]) -> Trained:
+def train(
+    recipe: Recipe, rates: Sequence[float], seeds: Sequence[int], sets: Sets, moments: Sequence[float]
+) -> Trained:
     """Choose the learning rate with the first seed, then train the others with it."""
-    first, *others = plan.seeds
-    chosen, trial, points = tuned(recipe, plan.rates, sets, moments, first)
+    first, *others = seeds
+    chosen, trial, points = tuned(recipe, rates, sets, moments, first)
     rest = [curve(chosen, sets.train, sets.test, moments, seed)[0] for seed in others]
     return Trained(chosen, trial, [points, *rest])
 
