@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from idletrain import cli_cloud, cli_schedule
+from idletrain import cli_cloud, cli_fabric, cli_schedule
 from idletrain.cli_cloud import Cloud
 from idletrain.cli_spot import SpotOptions, launch_spot
 from idletrain.errors import IdletrainError, JobError, RunError
@@ -24,6 +24,7 @@ BUG_EXIT = 3
 INTERRUPTED_EXIT = 130
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_cloud.app)
+app.add_typer(cli_fabric.app)
 app.add_typer(cli_schedule.app, name="schedule")
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]

@@ -128,7 +128,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     settings.apply()
     settings.lift_file_limit()
     if options.scheduler:
-        await _check_reachable(options.scheduler)
+        await check_reachable(options.scheduler)
     with _opened(job, options) as record:
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
@@ -195,7 +195,12 @@ def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -
         raise _unwritable(job, error) from None
 
 
-async def _check_reachable(address: str) -> None:
+async def check_reachable(address: str) -> None:
+    """Refuse a scheduler that is not there, or that asks for certificates.
+
+    Raises:
+        JobError: it cannot be used as it is named.
+    """
     try:
         async with rpc(
             address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")

@@ -66,7 +66,7 @@ class FixedHead:
 
 
 class Sink:
-    """A Dask server that takes arrays, and tells the CPU seconds that its process has used."""
+    """A Dask server that takes arrays."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -82,14 +82,14 @@ class Sink:
         """Serve no more."""
         await self._server.close()
 
-    def _take(self, token: str, content: Any) -> dict[str, float]:
+    def _take(self, token: str, content: Any) -> int:
         if token != self._token:
             raise PermissionError("another measurement's token")
-        return {"bytes": float(np.asarray(content).nbytes), "cpu": time.process_time()}
+        return int(np.asarray(content).nbytes)
 
 
 async def sent(address: str, security: Security | None, token: str, size: int, repeats: int) -> Stream:
-    """Arrays over Dask's comm layer; the first, which opens the connection, is not counted.
+    """Arrays over Dask's comm layer.
 
     Raises:
         OSError: there is no way to the sink.
@@ -98,15 +98,14 @@ async def sent(address: str, security: Security | None, token: str, size: int, r
     content = np.random.default_rng(0).random(size // 8)
     async with rpc(address, timeout=CONNECT_SECONDS, connection_args=args) as sink:
 
-        async def send() -> dict[str, float]:
-            answer: dict[str, float] = await sink.take(token=token, content=to_serialize(content))
-            return answer
+        async def send() -> None:
+            await sink.take(token=token, content=to_serialize(content))
 
         return await _repeated(send, content.nbytes, repeats)
 
 
 async def pulled(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
-    """Pulls as a round's worker does them. CPU seconds are this end's.
+    """Pulls as a round's worker does them.
 
     Raises:
         OSError: there is no way to the store.
@@ -124,7 +123,7 @@ async def pulled(address: str, security: Security, token: str, size: int, repeat
 
 
 async def pushed(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
-    """Pushes as a round's worker does them, from the checksum to the answer. CPU seconds are this end's.
+    """Pushes as a round's worker does them, from the checksum to the answer.
 
     Raises:
         OSError: there is no way to the store.
@@ -144,16 +143,14 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
         await client.close()
 
 
-async def _repeated(move: Callable[[], Awaitable[Any]], size: int, repeats: int) -> Stream:
-    """Move so many bytes again and again."""
-    first = await move()
-    cpu, rates, last = time.process_time(), [], first
-    for _ in range(repeats):
+async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int) -> Stream:
+    """Move so many bytes again and again; the first time opens the connection."""
+    rates = []
+    for _ in range(repeats + 1):
         started = time.perf_counter()
-        last = await move()
+        await move()
         rates.append(size / (time.perf_counter() - started))
-    theirs = last["cpu"] - first["cpu"] if isinstance(first, dict) else 0.0
-    return Stream(tuple(rates), size * repeats, time.process_time() - cpu + theirs)
+    return Stream(tuple(rates[1:]), size * len(rates))
 
 
 class Posts:

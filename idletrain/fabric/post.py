@@ -8,31 +8,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from distributed import Worker
 from distributed.security import Security
 
 from idletrain.fabric import comms, sockets
+from idletrain.fabric.sockets import Door
 
 KEY = "idletrain-fabric"  # among a worker's extensions
 LOOK_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Door:
-    """Where a node's post is reached; small and picklable.
-
-    Attributes:
-        host: Its IP address.
-        port: Of the plain sockets.
-        addresses: Of the Dask servers and the store.
-    """
-
-    host: str
-    port: int
-    addresses: dict[str, str]
 
 
 class Post:
@@ -61,7 +46,7 @@ class Post:
     async def _serve(self, host: str, temporary: Security, cluster: Security) -> None:
         try:
             await self._posts.open(host, temporary, cluster)
-        except OSError as error:
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._fault = error
             return
         finally:

@@ -40,7 +40,7 @@ class Preset:
         models: What is trained.
         image: Height and width of its images.
         edge: Of the stencil's grid, each way (of a node's block when scaled weakly).
-        staged: Whether NCCL is measured without GPUDirect, too.
+        thorough: Whether scaling is measured at every power of two, collectives too, and NCCL without GPUDirect.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Preset:
     models: tuple[Model, ...]
     image: int
     edge: int
-    staged: bool
+    thorough: bool
 
 
 QUICK = Preset(
@@ -70,14 +70,14 @@ QUICK = Preset(
     transfer_seconds=0.1,
     partners=1,
     flows=(4,),
-    sizes=(KB, 32 * KB, MB, 8 * MB),
+    sizes=(KB, 16 * KB, 128 * KB, MB, 8 * MB),
     operation_seconds=0.4,
     repeats=(5, 15),
     step_seconds=1.5,
     models=(Model("mlp", (128,)), Model("resnet50", (2,)), Model("vgg16", (2,)), Model("transformer", (4,))),
     image=32,
     edge=48,
-    staged=False,
+    thorough=False,
 )
 FULL = Preset(
     name="full",
@@ -100,7 +100,7 @@ FULL = Preset(
     ),
     image=224,
     edge=128,
-    staged=True,
+    thorough=True,
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (QUICK, FULL)}
 
@@ -138,9 +138,10 @@ def transfer_bytes(preset: Preset, bytes_per_second: float) -> int:
     return int(min(64 * MB, max(64 * KB, bytes_per_second * preset.transfer_seconds))) // 4 * 4
 
 
-def worlds(nodes: int) -> list[int]:
-    """Numbers of nodes at which scaling is measured: powers of two, and all."""
-    return sorted({*(2**i for i in range(nodes.bit_length()) if 2**i <= nodes), nodes})
+def worlds(preset: Preset, nodes: int) -> list[int]:
+    """Numbers of nodes at which scaling is measured: one and all, and powers of two between."""
+    between = (2**i for i in range(1, nodes.bit_length()) if 2**i <= nodes)
+    return sorted({1, nodes, *(between if preset.thorough else ())})
 
 
 def repeats(preset: Preset, once_seconds: float, budget_seconds: float) -> int:
@@ -158,7 +159,7 @@ def backends(nodes: Sequence[Mapping[str, object]], preset: Preset) -> list[tupl
         found.append(("gloo", {}))
     if all(node["nccl"] and node["gpus"] for node in nodes):
         found.append(("nccl", {}))
-        if preset.staged:
+        if preset.thorough:
             found.append(("nccl staged", STAGED))
     return found
 

@@ -1,7 +1,7 @@
 """Plain TCP sockets between two nodes: what the link itself gives, with as little Python as possible.
 
-A call is one line of JSON, `{"token": ..., "do": "echo" or "sink" or "source", "seconds": ...}`, and what follows. Who
-receives a stream measures it, so that what lies in buffers is not counted.
+A call is one line of JSON, `{"token": ..., "do": "echo", "sink", "source" or "cpu", "seconds": ...}`, and what follows.
+Who receives a stream measures it, so that what lies in buffers is not counted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from idletrain.fabric.schedule import WARM_SECONDS
 
 CHUNK = 1 << 18
 PING_BYTES = 8
+READY = b"."  # what came before it would be in the buffer that the call was read from
 SLICE_SECONDS = 0.02  # of a stream, in which its rate is one sample
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 20.0  # of a stream: what is that slow is no link
@@ -30,11 +31,25 @@ Mark = tuple[float, int]  # when, and how many bytes had come by then
 
 @dataclass(frozen=True)
 class Stream:
-    """What came of a stream: a rate for each slice of time, bytes, and CPU seconds of both processes."""
+    """What came of a stream: a rate for each slice of time or transfer, and bytes."""
 
     rates: tuple[float, ...]
     moved_bytes: int
-    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a node's listening post is reached.
+
+    Attributes:
+        host: Its IP address.
+        port: Of the plain sockets.
+        addresses: Of its Dask servers and its store, by what they are for.
+    """
+
+    host: str
+    port: int
+    addresses: dict[str, str]
 
 
 class Post(socketserver.ThreadingTCPServer):
@@ -75,17 +90,18 @@ class _Handler(socketserver.StreamRequestHandler):
             call = json.loads(self.rfile.readline(1000))
             if call.get("token") != self.server.token:
                 return
-            if call["do"] == "source":
-                _send(self.connection, float(call["seconds"]))
-                return
-            self.connection.sendall(b".")  # ready; what came before this would be in the call's buffer
-            if call["do"] == "echo":
-                _echo(self.connection)
-                return
-            started = time.process_time()
-            marks, total = _receive(self.connection)
-            told = {"marks": marks, "bytes": total, "cpu": time.process_time() - started}
-            self.wfile.write(json.dumps(told).encode())
+            match call["do"]:
+                case "source":
+                    _send(self.connection, float(call["seconds"]))
+                case "cpu":
+                    self.wfile.write(json.dumps(time.process_time()).encode())
+                case "echo":
+                    self.connection.sendall(READY)
+                    _echo(self.connection)
+                case _:
+                    self.connection.sendall(READY)
+                    marks, total = _receive(self.connection)
+                    self.wfile.write(json.dumps({"marks": marks, "bytes": total}).encode())
 
 
 def round_trips(host: str, port: int, token: str, count: int) -> tuple[float, ...]:
@@ -113,12 +129,10 @@ def stream(host: str, port: int, token: str, seconds: float) -> Stream:
     """
     with _called(host, port, {"token": token, "do": "sink"}) as line:
         _read_exactly(line, 1)
-        started = time.process_time()
         _send(line, seconds)
         line.shutdown(socket.SHUT_WR)
         answer = json.loads(_read_all(line))
-    cpu = time.process_time() - started
-    return Stream(slices(answer["marks"]), answer["bytes"], cpu + answer["cpu"])
+    return Stream(slices(answer["marks"]), answer["bytes"])
 
 
 def both_ways(host: str, port: int, token: str, seconds: float) -> tuple[Stream, Stream]:
@@ -131,7 +145,7 @@ def both_ways(host: str, port: int, token: str, seconds: float) -> tuple[Stream,
     def fetch() -> Stream:
         with _called(host, port, {"token": token, "do": "source", "seconds": seconds}) as line:
             marks, total = _receive(line)
-        return Stream(slices(marks), total, 0.0)
+        return Stream(slices(marks), total)
 
     with ThreadPoolExecutor(1) as beside:
         coming = beside.submit(fetch)
@@ -147,6 +161,16 @@ def flows(host: str, port: int, token: str, seconds: float, count: int) -> list[
     """
     with ThreadPoolExecutor(count) as beside:
         return list(beside.map(lambda _: stream(host, port, token, seconds), range(count)))
+
+
+def cpu_seconds(host: str, port: int, token: str) -> float:
+    """What the post's process has used of its CPUs so far.
+
+    Raises:
+        OSError: there is no way to the post.
+    """
+    with _called(host, port, {"token": token, "do": "cpu"}) as line:
+        return float(json.loads(_read_all(line)))
 
 
 def slices(marks: Sequence[Mark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
