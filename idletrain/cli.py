@@ -9,6 +9,7 @@ import platform
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,6 +93,7 @@ def launch(
 
     from idletrain.launch import Options, check_run, settle
     from idletrain.observe import display
+    from idletrain.observe.expectation import Expectation
     from idletrain.observe.reproduce import command_line
 
     options = Options(
@@ -105,9 +107,14 @@ def launch(
     check_run(settings, options)
     if settings.model.args.get("sampler") == "auto":
         _report_progress(as_json, "trying samplers for a minute")
-        settings = settle(settings)
+    asked = settle(settings)
     _report_progress(as_json, "reading the model and the data")
-    prepared = _prepare(settings)
+    prepared = _prepare(asked)
+    settings, choice = cli_fabric.decided(asked, scheduler, lambda text: _report_progress(as_json, text))
+    if settings != asked:
+        prepared = _prepare(settings)
+    if choice:
+        options = replace(options, expectation=Expectation(choice.expected.as_record(), choice.why))
     console = Console()
     shown = display.choose(as_json, console, options.summary)
     with shown:
@@ -128,14 +135,17 @@ def plan(
     job: JobFile,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
     memory: Annotated[int | None, typer.Option(parser=_bytes, help="RAM of each worker (2GiB).")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Plan for this Dask cluster instead of local workers.")] = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     from rich.console import Console
 
     from idletrain.observe.preview import preview
 
-    settings = _job(job, nodes)
-    Console().print(preview(settings, _prepare(settings), memory))
+    asked = _job(job, nodes)
+    prepared = _prepare(asked)  # whatever is wrong with the job comes before what takes seconds
+    settings, _ = cli_fabric.decided(asked, scheduler, typer.echo, always=True)
+    Console().print(preview(settings, prepared if settings == asked else _prepare(settings), memory))
 
 
 @app.command()
@@ -317,8 +327,6 @@ def _standing(run_dir: Path) -> Any:
 
 
 async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
-    from dataclasses import replace
-
     from idletrain.launch import launch as run
 
     return await run(job, prepared, replace(options, sinks=(sink,)))

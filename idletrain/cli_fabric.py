@@ -1,12 +1,14 @@
-"""`idletrain fabric`: reads arguments, measures or compares, prints, and writes files."""
+"""`idletrain fabric`: reads arguments, measures or compares, prints, and writes files; and what a job gets of it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import os
+import platform
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +19,13 @@ from idletrain.errors import JobError, RunError
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from distributed import Client
 
+    from idletrain.fabric.forecast import Choice, Fleet
     from idletrain.fabric.samples import Fabric
+    from idletrain.job import Job
 
 app = typer.Typer()
 LOCAL_NODES = 4  # or as many as there are cores, but two
+MOST_SURVEYED = 8  # local workers: of more, each gets so much less of the machine
 
 
 class PresetName(enum.StrEnum):
@@ -77,6 +82,49 @@ async def _measure(address: str | None, nodes: int | None, preset: PresetName) -
         return await measure(client, schedule.PRESETS[preset], lambda text: typer.echo(f"idletrain: {text}", err=True))
 
 
+def decided(
+    job: Job, scheduler: str | None, say: Callable[[str], None], *, always: bool = False
+) -> tuple[Job, Choice | None]:
+    """The job with what it leaves open chosen for its fleet, and the choice; said, with its reasons.
+
+    A fleet is looked at once a day, and for a launch only if there is something to choose: `always` says otherwise. One
+    that is at work is left alone, and the job is taken as it is.
+    """
+    from idletrain.fabric import outlook, survey
+    from idletrain.nn.data import CACHE
+
+    if job.training.loss == "sampled_softmax":  # very wide outputs: their steps are another story
+        return job, None
+    folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
+    key = survey.key_of(*([scheduler] if scheduler else [platform.node(), len(os.sched_getaffinity(0)), count]))
+    fleet = survey.kept(folder, key, now)
+    if fleet is None and (always or outlook.leaves_open(job)):
+        say("looking at the fleet for some seconds, to see what it can do")
+        fleet = asyncio.run(_survey(scheduler, count))
+        if fleet is None:
+            say("the fleet is at work: the job is taken as it is")
+        else:
+            survey.keep(folder, key, fleet, now)
+    if fleet is None:
+        return job, None
+    job, choice = outlook.chosen(job, fleet if scheduler else fleet.scaled(job.nodes.count))
+    for line in outlook.lines(choice):
+        say(line)
+    return job, choice
+
+
+async def _survey(address: str | None, count: int) -> Fleet | None:
+    from idletrain.fabric import cluster
+    from idletrain.fabric.survey import survey
+    from idletrain.fabric.team import occupied
+    from idletrain.launch import check_reachable
+
+    if address:
+        await check_reachable(address)
+    async with cluster.there(address) if address else cluster.here(count) as client:
+        return None if await occupied(client) else await survey(client)
+
+
 async def _check_free(client: Client, address: str) -> None:
     """Leave a cluster alone that works, unless a person says otherwise.
 
@@ -115,10 +163,9 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
 def _check_writable(out: Path) -> None:
     """Find out before a minute of measuring and not behind it."""
     new = not out.exists()
-    with contextlib.suppress(FileNotFoundError):
-        _write(out, None)
-        if new:
-            out.unlink()
+    _write(out, None)
+    if new:
+        out.unlink()
 
 
 def _write(path: Path, content: str | None) -> None:

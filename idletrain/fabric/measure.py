@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
@@ -26,7 +26,6 @@ from idletrain.rounds.spec import version
 Say = Callable[[str], None]
 POST_SECONDS = 3600.0  # a post's life, if nobody closes it
 VISIT_SECONDS = 60.0  # beyond what a visit should take
-COMPANY_SECONDS = {"quick": 150.0, "full": 3600.0}  # for all that all nodes do together, of one backend
 PACE_STEPS = 20
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
@@ -192,7 +191,7 @@ async def _transfers(
 async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]], found: Findings, say: Say) -> None:
     """Collectives, training and stencil, of every backend that all nodes have."""
     link = figures.link_rate(Fabric({}, nodes, found.points)) or 1e9
-    limit = COMPANY_SECONDS[preset.name]
+    limit = preset.together_seconds
     sharing = Counter(node["host"] for node in nodes)
     available = schedule.backends(nodes, preset)
     for label, environment in available:
@@ -208,7 +207,7 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
             "host": nodes[0]["address"],
             "port": port,
             "nodes": len(nodes),
-            "preset": preset.name,
+            "preset": asdict(preset),
             "bytes_per_second": link,
             "limit_seconds": limit,
         }

@@ -35,7 +35,7 @@ class Orders:
         rank: This node's number.
         nodes: How many there are.
         sharing: How many of them are on this machine.
-        preset: The preset's name.
+        preset: How much is measured.
         bytes_per_second: Of the links between the nodes, as far as is known.
         limit_seconds: For all of it.
     """
@@ -47,14 +47,14 @@ class Orders:
     rank: int
     nodes: int
     sharing: int
-    preset: str
+    preset: schedule.Preset
     bytes_per_second: float
     limit_seconds: float
 
 
 def measured(orders: Orders) -> dict[str, Any]:
     """Everything that this backend's nodes do together, as lists of records."""
-    preset = schedule.PRESETS[orders.preset]
+    preset = orders.preset
     everybody, *smaller = list(_companies(orders, preset))
     found: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
     companies = sorted((everybody, *smaller), key=lambda company: company.nodes)
@@ -109,7 +109,7 @@ def _companies(orders: Orders, preset: schedule.Preset) -> Iterator[Company]:
 
 def run(words: Mapping[str, Any]) -> dict[str, Any]:
     """Meet the others, measure, and part."""
-    orders = Orders(**words)
+    orders = Orders(**{**words, "preset": schedule.preset_of(words["preset"])})
     distributed.init_process_group(
         orders.backend,
         init_method=f"tcp://{orders.host}:{orders.port}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 ALL_PAIRS = 32  # nodes: with more, pairs are sampled
 PARTNERS = 4  # of each node, when they are
@@ -40,6 +41,7 @@ class Preset:
         models: What is trained.
         image: Height and width of its images.
         edge: Of the stencil's grid, each way (of a node's block when scaled weakly).
+        together_seconds: The most for all that nodes do together, of one backend.
         thorough: Whether scaling is measured at every power of two, collectives too, and NCCL without GPUDirect.
     """
 
@@ -58,6 +60,7 @@ class Preset:
     models: tuple[Model, ...]
     image: int
     edge: int
+    together_seconds: float
     thorough: bool
 
 
@@ -77,6 +80,7 @@ QUICK = Preset(
     models=(Model("mlp", (128,)), Model("resnet50", (2,)), Model("vgg16", (2,)), Model("transformer", (4,))),
     image=32,
     edge=48,
+    together_seconds=150.0,
     thorough=False,
 )
 FULL = Preset(
@@ -100,9 +104,17 @@ FULL = Preset(
     ),
     image=224,
     edge=128,
+    together_seconds=3600.0,
     thorough=True,
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (QUICK, FULL)}
+
+
+def preset_of(tree: Mapping[str, Any]) -> Preset:
+    """A preset from its plain values, as `asdict` and JSON make them."""
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
+    models = tuple(Model(model["name"], tuple(model["batch_sizes"])) for model in tree["models"])
+    return Preset(**{**plain, "models": models})
 
 
 def pairs(nodes: int) -> list[tuple[int, int]]:
