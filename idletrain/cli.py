@@ -107,11 +107,11 @@ def launch(
     check_run(settings, options)
     if settings.model.args.get("sampler") == "auto":
         _report_progress(as_json, "trying samplers for a minute")
-    asked = settle(settings)
+    said = settle(settings)
     _report_progress(as_json, "reading the model and the data")
-    prepared = _prepare(asked)
-    settings, choice = cli_fabric.decided(asked, scheduler, lambda text: _report_progress(as_json, text))
-    if settings != asked:
+    prepared = _prepare(said)
+    settings, choice = cli_fabric.decided(said, scheduler, lambda text: _report_progress(as_json, text))
+    if settings != said:
         prepared = _prepare(settings)
     if choice:
         options = replace(options, expectation=Expectation(choice.expected.as_record(), choice.why))
@@ -142,10 +142,10 @@ def plan(
 
     from idletrain.observe.preview import preview
 
-    asked = _job(job, nodes)
-    prepared = _prepare(asked)  # whatever is wrong with the job comes before what takes seconds
-    settings, _ = cli_fabric.decided(asked, scheduler, typer.echo, always=True)
-    Console().print(preview(settings, prepared if settings == asked else _prepare(settings), memory))
+    said = _job(job, nodes)
+    prepared = _prepare(said)  # whatever is wrong with the job comes before what takes seconds
+    settings, _ = cli_fabric.decided(said, scheduler, typer.echo, always=True)
+    Console().print(preview(settings, prepared if settings == said else _prepare(settings), memory))
 
 
 @app.command()
