@@ -13,10 +13,11 @@ import benchmarks.__main__ as everything
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
-SHAPED = pytest.param("link_use", marks=pytest.mark.skipif(bool(missing()), reason=" ".join(missing())))
+UNSHAPED = pytest.mark.skipif(bool(missing()), reason=" ".join(missing()))
+SHAPED = (pytest.param("link_use", marks=UNSHAPED), pytest.param("fabric", marks=UNSHAPED))
 
 
-@pytest.mark.parametrize("name", [*everything.NAMES, SHAPED])
+@pytest.mark.parametrize("name", [*everything.NAMES, *SHAPED])
 def test_a_tiny_run_writes_its_figures(name, tmp_path, capsys):
     path = tmp_path / "out" / f"{name}.json"
     result = importlib.import_module(f"benchmarks.{name}").main(["--tiny", "--json", str(path)])
@@ -170,7 +171,14 @@ def _check_link_use(written):
     assert all(figure["value"] > 0 and len(figure["samples"]) == 2 for figure in written["figures"])
 
 
+def _check_fabric(written):
+    (rate,) = written["figures"]
+    assert 0 <= rate["value"] < 0.5
+    assert len(rate["samples"]) == 2  # a pair, each way
+
+
 CHECKS = {
+    "fabric": _check_fabric,
     "codec": _check_codec,
     "kernels": _check_kernels,
     "label_cost": _check_label_cost,
