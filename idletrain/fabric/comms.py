@@ -161,8 +161,8 @@ class Posts:
     """
 
     def __init__(self, token: str) -> None:
-        self._sinks = {"dask": Sink(token), "dask tls": Sink(token)}
         self._token = token
+        self._sinks: list[Sink] = []
         self._store: Store | None = None
         self.addresses: dict[str, str] = {}
 
@@ -174,14 +174,16 @@ class Posts:
             temporary: Certificates of this measurement alone.
             cluster: The cluster's own security, which the store listens with as a run's does.
         """
-        for over, sink in self._sinks.items():
+        for over in ("dask", "dask tls"):
+            sink = Sink(self._token)  # a server belongs to the event loop that it is made on
+            self._sinks.append(sink)
             self.addresses[over] = await sink.listen(host, temporary, secure=over == "dask tls")
         self._store = Store(FixedHead(self._token), cluster)
         self.addresses["store"] = await self._store.listen(host)
 
     async def close(self) -> None:
         """Serve no more."""
-        for sink in self._sinks.values():
+        for sink in self._sinks:
             await sink.close()
         if self._store:
             await self._store.close()

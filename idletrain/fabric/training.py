@@ -63,11 +63,6 @@ def measure(
 def _exchanged(company: Company, module: nn.Module, one: Training, x: torch.Tensor, y: torch.Tensor) -> Training:
     """The same with its exchange alone, and its DDP steps."""
     sizes: list[int] = []
-
-    def noting(group: Any, bucket: Any) -> Any:
-        sizes.append(bucket.buffer().numel())
-        return allreduce_hook(group, bucket)
-
     for parameter in module.parameters():
         parameter.grad = None  # those of DDP lie in its buckets
     ids = [company.device.index] if company.device.type == "cuda" else None
@@ -79,7 +74,8 @@ def _exchanged(company: Company, module: nn.Module, one: Training, x: torch.Tens
         broadcast_buffers=False,
         init_sync=False,  # all have the same values
     )
-    parallel.register_comm_hook(company.group, noting)
+    # DDP wants no other annotations than its own, so none.
+    parallel.register_comm_hook(company.group, lambda group, bucket: _noted(sizes, group, bucket))
     step = _stepper(parallel, x, y)
     for _ in range(FIRST_STEPS):
         sizes.clear()
@@ -101,6 +97,12 @@ def _exchanged(company: Company, module: nn.Module, one: Training, x: torch.Tens
         tuple(alone),
         tuple(steps),
     )
+
+
+def _noted(sizes: list[int], group: Any, bucket: Any) -> Any:
+    """What DDP does with a bucket by itself; its values are counted."""
+    sizes.append(bucket.buffer().numel())
+    return allreduce_hook(group, bucket)
 
 
 def _stepper(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
