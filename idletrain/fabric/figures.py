@@ -112,6 +112,12 @@ def link_rate(fabric: Fabric) -> float | None:
     return median(found) if found else None
 
 
+def line_rate(fabric: Fabric) -> float | None:
+    """What the nodes' cards say their links do, the slowest, in bytes a second; as measured where one does not know."""
+    told = [node.get("link_bits_per_second") for node in fabric.nodes]
+    return min(told) / 8 if told and all(told) else link_rate(fabric)
+
+
 def round_trip(fabric: Fabric) -> float | None:
     """The median of pairs' medians, in seconds."""
     found = [median(point.samples) for point in of_kind(fabric, "round trip")]
@@ -160,7 +166,7 @@ def fitted(samples: Iterable[tuple[float, Sequence[float]]]) -> Line | None:
 
 def bandwidths(fabric: Fabric) -> list[Bandwidth]:
     """Every collective's figures."""
-    line = link_rate(fabric)
+    line = line_rate(fabric)
     return [_bandwidth(collective, line) for collective in fabric.collectives if collective.seconds]
 
 

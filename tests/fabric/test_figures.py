@@ -36,6 +36,13 @@ def test_a_link_s_rate_is_on_the_wire() -> None:
     assert figures.link_rate(Fabric({}, nodes(1))) is None
 
 
+def test_a_line_s_rate_is_the_slowest_card_s_or_what_was_measured() -> None:
+    points = links(2, 12.5e6 * PAYLOAD)
+    cards = [{**node, "link_bits_per_second": speed} for node, speed in zip(nodes(2), (10**9, 10**8), strict=True)]
+    assert figures.line_rate(Fabric({}, cards, points)) == 10**8 / 8
+    assert figures.line_rate(Fabric({}, nodes(2), points)) == pytest.approx(12.5e6)
+
+
 def test_connections_at_once_are_added_up_and_transfers_are_not() -> None:
     assert figures.rate(Point("incast", "socket", 1, 0, (3.0, 4.0, 5.0))) == 12
     assert figures.rate(Point("one way", "socket", 1, 0, (3.0, 4.0, 5.0))) == 4
