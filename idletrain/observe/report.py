@@ -76,6 +76,11 @@ class Past:
         ]
 
     @property
+    def why(self) -> list[str]:
+        """The reasons for the settings that a launch chose."""
+        return next((list(e["why"]) for e in reversed(self.events) if e["kind"] == "run_started" and e.get("why")), [])
+
+    @property
     def timeline(self) -> draw.Timeline:
         """Workers and rounds over time."""
         summary = self.summary
