@@ -157,7 +157,7 @@ async def _links(team: Team, preset: Preset, visits: Callable[[int, int], Visit]
 async def _crowds(team: Team, preset: Preset, visits: Callable[[int, int], Visit], found: Findings, say: Say) -> None:
     """Both ways, several connections, and all to one."""
     say("links: both ways, several at once, all to one")
-    seconds = schedule.stream_seconds(preset, 2)
+    seconds = schedule.stream_seconds(preset, len(team))
     for pair in schedule.partners(len(team), 1 if preset.partners else 2):
         if pair[0] < pair[1] or len(team) > 2:
             found.points += await _visit(team, found, visits(*pair), tasks.both_ways, seconds)
