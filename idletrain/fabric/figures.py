@@ -146,14 +146,14 @@ def odd_nodes(fabric: Fabric) -> list[tuple[int, float]]:
     return [(node, value / middle) for node, value in typical.items() if abs(value - middle) > least]
 
 
-def fitted(samples: Iterable[tuple[float, Sequence[float]]]) -> Line | None:
+def fitted(samples: Sequence[tuple[float, Sequence[float]]]) -> Line | None:
     """A line through the medians of times at sizes, weighted so that each size counts by its relative error; None of
     fewer than three sizes.
     """
-    sizes, times = zip(*((size, median(seconds)) for size, seconds in samples), strict=True) if samples else ((), ())
-    if len(sizes) < 3:
+    if len(samples) < 3:
         return None
-    x, y = np.asarray(sizes, float), np.asarray(times, float)
+    x = np.array([size for size, _ in samples], float)
+    y = np.array([median(seconds) for _, seconds in samples])
     rows = np.stack([np.ones_like(x), x], 1) / y[:, None]
     scale = np.abs(rows).max(0)  # bytes are nine orders of magnitude beyond one
     found, *_ = np.linalg.lstsq(rows / scale, np.ones_like(y), rcond=None)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from idletrain.errors import JobError
 from idletrain.fabric import figures, model
@@ -198,10 +199,10 @@ def _difference(
     return Difference(what, unit, a, b, b / a, float(low), float(high), wide, better)
 
 
-def _resampled(samples: Sequence[float], chance: np.random.Generator) -> np.ndarray:
+def _resampled(samples: Sequence[float], chance: np.random.Generator) -> NDArray[np.float64]:
     """Medians of as many samples, drawn with replacement."""
     drawn = chance.choice(np.asarray(samples), size=(RESAMPLES, len(samples)))
-    return np.asarray(np.median(drawn, axis=1))
+    return np.asarray(np.median(drawn, axis=1), np.float64)
 
 
 def rate_text(bytes_per_second: float) -> str:
