@@ -69,7 +69,7 @@ def compared(differences: Sequence[Difference]) -> Rows:
     lines = [
         (
             d.what,
-            *(seconds_text(v) if d.unit == "s" else rate_text(v) for v in (d.first, d.second)),
+            *(_value(v, d.unit) for v in (d.first, d.second)),
             f"{d.ratio - 1:+.1%}",
             f"{d.low - 1:+.1%} to {d.high - 1:+.1%}",
             f"{d.spread:.1%}",
@@ -78,6 +78,12 @@ def compared(differences: Sequence[Difference]) -> Rows:
         for d in differences
     ]
     return Rows("compared", ("figure", "first", "second", "change", "95 % interval", "spread", "verdict"), lines)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "x":
+        return f"{value:.3g} x"
+    return seconds_text(value) if unit == "s" else rate_text(value)
 
 
 def _table(rows: Rows) -> Table:

@@ -53,7 +53,7 @@ def test_a_tenth_less_is_told_apart(seed: int) -> None:
     differences = verdict.compared(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
     assert {d.outcome for d in differences} == {Outcome.DIFFERENT}
     told = verdict.overall(differences)
-    assert "The two differ in 2 of 2 figures, most of all: step of mlp" in told
+    assert "The two differ in 2 of 2 figures, most of all: step over arithmetic, mlp" in told
     assert "worse" in told
 
 
