@@ -24,7 +24,10 @@ class Block:
         self._cells = torch.rand([edge + 2 for edge in edges], device=company.device)
         self._next = self._cells.clone()
         self._neighbours = neighbours(company.rank, dims(company.nodes))
-        self._coming = {(axis, side): self._face(axis, side, halo=True).clone() for axis, side, _ in self._neighbours}
+        self._coming = {
+            (axis, side): self._face(axis, side, halo=True).clone(memory_format=torch.contiguous_format)
+            for axis, side, _ in self._neighbours
+        }
 
     def halo(self) -> None:
         """Send the outermost cells to the neighbours, and have theirs."""

@@ -177,7 +177,15 @@ def _check_fabric(written):
     assert len(rate["samples"]) == 2  # a pair, each way
 
 
+def _check_forecast(written):
+    figures = {figure["what"].split(": ")[1]: figure["value"] for figure in written["figures"]}
+    assert figures["compute, measured"] > 0
+    assert all(value >= 0 for value in figures.values())
+    assert written["fleet"]["nodes"] >= 2
+
+
 CHECKS = {
+    "forecast": _check_forecast,
     "fabric": _check_fabric,
     "codec": _check_codec,
     "kernels": _check_kernels,
