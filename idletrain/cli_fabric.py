@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.errors import JobError, RunError
+from idletrain.errors import JobError, RefusedError, RunError
 
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from distributed import Client
@@ -100,9 +100,9 @@ def decided(
     fleet = survey.kept(folder, key, now)
     if fleet is None and (always or outlook.leaves_open(job)):
         say("looking at the fleet for some seconds, to see what it can do")
-        fleet = asyncio.run(_survey(scheduler, count))
+        fleet, why = _looked_at(scheduler, count)
         if fleet is None:
-            say("the fleet is at work: the job is taken as it is")
+            say(f"{why}: the job is taken as it is")
         else:
             survey.keep(folder, key, fleet, now)
     if fleet is None:
@@ -111,6 +111,14 @@ def decided(
     for line in outlook.lines(choice):
         say(line)
     return job, choice
+
+
+def _looked_at(scheduler: str | None, count: int) -> tuple[Fleet | None, str]:
+    """A fleet, or why it is not looked at: a launch has its own ways to wait for workers and to turn them away."""
+    try:
+        return asyncio.run(_survey(scheduler, count)), "the fleet is at work"
+    except (RunError, RefusedError) as error:
+        return None, f"the fleet cannot be looked at ({error})"
 
 
 async def _survey(address: str | None, count: int) -> Fleet | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from idletrain import cli, cli_fabric
+from idletrain.errors import RunError
 from idletrain.fabric.forecast import Fleet
 from idletrain.fabric.samples import Fabric, Point
 from idletrain.job import Job, parse_job
@@ -131,3 +132,13 @@ def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     said: list[str] = []
     assert cli_fabric.decided(job(), None, said.append) == (job(), None)
     assert said[-1] == "the fleet is at work: the job is taken as it is"
+
+
+def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def empty(_address: str | None, _count: int) -> None:
+        raise RunError("the cluster has no worker")
+
+    monkeypatch.setattr(cli_fabric, "_survey", empty)
+    said: list[str] = []
+    assert cli_fabric.decided(job(), None, said.append) == (job(), None)
+    assert said[-1] == "the fleet cannot be looked at (the cluster has no worker): the job is taken as it is"
