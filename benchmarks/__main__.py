@@ -31,6 +31,7 @@ NAMES = (
     "wide_labels",
     "wide_scale",
     "where_time_goes",
+    "forecast",
     "scale",
     "page",
 )

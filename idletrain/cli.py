@@ -9,12 +9,13 @@ import platform
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from idletrain import cli_cloud, cli_schedule
+from idletrain import cli_cloud, cli_fabric, cli_schedule
 from idletrain.cli_cloud import Cloud
 from idletrain.cli_spot import SpotOptions, launch_spot
 from idletrain.errors import IdletrainError, JobError, RunError
@@ -24,6 +25,7 @@ BUG_EXIT = 3
 INTERRUPTED_EXIT = 130
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_cloud.app)
+app.add_typer(cli_fabric.app)
 app.add_typer(cli_schedule.app, name="schedule")
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
@@ -91,6 +93,7 @@ def launch(
 
     from idletrain.launch import Options, check_run, settle
     from idletrain.observe import display
+    from idletrain.observe.expectation import Expectation
     from idletrain.observe.reproduce import command_line
 
     options = Options(
@@ -104,9 +107,14 @@ def launch(
     check_run(settings, options)
     if settings.model.args.get("sampler") == "auto":
         _report_progress(as_json, "trying samplers for a minute")
-        settings = settle(settings)
+    said = settle(settings)
     _report_progress(as_json, "reading the model and the data")
-    prepared = _prepare(settings)
+    prepared = _prepare(said)
+    settings, choice = cli_fabric.decided(said, scheduler, lambda text: _report_progress(as_json, text))
+    if settings != said:
+        prepared = _prepare(settings)
+    if choice:
+        options = replace(options, expectation=Expectation(choice.expected.as_record(), choice.why))
     console = Console()
     shown = display.choose(as_json, console, options.summary)
     with shown:
@@ -127,14 +135,17 @@ def plan(
     job: JobFile,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
     memory: Annotated[int | None, typer.Option(parser=_bytes, help="RAM of each worker (2GiB).")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Plan for this Dask cluster instead of local workers.")] = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     from rich.console import Console
 
     from idletrain.observe.preview import preview
 
-    settings = _job(job, nodes)
-    Console().print(preview(settings, _prepare(settings), memory))
+    said = _job(job, nodes)
+    prepared = _prepare(said)  # whatever is wrong with the job comes before what takes seconds
+    settings, _ = cli_fabric.decided(said, scheduler, typer.echo, always=True)
+    Console().print(preview(settings, prepared if settings == said else _prepare(settings), memory))
 
 
 @app.command()
@@ -316,8 +327,6 @@ def _standing(run_dir: Path) -> Any:
 
 
 async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
-    from dataclasses import replace
-
     from idletrain.launch import launch as run
 
     return await run(job, prepared, replace(options, sinks=(sink,)))

@@ -18,6 +18,7 @@ from idletrain.fleet import local, scheduler, settings
 from idletrain.job import Job, resume_faults
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
+from idletrain.observe.expectation import Expectation
 from idletrain.observe.publish import page_of, publishing
 from idletrain.observe.records import Recorder, Sink, read
 from idletrain.observe.reproduce import about
@@ -31,6 +32,7 @@ from idletrain.storage import Reached, only_head, write_whole
 
 Begun = Callable[[Callable[[], None], Recorder], None]
 CONNECT_SECONDS = 10
+DECIDED = ("method", "subnets", "local_steps", "exchange")  # what a launch may choose; a resumption takes it as it was
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -49,6 +51,7 @@ class Options:
         watch: Who else is told.
         allow_control: Whether the dashboard's page may drain and kill workers.
         command: What was called, for the records.
+        expectation: Completes the records of rounds.
         reached: Called at named points around durable writes.
     """
 
@@ -62,6 +65,7 @@ class Options:
     watch: Watch = Watch()
     allow_control: bool = False
     command: str = ""
+    expectation: Expectation = field(default_factory=Expectation)
     reached: Reached = field(default=lambda _name: None)
 
 
@@ -91,15 +95,16 @@ def check_run(job: Job, options: Options) -> None:
 
 
 def settle(job: Job) -> Job:
-    """The job with its sampler decided, where it says `auto`: as the run began with it, or by a minute's trial.
+    """The job as its run began, where it leaves open what was decided then; else with its sampler decided by a minute's
+    trial, where it says `auto`.
 
     Raises:
         JobError: the job does not fit together.
     """
+    if (job.run_dir / "ledger").exists():
+        return _as_begun(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
     if job.model.args.get("sampler") != "auto":
         return job
-    if (job.run_dir / "job.json").exists():
-        return _as_begun(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
     from idletrain.nn import trial  # and with it Numba, which other jobs do not need
 
     sampler, _ = trial.choose(job.model, job.data, job.training)
@@ -112,9 +117,13 @@ def _with_sampler(job: Job, sampler: object) -> Job:
 
 
 def _as_begun(job: Job, then: Job) -> Job:
-    """The job with the sampler that its run began with, where it says `auto`."""
+    """The job with the sampler that its run began with, where it says `auto`, and with what it does not say of how to
+    train as that was.
+    """
     auto = job.model.args.get("sampler") == "auto" and "sampler" in then.model.args
-    return _with_sampler(job, then.model.args["sampler"]) if auto else job
+    job = _with_sampler(job, then.model.args["sampler"]) if auto else job
+    left = {name: getattr(then.training, name) for name in DECIDED if name not in job.training.model_fields_set}
+    return job.model_copy(update={"training": job.training.model_copy(update=left)})
 
 
 async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
@@ -128,7 +137,7 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
     settings.apply()
     settings.lift_file_limit()
     if options.scheduler:
-        await _check_reachable(options.scheduler)
+        await check_reachable(options.scheduler)
     with _opened(job, options) as record:
         journal = _journal(job, prepared, record, options.reached)
         with contextlib.closing(journal):
@@ -167,7 +176,7 @@ def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
             summary.add(event)
     with (
         watching(options.watch, summary, job.run_dir) as tell,
-        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell))) as record,
+        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell), options.expectation)) as record,
     ):
         yield record
 
@@ -195,7 +204,12 @@ def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -
         raise _unwritable(job, error) from None
 
 
-async def _check_reachable(address: str) -> None:
+async def check_reachable(address: str) -> None:
+    """Refuse a scheduler that is not there, or that asks for certificates.
+
+    Raises:
+        JobError: it cannot be used as it is named.
+    """
     try:
         async with rpc(
             address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")

@@ -58,7 +58,10 @@ def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None
     (tmp_path / "mine.py").write_text(
         "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
     )
-    (tmp_path / "job.yaml").write_text('name: t\nmodel: {factory: "mine:net"}\ndata: {name: digits}\n')
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "mine:net"}\ndata: {name: digits}\n'
+        "training: {method: ist, subnets: 4, local_steps: 5}\n"
+    )
     result = run("plan", "job.yaml", "--nodes", "2", "--memory", "1GiB", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "neuron groups" in result.stdout
@@ -114,7 +117,7 @@ def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_dir
     )
     (tmp_path / "job.yaml").write_text(
         'name: t\nmodel: {factory: "own_factory:net"}\ndata: {name: digits}\nnodes: {count: 1}\n'
-        "training: {subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
+        "training: {method: ist, subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
     )
     monkeypatch.setattr(sys, "path", bare.copy())
     codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
@@ -190,7 +193,7 @@ def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path)
     result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "HEAVY []" in result.stdout
-    for command in ("launch", "plan", "status", "evaluate", "export", "worker"):
+    for command in ("launch", "plan", "status", "evaluate", "export", "worker", "fabric"):
         assert command in result.stdout
 
 

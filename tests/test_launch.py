@@ -11,7 +11,7 @@ import pytest
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import scheduler
 from idletrain.job import CheckpointSettings, Job, parse_job
-from idletrain.launch import Options, check_run, launch
+from idletrain.launch import Options, check_run, launch, settle
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -69,6 +69,17 @@ def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: P
         "preemption.policy",
     ]
     assert "training.seed: 7 is not what the run began with, 0; take that or another name" in told
+
+
+def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> None:
+    chosen = {"method": "local-sgd", "subnets": 2, "local_steps": 25, "exchange": {"pull": "bf16"}}
+    begun(tmp_path, training=chosen)
+    again = job(tmp_path, training={"rounds": 500})
+    check_run(again, Options(resume=True))
+    found = settle(again).training
+    assert (found.method, found.subnets, found.local_steps, found.exchange.pull) == ("local-sgd", 2, 25, "bf16")
+    assert found.rounds == 500
+    assert settle(job(tmp_path / "new", training={"rounds": 500})).training.method == "ist"
 
 
 def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:

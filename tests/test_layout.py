@@ -13,6 +13,14 @@ ELSEWHERE = {
     "exchange/datagram/session.py": "exchange/test_store.py",
     "exchange/datagram/ways.py": "exchange/test_store.py",
     "exchange/rounding.py": "exchange/test_codec.py",
+    "fabric/cluster.py": "test_cli_fabric.py",
+    "fabric/collectives.py": "fabric/test_rank.py",
+    "fabric/company.py": "fabric/test_rank.py",
+    "fabric/post.py": "fabric/test_measure.py",
+    "fabric/steps.py": "observe/test_preview.py",
+    "fabric/tasks.py": "fabric/test_measure.py",  # and test_rank.py
+    "fabric/team.py": "fabric/test_measure.py",
+    "fabric/training.py": "fabric/test_rank.py",
     "fleet/parent.py": "fleet/test_scheduler.py",
     "fleet/worker.py": "chaos",  # a process that is warned and killed
     "rounds/crew.py": "chaos",

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from idletrain.fabric.steps import one_thread, step_seconds
 from idletrain.job import Job
-from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.memory import HEAD_BYTES
-from idletrain.nn.network import Network
 from idletrain.nn.outofcore.foresee import ASSUMED_LINK, Foresight
 from idletrain.nn.outofcore.picture import picture, size
 from idletrain.nn.outofcore.trainer import scratch_bytes
 from idletrain.nn.partition import widths
 from idletrain.nn.prepare import Prepared
-from idletrain.nn.subnets import Subnet
 from idletrain.rounds import coding, plan
 from idletrain.rounds.limits import available_bytes
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
-MEASURED_STEPS = 5  # after one to warm up; a plan should take a second, not a minute
 GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary node's, both ways at once
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """As a local worker computes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@_one_thread()
+@one_thread()
 def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> RenderableType:
     """Groups, widths per worker, bytes per round, memory per worker and expected time per round.
 
@@ -64,7 +47,7 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     subnets = program.subnets(0, shares)
     wide = [share if program.layout.groups else 1.0 for share in shares]
     planned = {w: foresight.plan(w, memory) for w in wide if how == "always" or need(w) > memory}
-    each = [planned[w].seconds if w in planned else _step_seconds(prepared, subnets[k], k) for k, w in enumerate(wide)]
+    each = [planned[w].seconds if w in planned else step_seconds(prepared, subnets[k], k) for k, w in enumerate(wide)]
     seconds = [training.local_steps * step for step in each]
     takes = [planned[w].peak_bytes if w in planned else need(w) for w in wide]
     memories = [
@@ -139,22 +122,3 @@ def _groups(prepared: Prepared) -> RenderableType:
         table.add_row(group.name, f"{group.size:,}", ", ".join(names))
         offset += group.size
     return table
-
-
-def _step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
-    """Time of one local step of a subnet on this machine."""
-    program = prepared.program
-    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
-    flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
-    work = LocalSteps(program, subnet, flat, number, 0)
-    samples, training = program.source.open(), program.training
-    order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-    if program.output:
-        from idletrain.nn import shards  # and with it Numba
-
-        order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(0, number))
-    work.step(samples, order, 0)
-    started = time.perf_counter()
-    for step in range(1, 1 + MEASURED_STEPS):
-        work.step(samples, order, step)
-    return (time.perf_counter() - started) / MEASURED_STEPS

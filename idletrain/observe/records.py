@@ -4,7 +4,8 @@ Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `
 and `kind`; the kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange
+                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, and with a
+                     forecast expected (a round's seconds: pull, compute, push, commit) and why
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid
@@ -23,7 +24,8 @@ and `kind`; the kinds and their fields:
                      pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
                      push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves),
                      transport, late_bytes (that its push left out) and repaid_bytes (of earlier ones, sent now)
-    round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares
+    round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
+                     compute, push, commit), and with a forecast expected (likewise)
     evaluated        round, accuracy, loss, seconds
     snapshot         round, seconds
     paused, resumed  reason
@@ -61,20 +63,22 @@ class Recorder:
     Args:
         path: The run's `events.jsonl`; lines are added.
         sinks: Called with every event, in order.
+        complete: Adds to an event, before anyone gets it.
     """
 
-    def __init__(self, path: Path, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, path: Path, sinks: Iterable[Sink] = (), complete: Sink = lambda _event: None) -> None:
         cut = _ends_in_a_line(path)
         self._file = path.open("a", buffering=1)
         if cut:
             with contextlib.suppress(OSError):
                 self._file.write("\n")
-        self._sinks = tuple(sinks)
+        self._sinks, self._complete = tuple(sinks), complete
         self._started = time.monotonic()
 
     def __call__(self, kind: str, **fields: Any) -> None:
         """Record an event. A full disk loses lines here, never the run: the ledger is what counts."""
         event = {"v": SCHEMA, "t": time.time(), "s": time.monotonic() - self._started, "kind": kind, **fields}
+        self._complete(event)
         with contextlib.suppress(OSError):
             self._file.write(json.dumps(event) + "\n")
         for sink in self._sinks:

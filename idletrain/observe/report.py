@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import yaml
 from idletrain.fleet import cost
 from idletrain.observe import draw, time_use
 from idletrain.observe.display import final_lines
+from idletrain.observe.expectation import PARTS
 from idletrain.observe.records import Event
 from idletrain.observe.summary import Summary, summary_of
 from idletrain.observe.view import View, thinned, view_of
@@ -59,6 +61,24 @@ class Past:
     def cohorts(self) -> list[str]:
         """Workers' hardware and libraries, as far as they decide bits; each once."""
         return sorted({e["cohort"] for e in self.events if e["kind"] == "worker_joined" and e.get("cohort")})
+
+    @property
+    def rounds(self) -> list[tuple[str, float | None, float]]:
+        """By part, the seconds of a typical round as expected (None without a forecast) and as measured."""
+        told = [e for e in self.events if e["kind"] == "round_committed" and e.get("measured")]
+        return [
+            (
+                part,
+                statistics.median([e["expected"][part] for e in told]) if all("expected" in e for e in told) else None,
+                statistics.median([e["measured"][part] for e in told]),
+            )
+            for part in (PARTS if told else ())
+        ]
+
+    @property
+    def why(self) -> list[str]:
+        """The reasons for the settings that a launch chose."""
+        return next((list(e["why"]) for e in reversed(self.events) if e["kind"] == "run_started" and e.get("why")), [])
 
     @property
     def timeline(self) -> draw.Timeline:

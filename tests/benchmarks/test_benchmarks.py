@@ -14,7 +14,7 @@ from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
 LACKING = pytest.mark.skipif(bool(missing()), reason=" ".join(missing()))
-SHAPED = [pytest.param(name, marks=LACKING) for name in ("link_use", "bad_links")]
+SHAPED = [pytest.param(name, marks=LACKING) for name in ("link_use", "bad_links", "fabric")]
 
 
 @pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", *SHAPED])
@@ -191,10 +191,25 @@ def _check_lossy_rounds(written):
     assert all(run["curve"][-1][3] >= run["target"] for runs in written["runs"].values() for run in runs)
 
 
+def _check_fabric(written):
+    (rate,) = written["figures"]
+    assert 0 <= rate["value"] < 0.5
+    assert len(rate["samples"]) == 2  # a pair, each way
+
+
+def _check_forecast(written):
+    figures = {figure["what"].split(": ")[1]: figure["value"] for figure in written["figures"]}
+    assert figures["compute, measured"] > 0
+    assert all(value >= 0 for value in figures.values())
+    assert written["fleet"]["nodes"] >= 2
+
+
 CHECKS = {
     "bad_links": _check_bad_links,
     "coded_accuracy": _check_coded_accuracy,
     "lossy_rounds": _check_lossy_rounds,
+    "forecast": _check_forecast,
+    "fabric": _check_fabric,
     "codec": _check_codec,
     "kernels": _check_kernels,
     "label_cost": _check_label_cost,

@@ -84,6 +84,7 @@ def job_tree(
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10]}},
         "data": {"name": "digits"},
         "training": {
+            "method": "ist",
             "subnets": subnets,
             "local_steps": local_steps,
             "rounds": rounds,

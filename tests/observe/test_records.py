@@ -58,3 +58,12 @@ def test_what_is_no_event_is_left_out(line: str) -> None:
 def test_records_of_a_newer_schema_are_refused_by_its_number() -> None:
     with pytest.raises(RunError, match="these records are of schema 2 and this idletrain reads 1; install a newer one"):
         list(parse(['{"v": 1, "kind": "a"}', '{"v": 2, "kind": "a"}']))
+
+
+def test_events_are_completed_before_anyone_gets_them(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    recorder = Recorder(tmp_path / "events.jsonl", [seen.append], lambda event: event.update(more=event["round"] + 1))
+    recorder("snapshot", round=3, seconds=0.1)
+    recorder.close()
+    assert seen[0]["more"] == 4
+    assert list(read(tmp_path / "events.jsonl")) == seen

@@ -147,3 +147,15 @@ def test_what_peers_say_is_text() -> None:
     content = page([past([{**BEGUN, "run": "<script>alert(1)</script>"}, *named[1:]])])
     assert "<script" not in content
     assert "<b>w</b>" not in content
+
+
+def test_a_round_is_told_as_it_was_expected_and_as_it_was() -> None:
+    parts = {"pull": 0.25, "compute": 6.5, "push": 0.75, "commit": 0.5}
+    told = {"measured": parts, "expected": {part: 2 * seconds for part, seconds in parts.items()}}
+    events = [{**one, **told} if one["kind"] == "round_committed" else one for one in CHURN]
+    content = page([past([{**BEGUN, "why": ["ist: because"]}, *events[1:]])])
+    assert '<tr><td>compute</td><td class="n">13.000</td><td class="n">6.500</td></tr>' in content
+    assert "ist: because" in content
+    bare = [{**one, "measured": parts} if one["kind"] == "round_committed" else one for one in CHURN]
+    assert '<tr><td>push</td><td class="n">-</td><td class="n">0.750</td></tr>' in page([past([BEGUN, *bare[1:]])])
+    assert "Seconds of a round" not in page([past(CHURN)])

@@ -1,0 +1,146 @@
+"""Does `idletrain fabric` find the links that the testbed shapes, and tell alike from unlike?
+
+Machines of the testbed (root only): a head with the scheduler, workers on nodes. What is measured between them is put
+beside what was asked of the testbed: rates, a delay, the same links twice, links a tenth slower.
+
+    python -m benchmarks.fabric [--tiny] [--json FILE] [--nodes 2,4,8] [--links 10mbit,100mbit,1gbit]
+
+Targets: rates within 5 %, an added delay within 10 %, no significant effect between two looks at the same links, 90 and
+100 Mbit/s told apart, and the quick preset in a minute on eight nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from benchmarks.machines import Bed, Cast, Shaped
+from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.time_to_accuracy import numbers, words
+from benchmarks.where_time_goes import link_bytes
+from idletrain.fabric import figures, schedule, verdict
+from idletrain.fabric.measure import measure
+from idletrain.fabric.samples import Fabric, from_json
+from idletrain.fleet import scheduler, settings
+
+START_SECONDS, MEASURE_SECONDS = 120.0, 400.0
+RATE, DELAY, QUICK_SECONDS = 0.05, 0.10, 60.0
+LINKS_ALONE = replace(schedule.QUICK, sizes=(), models=(), name="links")  # what rates and delays are seen by
+DELAY_SECONDS = 0.005  # one way
+
+
+async def lead(host: str, nodes: int, preset: str, to: Path) -> None:
+    """A head: the scheduler, and the measurement once all workers are there."""
+    settings.apply()
+    asked = LINKS_ALONE if preset == LINKS_ALONE.name else schedule.PRESETS[preset]
+    async with scheduler.started(to.parent, host=host) as address:
+        _print({"kind": "serving", "address": address})
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            await client.wait_for_workers(nodes)
+            found = await measure(client, asked, _say)
+    to.write_text(found.as_json())
+    _print({"kind": "measured"})
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _print(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def shaped(nodes: int, link: str, delay: str | None = None) -> Iterator[Bed]:
+    """Machines with such links.
+
+    Raises:
+        RuntimeError: links cannot be shaped here; it says what is missing.
+    """
+    import idletrain_testbed
+
+    if lacking := idletrain_testbed.missing():
+        raise RuntimeError(f"links cannot be shaped here: {'; '.join(lacking)}")
+    with idletrain_testbed.Testbed(nodes=nodes, link=link, delay=delay) as bed:
+        yield Shaped(bed)
+
+
+def look(nodes: int, link: str, preset: str, delay: str | None = None) -> Fabric:
+    """Measure machines with such links."""
+    with (
+        tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
+        shaped(nodes, link, delay) as bed,
+        Cast(bed, Path(folder)) as cast,
+    ):
+        out = Path(folder) / "fabric.json"
+        me = [sys.executable, "-m", "benchmarks.fabric"]
+        cast.start("head", [*me, "head", bed.address("head"), str(nodes), preset, str(out)])
+        (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
+        for name in bed.names[1:]:
+            cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--name", name])
+        try:
+            cast.output.wait("measured", 1, MEASURE_SECONDS, lambda: cast.processes["head"].poll() is None)
+        except RuntimeError:
+            sys.stderr.write((Path(folder) / "stderr").read_text()[-5000:])
+            raise
+        return from_json(out.read_text(), str(out))
+
+
+def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
+    """What is found of each link's rate."""
+    for link in links:
+        for count in nodes:
+            found = look(count, link, LINKS_ALONE.name)
+            each = [figures.on_the_wire(found, p) / link_bytes(link) for p in figures.of_kind(found, "one way")]
+            typical = (figures.link_rate(found) or 0.0) / link_bytes(link)
+            yield at_most(f"{link}, {count} nodes: rate, off by", abs(typical - 1), "", RATE, each)
+
+
+def delays(link: str) -> Iterator[Figure]:
+    """What is found of a delay that is added both ways."""
+    bare, late = (look(2, link, LINKS_ALONE.name, delay) for delay in (None, f"{DELAY_SECONDS * 1e3:g}ms"))
+    added = (figures.round_trip(late) or 0.0) - (figures.round_trip(bare) or 0.0)
+    yield at_most(f"{link}: an added delay, off by", abs(added / (2 * DELAY_SECONDS) - 1), "", DELAY)
+
+
+def verdicts(nodes: int) -> Iterator[Figure]:
+    """Whether alike is alike and unlike is not."""
+    first, again, slower = (look(nodes, link, "quick") for link in ("100mbit", "100mbit", "90mbit"))
+    yield at_most(f"quick, {nodes} nodes", float(first.about["seconds"]), "s", QUICK_SECONDS)
+    for name, other, wanted in (
+        ("twice 100mbit", again, "No significant"),
+        ("100 and 90mbit", slower, "The two differ"),
+    ):
+        told = verdict.overall(verdict.compared(first, other))
+        sys.stderr.write(f"{name}: {told}\n")
+        yield at_least(f"{name}, {nodes} nodes: the right verdict", float(told.startswith(wanted)), "", 1)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Measure and report."""
+    command = parser(__doc__)
+    command.add_argument("--nodes", type=numbers, default=[2, 4, 8])
+    command.add_argument("--links", type=words, default=["10mbit", "100mbit", "1gbit"])
+    options = command.parse_args(argv)
+    if options.tiny:
+        return report("fabric", options, list(rates([2], ["100mbit"])))
+    found = [*rates(options.nodes, options.links), *delays("100mbit"), *verdicts(max(options.nodes))]
+    return report("fabric", options, found)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["head", host, nodes, preset, to]:
+            asyncio.run(lead(host, int(nodes), preset, Path(to)))
+        case _:
+            main()

@@ -1,0 +1,184 @@
+"""`idletrain fabric`: reads arguments, measures or compares, prints, and writes files; and what a job gets of it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from idletrain.errors import JobError, RefusedError, RunError
+
+if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
+    from distributed import Client
+
+    from idletrain.fabric.forecast import Choice, Fleet
+    from idletrain.fabric.samples import Fabric
+    from idletrain.job import Job
+
+app = typer.Typer()
+LOCAL_NODES = 4  # or as many as there are cores, but two
+MOST_SURVEYED = 8  # local workers: of more, each gets so much less of the machine
+
+
+class PresetName(enum.StrEnum):
+    """How much is measured."""
+
+    quick = "quick"
+    full = "full"
+
+
+@app.command()
+def fabric(
+    scheduler: Annotated[str | None, typer.Option(help="Measure this Dask cluster instead of local workers.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Worker processes on this machine.")] = None,
+    out: Annotated[Path, typer.Option(help="The JSON with all samples; the page goes beside it.")] = Path(
+        "fabric.json"
+    ),
+    preset: Annotated[PresetName, typer.Option(help="A minute, or as long as it takes.")] = PresetName.quick,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Two such files: do the fabrics differ?", metavar="A.json B.json")
+    ] = None,
+) -> None:
+    """Measure the network between nodes, and tell what it does to training."""
+    if compare:
+        _compare(*compare, out.with_suffix(".html") if out != Path("fabric.json") else None)
+        return
+    if scheduler and nodes:
+        raise JobError("--nodes: starts workers here, and --scheduler names a cluster that has its own; give one")
+    if out.suffix != ".json":
+        raise JobError(f"--out: {out} should end in .json; the page goes beside it, as .html")
+    _check_writable(out)
+    from rich.console import Console
+
+    from idletrain.fabric import page, show
+
+    found = asyncio.run(_measure(scheduler, nodes, preset))
+    Console().print(show.terminal(found))
+    _write(out, found.as_json())
+    _write(out.with_suffix(".html"), page.page(found))
+    typer.echo(f"{out}, {out.with_suffix('.html')}")
+
+
+async def _measure(address: str | None, nodes: int | None, preset: PresetName) -> Fabric:
+    from idletrain.fabric import cluster, schedule
+    from idletrain.fabric.measure import measure
+    from idletrain.launch import check_reachable
+
+    if address:
+        await check_reachable(address)
+        reached = cluster.there(address)
+    else:
+        reached = cluster.here(nodes or max(2, min(LOCAL_NODES, len(os.sched_getaffinity(0)))))
+    async with reached as client:
+        await _check_free(client, address or "")
+        return await measure(client, schedule.PRESETS[preset], lambda text: typer.echo(f"idletrain: {text}", err=True))
+
+
+def decided(
+    job: Job, scheduler: str | None, say: Callable[[str], None], *, always: bool = False
+) -> tuple[Job, Choice | None]:
+    """The job with what it leaves open chosen for its fleet, and the choice; said, with its reasons.
+
+    A fleet is looked at once a day, and for a launch only if there is something to choose: `always` says otherwise. One
+    that is at work is left alone, and the job is taken as it is.
+    """
+    from idletrain.fabric import outlook, survey
+    from idletrain.nn.data import CACHE
+
+    if job.training.loss == "sampled_softmax":  # very wide outputs: their steps are another story
+        return job, None
+    folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
+    key = survey.key_of(*([scheduler] if scheduler else [platform.node(), len(os.sched_getaffinity(0)), count]))
+    fleet = survey.kept(folder, key, now)
+    if fleet is None and (always or outlook.leaves_open(job)):
+        say("looking at the fleet for some seconds, to see what it can do")
+        fleet, why = _looked_at(scheduler, count)
+        if fleet is None:
+            say(f"{why}: the job is taken as it is")
+        else:
+            survey.keep(folder, key, fleet, now)
+    if fleet is None:
+        return job, None
+    job, choice = outlook.chosen(job, fleet if scheduler else fleet.scaled(job.nodes.count))
+    for line in outlook.lines(choice):
+        say(line)
+    return job, choice
+
+
+def _looked_at(scheduler: str | None, count: int) -> tuple[Fleet | None, str]:
+    """A fleet, or why it is not looked at: a launch has its own ways to wait for workers and to turn them away."""
+    try:
+        return asyncio.run(_survey(scheduler, count)), "the fleet is at work"
+    except (RunError, RefusedError) as error:
+        return None, f"the fleet cannot be looked at ({error})"
+
+
+async def _survey(address: str | None, count: int) -> Fleet | None:
+    from idletrain.fabric import cluster
+    from idletrain.fabric.survey import survey
+    from idletrain.fabric.team import occupied
+    from idletrain.launch import check_reachable
+
+    if address:
+        await check_reachable(address)
+    async with cluster.there(address) if address else cluster.here(count) as client:
+        return None if await occupied(client) else await survey(client)
+
+
+async def _check_free(client: Client, address: str) -> None:
+    """Leave a cluster alone that works, unless a person says otherwise.
+
+    Raises:
+        RunError: it works.
+    """
+    from idletrain.fabric.team import occupied
+
+    busy = await occupied(client)
+    if not busy:
+        return
+    if sys.stdin.isatty() and typer.confirm(f"{busy}: measuring would disturb that, and be disturbed; go on?"):
+        return
+    raise RunError(f"{busy} at {address}: measuring would disturb that; wait until it is done")
+
+
+def _compare(first: Path, second: Path, to: Path | None) -> None:
+    from rich.console import Console
+
+    from idletrain.fabric import page, show, verdict
+    from idletrain.fabric.samples import from_json
+
+    read = []
+    for path in (first, second):
+        try:
+            read.append(from_json(path.read_text(), str(path)))
+        except OSError as error:
+            raise JobError(f"--compare: {path} cannot be read ({error.strerror}); name two files of --out") from None
+    differences = verdict.compared(*read)
+    Console().print(show.compared_terminal(differences))
+    if to:
+        _write(to, page.compared_page([first.stem, second.stem], differences))
+        typer.echo(str(to))
+
+
+def _check_writable(out: Path) -> None:
+    """Find out before a minute of measuring and not behind it."""
+    new = not out.exists()
+    _write(out, None)
+    if new:
+        out.unlink()
+
+
+def _write(path: Path, content: str | None) -> None:
+    try:
+        with path.open("a" if content is None else "w") as file:
+            file.write(content or "")
+    except OSError as error:
+        raise JobError(f"--out: {path} cannot be written ({error.strerror}); name another") from None

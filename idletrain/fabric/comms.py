@@ -1,0 +1,189 @@
+"""Dask's comm layer between two nodes, with and without TLS, and idletrain's own exchange on top of it.
+
+Pulls and pushes go through the `Store` and `StoreClient` of rounds, checksum and inspection included; what rounds do
+besides, the durable write of a push, is the head's disk and not the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from distributed.core import Server, rpc
+from distributed.protocol import to_serialize
+from distributed.security import Security
+from torch import Tensor
+
+from idletrain.exchange.client import StoreClient
+from idletrain.exchange.store import Store
+from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.fabric.sockets import CONNECT_SECONDS, Stream
+
+LEASE = "fabric"
+
+
+class FixedHead:
+    """A head that has as many random values as asked for, and takes what it is sent, whole."""
+
+    def __init__(self, token: str) -> None:
+        self._token, self._flat = token, torch.empty(0)
+
+    def program(self) -> bytes:
+        """See `Head`."""
+        return b""
+
+    async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
+        """See `Head`; the lease's round says how many values."""
+        if lease.run != self._token:
+            return Reply.NOT_LEASED
+        if len(self._flat) != lease.round:
+            self._flat = torch.rand(lease.round)
+        return at or 0, self._flat[start:stop]
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+        """See `Head`."""
+        if header.lease.run != self._token:
+            return Reply.NOT_LEASED
+        expected = 4 * header.lease.round
+        fault = await asyncio.to_thread(inspect, header, frames, expected)
+        return fault or await asyncio.to_thread(inspect_values, frames) or Reply.ACCEPTED
+
+    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+        """See `Head`; nothing here is sent in parts."""
+        return Reply.WRONG_SHAPE
+
+    def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002
+        """See `Head`."""
+        return Reply.ACCEPTED
+
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
+        """See `Head`; nothing here trains in lockstep."""
+        return Reply.STALE_ROUND
+
+
+class Sink:
+    """A Dask server that takes arrays."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._server = Server({"take": self._take})
+
+    async def listen(self, host: str, security: Security, *, secure: bool) -> str:
+        """Start to serve on a free port; returns the address."""
+        scheme, args = ("tls", security.get_listen_args("worker")) if secure else ("tcp", {})
+        await self._server.listen(f"{scheme}://{host}:0", **args)
+        return str(self._server.address)
+
+    async def close(self) -> None:
+        """Serve no more."""
+        await self._server.close()
+
+    def _take(self, token: str, content: Any) -> int:
+        if token != self._token:
+            raise PermissionError("another measurement's token")
+        return int(np.asarray(content).nbytes)
+
+
+async def sent(address: str, security: Security | None, token: str, size: int, repeats: int) -> Stream:
+    """Arrays over Dask's comm layer.
+
+    Raises:
+        OSError: there is no way to the sink.
+    """
+    args = security.get_connection_args("worker") if security else {}
+    content = np.random.default_rng(0).random(size // 8)
+    async with rpc(address, timeout=CONNECT_SECONDS, connection_args=args) as sink:
+
+        async def send() -> None:
+            await sink.take(token=token, content=to_serialize(content))
+
+        return await _repeated(send, content.nbytes, repeats)
+
+
+async def pulled(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
+    """Pulls as a round's worker does them.
+
+    Raises:
+        OSError: there is no way to the store.
+    """
+    client = StoreClient(address, security.get_connection_args("worker"))
+    lease = LeaseId(token, 1, size // 4, 0, 1)
+
+    async def pull() -> None:
+        await client.pull(lease)
+
+    try:
+        return await _repeated(pull, size, repeats)
+    finally:
+        await client.close()
+
+
+async def pushed(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
+    """Pushes as a round's worker does them, from the checksum to the answer.
+
+    Raises:
+        OSError: there is no way to the store.
+    """
+    client = StoreClient(address, security.get_connection_args("worker"))
+    lease, flat = LeaseId(token, 1, size // 4, 0, 1), torch.rand(size // 4)
+
+    async def push() -> None:
+        digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
+        reply = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
+        if reply is not Reply.ACCEPTED:
+            raise ConnectionError(f"a push came as {reply.value}")
+
+    try:
+        return await _repeated(push, size, repeats)
+    finally:
+        await client.close()
+
+
+async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int) -> Stream:
+    """Move so many bytes again and again; the first time opens the connection."""
+    rates = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        await move()
+        rates.append(size / (time.perf_counter() - started))
+    return Stream(tuple(rates[1:]), size * len(rates))
+
+
+class Posts:
+    """A node's servers: a sink without and one with TLS, and a store.
+
+    Attributes:
+        addresses: By what they are for.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._sinks: list[Sink] = []
+        self._store: Store | None = None
+        self.addresses: dict[str, str] = {}
+
+    async def open(self, host: str, temporary: Security, cluster: Security) -> None:
+        """Listen on free ports.
+
+        Args:
+            host: Where.
+            temporary: Certificates of this measurement alone.
+            cluster: The cluster's own security, which the store listens with as a run's does.
+        """
+        for over in ("dask", "dask tls"):
+            sink = Sink(self._token)  # a server belongs to the event loop that it is made on
+            self._sinks.append(sink)
+            self.addresses[over] = await sink.listen(host, temporary, secure=over == "dask tls")
+        self._store = Store(FixedHead(self._token), cluster)
+        self.addresses["store"] = await self._store.listen(host)
+
+    async def close(self) -> None:
+        """Serve no more."""
+        for sink in self._sinks:
+            await sink.close()
+        if self._store:
+            await self._store.close()

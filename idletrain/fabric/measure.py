@@ -1,0 +1,246 @@
+"""Measures a cluster: asks its workers in turn, and keeps what they found. Nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from distributed import Client
+from distributed.security import Security
+
+from idletrain.fabric import figures, inventory, schedule, tasks
+from idletrain.fabric.samples import Collective, Fabric, Point, Stencil, Training
+from idletrain.fabric.schedule import Preset
+from idletrain.fabric.sockets import Door
+from idletrain.fabric.tasks import Found, Visit
+from idletrain.fabric.team import SilentError, Team
+from idletrain.rounds.spec import version
+
+Say = Callable[[str], None]
+POST_SECONDS = 3600.0  # a post's life, if nobody closes it
+VISIT_SECONDS = 60.0  # beyond what a visit should take
+PACE_STEPS = 20
+CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
+
+
+@dataclass
+class Findings:
+    """What was found so far."""
+
+    points: list[Point] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    training: list[Training] = field(default_factory=list)
+    stencil: list[Stencil] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    apart: set[tuple[int, int]] = field(default_factory=set)
+
+
+async def measure(client: Client, preset: Preset, say: Say) -> Fabric:
+    """Everything that these workers let one measure.
+
+    Args:
+        client: An asynchronous client of their cluster, on which nothing else runs.
+        preset: How much.
+        say: Told what comes next.
+
+    Raises:
+        RunError: there is no worker.
+        RefusedError: workers run other versions of idletrain.
+    """
+    began, team, found = time.monotonic(), await Team.of(client), Findings()
+    say(f"{len(team)} nodes")
+    nodes = await _nodes(team)
+    found.faults += inventory.unlike_versions(nodes)
+    if len(team) > 1:
+        async with _posts(team) as visits:
+            await _links(team, preset, visits, found, say)
+            await _crowds(team, preset, visits, found, say)
+            await _transfers(team, preset, visits, found, say)
+    else:
+        found.missing.append("links, collectives and scaling: there is no second node; start another worker")
+    if found.apart:
+        found.missing.append("collectives, training and stencil: every node must reach every other one for those")
+    else:
+        await _together(team, preset, nodes, found, say)
+    about = {
+        "version": version(),
+        "preset": preset.name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seconds": time.monotonic() - began,
+    }
+    return Fabric(
+        about,
+        nodes,
+        found.points,
+        found.collectives,
+        found.training,
+        found.stencil,
+        found.faults,
+        list(dict.fromkeys(found.missing)),
+    )
+
+
+async def _nodes(team: Team) -> list[dict[str, Any]]:
+    """What each node tells of itself, with how fast it is while all others are, too.
+
+    Raises:
+        SilentError: one does not.
+    """
+    everybody: list[tuple[int, Sequence[Any]]] = [(node, ()) for node in range(len(team))]
+    told = await team.ask_all(tasks.describe, everybody)
+    paces = await team.ask_all(tasks.pace, [(node, (PACE_STEPS,)) for node, _ in everybody])
+    nodes = []
+    for name, address, about, pace in zip(team.names, team.addresses, told, paces, strict=True):
+        for answer in (about, pace):
+            if isinstance(answer, SilentError):
+                raise answer
+        nodes.append({"name": name, "worker": address, **about, "pace_seconds": figures.median(pace)})
+    return nodes
+
+
+@contextlib.asynccontextmanager
+async def _posts(team: Team) -> AsyncIterator[Callable[[int, int], Visit]]:
+    """Open every node's post meanwhile; yields what makes a visit of one node to another."""
+    token = secrets.token_hex(16)
+    temporary = Security.temporary()
+    kept = {name: getattr(temporary, name) for name in CERTIFICATES}
+    everybody = range(len(team))
+    opened = await team.ask_all(tasks.open_post, [(node, (token, kept, POST_SECONDS)) for node in everybody])
+    doors: list[Door] = []
+    try:
+        for door in opened:
+            if isinstance(door, SilentError):
+                raise door
+            doors.append(door)
+        yield lambda source, target: Visit(source, target, doors[target], token, kept)
+    finally:
+        await team.ask_all(tasks.close_post, [(node, ()) for node in everybody])
+
+
+async def _visit(
+    team: Team, found: Findings, visit: Visit, task: Callable[..., Found], *args: Any, seconds: float = 0.0
+) -> tuple[Point, ...]:
+    """Let one node measure another; a pair that cannot is told of once, and not tried again."""
+    pair = visit.source, visit.target
+    if pair in found.apart:
+        return ()
+    try:
+        answer: Found = await team.ask(visit.source, task, visit, *args, seconds=VISIT_SECONDS + seconds)
+    except SilentError as error:
+        answer = Found(fault=str(error))
+    if answer.fault:
+        found.apart.add(pair)
+        found.faults.append(
+            f"{team.names[visit.source]} cannot reach {team.names[visit.target]} at {visit.door.host} "
+            f"({answer.fault}); let TCP through between them, all ports"
+        )
+    return answer.points
+
+
+async def _links(team: Team, preset: Preset, visits: Callable[[int, int], Visit], found: Findings, say: Say) -> None:
+    """Round trips and streams of all pairs, one at a time: nothing else is to move meanwhile."""
+    pairs = schedule.pairs(len(team))
+    seconds = schedule.stream_seconds(preset, len(team))
+    say(f"links: {len(pairs)} pairs, {seconds:.2g} s each")
+    for pair in pairs:
+        found.points += await _visit(team, found, visits(*pair), tasks.link, preset.pings, seconds)
+
+
+async def _crowds(team: Team, preset: Preset, visits: Callable[[int, int], Visit], found: Findings, say: Say) -> None:
+    """Both ways, several connections, and all to one."""
+    say("links: both ways, several at once, all to one")
+    seconds = schedule.stream_seconds(preset, len(team))
+    for pair in schedule.partners(len(team), 1 if preset.partners else 2):
+        if pair[0] < pair[1] or len(team) > 2:
+            found.points += await _visit(team, found, visits(*pair), tasks.both_ways, seconds)
+    for count in preset.flows:
+        found.points += await _visit(team, found, visits(0, 1), tasks.flows, seconds, count)
+    for target in range(len(team)) if preset.thorough else (0,):
+        senders = [node for node in range(len(team)) if node != target and (node, target) not in found.apart]
+        asked = (_visit(team, found, visits(node, target), tasks.flows, seconds, 1, "incast") for node in senders)
+        come = [point for points in await asyncio.gather(*asked) for point in points]
+        if come:
+            rates = tuple(rate for point in come for rate in point.samples)
+            moved = sum(point.moved_bytes for point in come)
+            found.points.append(Point("incast", "socket", senders[0], target, rates, len(come), moved))
+
+
+async def _transfers(
+    team: Team, preset: Preset, visits: Callable[[int, int], Visit], found: Findings, say: Say
+) -> None:
+    """Over Dask's comm layer and idletrain's exchange, in sizes that suit the link."""
+    say("links: Dask's comm layer, and idletrain's exchange over it")
+    streams = {(point.source, point.target): figures.rate(point) for point in found.points if point.what == "one way"}
+    for over in ("dask", "dask tls", "pull", "push"):
+        for source, target in schedule.partners(len(team), preset.partners):
+            way = (target, source) if over == "pull" else (source, target)
+            size = schedule.transfer_bytes(preset, streams.get(way, 0.0))
+            points = await _visit(team, found, visits(source, target), tasks.transfers, over, size, preset.transfers)
+            # What is pulled comes from the visited node's store.
+            found.points += [replace(point, source=way[0], target=way[1]) for point in points]
+
+
+async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]], found: Findings, say: Say) -> None:
+    """Collectives, training and stencil, of every backend that all nodes have."""
+    link = figures.link_rate(Fabric({}, nodes, found.points)) or 1e9
+    limit = preset.together_seconds
+    sharing = Counter(node["host"] for node in nodes)
+    available = schedule.backends(nodes, preset)
+    for label, environment in available:
+        say(f"collectives, training and stencil over {label}")
+        try:
+            port = await team.ask(0, tasks.free_port, nodes[0]["address"])
+        except SilentError as error:
+            found.faults.append(str(error))
+            return
+        common = {
+            "backend": label.split()[0],
+            "label": label,
+            "host": nodes[0]["address"],
+            "port": port,
+            "nodes": len(nodes),
+            "preset": asdict(preset),
+            "bytes_per_second": link,
+            "limit_seconds": limit,
+        }
+        orders = [
+            (rank, ({**common, "rank": rank, "sharing": sharing[node["host"]]}, node["interface"], dict(environment)))
+            for rank, node in enumerate(nodes)
+        ]
+        answers = await team.ask_all(tasks.take_part, orders, seconds=limit + VISIT_SECONDS)
+        _keep(team, found, label, answers)
+    for kind, has in (("NCCL", "nccl"), ("MPI", "mpi")):
+        if not all(node[has] for node in nodes):
+            found.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
+        elif has == "mpi":
+            found.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
+
+
+def _keep(team: Team, found: Findings, label: str, answers: Sequence[Any]) -> None:
+    """Take the first node's results, or tell why there are none."""
+    faults = [
+        f"{label}: {answer}" if isinstance(answer, SilentError) else f"{label} on {team.names[rank]}: {answer['fault']}"
+        for rank, answer in enumerate(answers)
+        if isinstance(answer, SilentError) or "fault" in answer
+    ]
+    if faults:
+        found.faults += faults
+        found.missing.append(f"collectives, training and stencil over {label}: see the faults")
+        return
+    result = answers[0]
+    found.collectives += [Collective(**_tuples(one)) for one in result["collectives"]]
+    found.training += [Training(**_tuples(one)) for one in result["training"]]
+    found.stencil += [Stencil(**_tuples(one)) for one in result["stencil"]]
+    found.missing += result["missing"]
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}

@@ -1,0 +1,102 @@
+"""What a job's rounds will take on a fleet, and what is chosen of what the job leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from idletrain.errors import JobError
+from idletrain.fabric import forecast
+from idletrain.fabric.forecast import Choice, Expected, Fleet, Option
+from idletrain.fabric.steps import one_thread, step_seconds
+from idletrain.job import ExchangeSettings, Job, TrainingSettings
+from idletrain.nn.memory import need_of
+from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.rounds import coding
+
+CHOSEN = ("method", "subnets", "local_steps")  # and with them how parameters travel
+
+
+def leaves_open(job: Job) -> bool:
+    """Whether there is something to choose; very wide outputs and lockstep have rules of their own."""
+    training = job.training
+    plain = training.loss != "sampled_softmax" and training.mode == "rounds"
+    return plain and not set(CHOSEN) <= training.model_fields_set
+
+
+@one_thread()
+def chosen(job: Job, fleet: Fleet) -> tuple[Job, Choice]:
+    """The job with everything decided, and why.
+
+    Raises:
+        JobError: the job does not fit together, in no way that is open.
+    """
+    said = job.training.model_fields_set
+    allowed = (job.training.local_steps,) if "local_steps" in said or not leaves_open(job) else forecast.STEPS
+    choice = forecast.choose(_options(job, fleet), fleet, allowed)
+    if not leaves_open(job):
+        return job, choice
+    found = forecast.settings_of(choice)
+    found["exchange"] = ExchangeSettings(**found["exchange"])
+    training = job.training.model_copy(update={k: v for k, v in found.items() if k not in said})
+    return job.model_copy(update={"training": training}), choice
+
+
+def _options(job: Job, fleet: Fleet) -> list[Option]:
+    """What the job leaves open, the simplest and most exact first.
+
+    Raises:
+        JobError: nothing of it is possible.
+    """
+    found: list[list[Option]] = []
+    faults: list[JobError] = []
+    for training in _variants(job, fleet.nodes):
+        try:
+            prepared = from_settings(job.model, job.data, training, job.memory)
+        except JobError as fault:
+            faults.append(fault)
+            continue
+        width = 1 / training.subnets if prepared.program.layout.groups else 1.0
+        fits = need_of(prepared.program)(width) <= fleet.memory_bytes
+        if fits or training.method == "ist" or "method" in job.training.model_fields_set:
+            found.append(list(_by_wire(job, prepared)))
+    if not found:
+        raise faults[0]
+    # First all that travel as they are, then those that are coded.
+    most = max(len(options) for options in found)
+    return [options[wire] for wire in range(most) for options in found if wire < len(options)]
+
+
+def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
+    """Methods and numbers of subnets, as far as the job does not say them."""
+    training, said, free = job.training, job.training.model_fields_set, leaves_open(job)
+    methods = ("local-sgd", "ist") if free and "method" not in said else (training.method,)
+    for method in methods:
+        counts = (nodes,) if method == "local-sgd" else (nodes, 2 * nodes)
+        for subnets in counts if free and "subnets" not in said else (training.subnets,):
+            yield training.model_copy(update={"method": method, "subnets": subnets})
+
+
+def _by_wire(job: Job, prepared: Prepared) -> Iterator[Option]:
+    """A way to train with each way for parameters to travel."""
+    training = prepared.program.training
+    subnet = prepared.program.subnets(0, (1 / training.subnets,) * training.subnets)[0]
+    seconds = step_seconds(prepared, subnet, 0)
+    free = leaves_open(job) and "exchange" not in training.model_fields_set
+    exchange = training.exchange
+    for pull, push in forecast.WIRES if free else ((exchange.pull, exchange.push),):
+        coded = training.model_copy(update={"exchange": ExchangeSettings.model_validate({"pull": pull, "push": push})})
+        program = replace(prepared.program, training=coded)
+        plain = 4 * program.buffer_size(subnet, travelling=True)
+        down, up = (coding.nbytes(program, subnet, way) for way in coding.WAYS)
+        yield Option(training.method, training.subnets, pull, push, down, up, plain, seconds)
+
+
+def lines(choice: Choice) -> list[str]:
+    """What is expected, and why it was chosen, for people."""
+    return [_round(choice.expected), *(f"  {reason}" for reason in choice.why)]
+
+
+def _round(expected: Expected) -> str:
+    parts = ", ".join(f"{getattr(expected, part):.3f} s {part}" for part in forecast.PARTS)
+    return f"expected {expected.round:.3f} s a round on this fleet: {parts}"

@@ -1,0 +1,133 @@
+"""One node's part in what all nodes do together, as a process of its own: `python -m idletrain.fabric.rank`.
+
+torch.distributed keeps to one process group a process, and a peer that hangs takes its callers along: none of that may
+happen to a worker. Reads its orders as a line of JSON, and ends when its input does. The first node prints the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from idletrain.fabric import collectives, figures, model, schedule, stencil, training
+from idletrain.fabric.company import Company
+from idletrain.fabric.samples import Collective
+from idletrain.fleet.parent import when_parent_ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What a process is to do.
+
+    Attributes:
+        backend: As torch.distributed calls it.
+        label: As results call it.
+        host: Where the first node listens.
+        port: Likewise.
+        rank: This node's number.
+        nodes: How many there are.
+        sharing: How many of them are on this machine.
+        preset: How much is measured.
+        bytes_per_second: Of the links between the nodes, as far as is known.
+        limit_seconds: For all of it.
+    """
+
+    backend: str
+    label: str
+    host: str
+    port: int
+    rank: int
+    nodes: int
+    sharing: int
+    preset: schedule.Preset
+    bytes_per_second: float
+    limit_seconds: float
+
+
+def measured(orders: Orders) -> dict[str, Any]:
+    """Everything that this backend's nodes do together, as lists of records."""
+    preset = orders.preset
+    everybody, *smaller = list(_companies(orders, preset))
+    found: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
+    companies = sorted((everybody, *smaller), key=lambda company: company.nodes)
+    for company in companies:
+        everybody.meet()  # those who are not in it wait here
+        if company.has_me:
+            _measure(orders, company, found, thorough=preset.thorough or company is everybody)
+    everybody.meet()
+    return {kind: [one if isinstance(one, str) else asdict(one) for one in records] for kind, records in found.items()}
+
+
+def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, thorough: bool) -> None:
+    """What one company does; all of its nodes come to the same."""
+    operations: list[Collective] = []
+    if company.nodes > 1 and thorough:
+        operations, missing = collectives.measure(company, orders.label, orders.sharing)
+        found["collectives"] += operations
+        found["missing"] += missing
+    expected = _expected(operations, company.nodes, orders.bytes_per_second)
+    for wanted in company.preset.models:
+        done, missing = training.measure(company, orders.label, wanted, orders.sharing, expected)
+        found["training"] += done
+        found["missing"] += missing
+    if orders.label == "gloo" or company.device.type == "cuda":
+        found["stencil"] += stencil.measure(company)
+
+
+def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: float) -> Any:
+    """How long an all-reduce of so many bytes takes: by the fit, else by the links."""
+    sizes = [(c.moved_bytes, c.seconds) for c in operations if c.operation == "all-reduce"]
+    line = figures.fitted(sizes)
+
+    def seconds(moved_bytes: int) -> float:
+        if nodes < 2:
+            return 0.0
+        if line:
+            return line.alpha + line.beta * moved_bytes
+        return model.all_reduce_seconds(moved_bytes, nodes, bytes_per_second)
+
+    return seconds
+
+
+def _companies(orders: Orders, preset: schedule.Preset) -> Iterator[Company]:
+    """Everybody, then the first so many nodes, down to one; every process must make all of their groups."""
+    device = torch.device("cuda", orders.rank % torch.cuda.device_count()) if orders.backend == "nccl" else None
+    if device:
+        torch.cuda.set_device(device)
+    for count in reversed(schedule.worlds(preset, orders.nodes)):
+        group = distributed.new_group(list(range(count))) if count > 1 else None
+        yield Company(group, count, orders.rank, device or torch.device("cpu"), preset)
+
+
+def run(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Meet the others, measure, and part."""
+    orders = Orders(**{**words, "preset": schedule.preset_of(words["preset"])})
+    distributed.init_process_group(
+        orders.backend,
+        init_method=f"tcp://{orders.host}:{orders.port}",
+        rank=orders.rank,
+        world_size=orders.nodes,
+        timeout=timedelta(seconds=orders.limit_seconds),
+    )
+    try:
+        return measured(orders)
+    finally:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    words = json.loads(sys.stdin.readline())
+    when_parent_ends(lambda: os._exit(1))
+    result = run(words)
+    if words["rank"] == 0:
+        sys.stdout.write(json.dumps(result))
+        sys.stdout.flush()
+    os._exit(0)  # a backend's threads may outlast its group

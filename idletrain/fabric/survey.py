@@ -1,0 +1,168 @@
+"""A quick look at a fleet for the forecast: under ten seconds, kept for a day."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from distributed import Client
+from distributed.security import Security
+from distributed.utils import get_ip
+
+from idletrain.fabric import figures, schedule, tasks
+from idletrain.fabric.forecast import Fleet
+from idletrain.fabric.post import Post
+from idletrain.fabric.samples import Point
+from idletrain.fabric.schedule import QUICK
+from idletrain.fabric.tasks import Visit
+from idletrain.fabric.team import SilentError, Team
+from idletrain.rounds import task
+from idletrain.rounds.spec import version
+
+KEPT_SECONDS = 24 * 3600.0
+LIVES_SECONDS = 60.0  # of the head's post
+ALONE = 3  # nodes whose links are tried one by one
+CALLS, PACE_STEPS = 5, 20
+PROBE_BYTES = 4_000_000  # a first transfer, by which the others' size is set; of the commit, too
+HEAD = -1
+
+
+async def survey(client: Client) -> Fleet:
+    """How fast subnets get to a cluster's workers and back, and how fast they compute.
+
+    Raises:
+        RunError: there is no worker, or one fails.
+        RefusedError: workers run other versions.
+    """
+    team = await Team.of(client)
+    token = secrets.token_hex(16)
+    host = get_ip(client.scheduler.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
+    temporary = Security.temporary()
+    post = await asyncio.to_thread(Post, host, token, temporary, client.security, LIVES_SECONDS)
+    try:
+        visits = [Visit(node, HEAD, post.door, token) for node in range(len(team))]
+        alone = {over: await _alone(team, visits, over) for over in ("pull", "push")}
+        every = {over: await _together(team, visits, over, alone[over]) for over in ("pull", "push")}
+    finally:
+        post.close()
+    calls = [await _timed(lambda: team.ask(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
+    return Fleet(
+        len(team),
+        alone["pull"],
+        alone["push"],
+        every["pull"],
+        every["push"],
+        figures.median(calls),
+        await _slowness(team),
+        await asyncio.to_thread(commit_rate),
+        min(told["memory_bytes"] for told in await _all(team, task.describe)),
+    )
+
+
+async def _alone(team: Team, visits: list[Visit], over: str) -> float:
+    """What one node gets, the median of some."""
+    rates = []
+    for visit in visits[:ALONE]:
+        (first,) = await _points(team, visit, over, schedule.KB * 64, 2)
+        size = schedule.transfer_bytes(QUICK, figures.rate(first))
+        (point,) = await _points(team, visit, over, size, QUICK.transfers)
+        rates.append(figures.rate(point))
+    return figures.median(rates)
+
+
+async def _together(team: Team, visits: list[Visit], over: str, alone: float) -> float:
+    """What all nodes get at once, added up."""
+    size = schedule.transfer_bytes(QUICK, alone / len(visits))
+    found = await asyncio.gather(*(_points(team, visit, over, size, QUICK.transfers) for visit in visits))
+    return sum(figures.rate(point) for (point,) in found)
+
+
+async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) -> tuple[Point, ...]:
+    found: tasks.Found = await team.ask(visit.source, tasks.transfers, visit, over, size, repeats)
+    if found.fault:
+        raise SilentError(
+            f"{team.names[visit.source]} cannot reach {visit.door.host}, this machine ({found.fault}); let TCP through"
+        )
+    return found.points
+
+
+async def _slowness(team: Team) -> float:
+    """The slowest node's seconds for a step, while all compute, over this process' while none does."""
+    told = await _all(team, tasks.pace, PACE_STEPS)
+    return max(figures.median(seconds) for seconds in told) / await asyncio.to_thread(own_pace)
+
+
+async def _all(team: Team, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What every node answers.
+
+    Raises:
+        SilentError: one does not.
+    """
+    told = await team.ask_all(work, [(node, args) for node in range(len(team))])
+    for answer in told:
+        if isinstance(answer, SilentError):
+            raise answer
+    return told
+
+
+def own_pace() -> float:
+    """Seconds of a step in this process, on one thread, as a local worker computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return figures.median(tasks.pace(PACE_STEPS))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def commit_rate() -> float:
+    """Bytes a second at which updates are written, synced, read and added to the network."""
+    update = np.random.default_rng(0).random(PROBE_BYTES // 4, dtype=np.float32)
+    network = np.zeros_like(update)
+    with tempfile.TemporaryDirectory(prefix="idletrain-survey-") as folder:
+        path, started = Path(folder) / "update", time.perf_counter()
+        with path.open("wb") as file:
+            file.write(update.data)
+            file.flush()
+            os.fsync(file.fileno())
+        network += np.fromfile(path, dtype=np.float32)
+        return PROBE_BYTES / (time.perf_counter() - started)
+
+
+async def _timed(work: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    await work()
+    return time.perf_counter() - started
+
+
+def key_of(*words: object) -> str:
+    """A fleet's name in the cache, by what makes it the same: where, how many, which version."""
+    return hashlib.sha256(json.dumps([version(), *map(str, words)]).encode()).hexdigest()[:16]
+
+
+def kept(folder: Path, key: str, now: float) -> Fleet | None:
+    """What was seen of a fleet within a day, or None."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        tree = json.loads((folder / f"{key}.json").read_text())
+        if 0 <= now - tree["seen"] < KEPT_SECONDS:
+            return Fleet(**tree["fleet"])
+    return None
+
+
+def keep(folder: Path, key: str, fleet: Fleet, now: float) -> None:
+    """Keep what was seen; where there is no room for it, it is looked at again."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{key}.json").write_text(json.dumps({"seen": now, "fleet": asdict(fleet)}))

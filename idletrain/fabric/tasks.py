@@ -1,0 +1,229 @@
+"""The Dask tasks of a measurement: small words go in and come out. What is heavy is imported where a task runs, as a
+scheduler unpickles every task on its way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed import get_worker
+
+if TYPE_CHECKING:
+    from idletrain.fabric.samples import Point
+    from idletrain.fabric.sockets import Door, Stream
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Who measures whom.
+
+    Attributes:
+        source: The number of the node that the task runs on.
+        target: The number of the node whose door it is.
+        token: Of this measurement.
+        secrets: Of its temporary certificates.
+    """
+
+    source: int
+    target: int
+    door: Door
+    token: str
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a visit, or why nothing did."""
+
+    points: tuple[Point, ...] = ()
+    fault: str = ""
+
+
+def describe() -> dict[str, Any]:
+    """See `inventory.describe`."""
+    from idletrain.fabric import inventory
+
+    return inventory.describe(inventory.own_address())
+
+
+def pace(steps: int) -> list[float]:
+    """Seconds of each of some training steps of a small layer, as the clock tells: all nodes at once shows what they
+    leave each other of a machine that they share.
+    """
+    import torch
+
+    layer, x = torch.nn.Linear(512, 512), torch.ones(128, 512)
+    seconds = []
+    for _ in range(steps + 1):
+        started = time.perf_counter()
+        layer(x).square().sum().backward()
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def open_post(token: str, secrets: Mapping[str, str], lives_seconds: float) -> Door:
+    """See `post.opened`."""
+    from distributed.security import Security
+
+    from idletrain.fabric import inventory, post
+
+    worker = get_worker()
+    temporary = Security(require_encryption=True, **secrets)
+    door: Door = post.opened(
+        worker, host=inventory.own_address(), token=token, temporary=temporary, lives_seconds=lives_seconds
+    )
+    return door
+
+
+def close_post() -> None:
+    """See `post.closed`."""
+    from idletrain.fabric import post
+
+    post.closed(get_worker())
+
+
+def link(visit: Visit, pings: int, seconds: float) -> Found:
+    """Round trips, and a stream one way."""
+    from idletrain.fabric import sockets
+    from idletrain.fabric.samples import Point
+
+    def measure(host: str, port: int, token: str) -> list[Point]:
+        trips = sockets.round_trips(host, port, token, pings)
+        return [
+            Point("round trip", "socket", visit.source, visit.target, trips),
+            _accounted(visit, "one way", "socket", lambda: [sockets.stream(host, port, token, seconds)]),
+        ]
+
+    return _visited(visit, measure)
+
+
+def both_ways(visit: Visit, seconds: float) -> Found:
+    """Streams there and back at once."""
+    from idletrain.fabric import sockets
+    from idletrain.fabric.samples import Point
+
+    def measure(host: str, port: int, token: str) -> list[Point]:
+        gone, come = sockets.both_ways(host, port, token, seconds)
+        return [
+            Point("both ways", "socket", visit.source, visit.target, gone.rates, moved_bytes=gone.moved_bytes),
+            Point("both ways", "socket", visit.target, visit.source, come.rates, moved_bytes=come.moved_bytes),
+        ]
+
+    return _visited(visit, measure)
+
+
+def flows(visit: Visit, seconds: float, count: int, what: str = "flows") -> Found:
+    """Streams over so many connections at once; a sample is a connection's mean rate."""
+    from idletrain.fabric import sockets
+
+    def measure(host: str, port: int, token: str) -> list[Point]:
+        return [_accounted(visit, what, "socket", lambda: sockets.flows(host, port, token, seconds, count))]
+
+    return _visited(visit, measure)
+
+
+def transfers(visit: Visit, over: str, size: int, repeats: int) -> Found:
+    """Arrays over Dask's comm layer, or pulls from or pushes to the target's store."""
+    import asyncio
+
+    from distributed.security import Security
+
+    from idletrain.fabric import comms
+
+    # A task's thread belongs to a worker whose security it is that a run's pulls and pushes have.
+    cluster = get_worker().security
+
+    def move() -> list[Stream]:
+        match over:
+            case "pull" | "push":
+                call = comms.pulled if over == "pull" else comms.pushed
+                work = call(visit.door.addresses["store"], cluster, visit.token, size, repeats)
+            case _:
+                temporary = Security(require_encryption=True, **visit.secrets) if over == "dask tls" else None
+                work = comms.sent(visit.door.addresses[over], temporary, visit.token, size, repeats)
+        return [asyncio.run(work)]
+
+    return _visited(visit, lambda *_: [_accounted(visit, "one way", over, move)])
+
+
+def free_port(host: str) -> int:
+    """A port on this node that was free a moment ago."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run this node's process of `rank`; returns what it found, or its `fault`."""
+    # Programs that look for their address by the host's name do not find it in a container or a namespace.
+    names = {f"{backend}_SOCKET_IFNAME": interface for backend in ("GLOO", "NCCL") if interface}
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "idletrain.fabric.rank"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **names, **paths, **environment},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        limit = threading.Timer(orders["limit_seconds"], process.kill)
+        limit.start()
+        try:
+            process.stdin.write(json.dumps(dict(orders)).encode() + b"\n")
+            process.stdin.flush()
+            printed = process.stdout.read()
+            code = process.wait()
+        except BrokenPipeError:
+            printed, code = b"", process.wait()
+        finally:
+            limit.cancel()
+            process.kill()
+            process.stdin.close()
+            process.stdout.close()
+        if code:
+            log.seek(0)
+            return {"fault": _reason(code, log.read().decode(errors="replace"))}
+    result: dict[str, Any] = json.loads(printed) if printed else {}
+    return result
+
+
+def _reason(code: int, log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    return f"it took too long ({code})" if code < 0 else (lines[-1][:200] if lines else f"it ended with {code}")
+
+
+def _visited(visit: Visit, measure: Callable[[str, int, str], Sequence[Point]]) -> Found:
+    try:
+        return Found(tuple(measure(visit.door.host, visit.door.port, visit.token)))
+    except (OSError, ValueError) as error:
+        return Found(fault=str(error) or type(error).__name__)
+
+
+def _accounted(visit: Visit, what: str, over: str, move: Callable[[], Sequence[Stream]]) -> Point:
+    """What was moved, with the CPU seconds that it took both ends' processes."""
+    import statistics
+
+    from idletrain.fabric import sockets
+    from idletrain.fabric.samples import Point
+
+    door = visit.door
+    theirs, mine = sockets.cpu_seconds(door.host, door.port, visit.token), time.process_time()
+    moved = move()
+    cpu = time.process_time() - mine + sockets.cpu_seconds(door.host, door.port, visit.token) - theirs
+    together = what in ("flows", "incast")
+    samples = tuple(statistics.fmean(s.rates or (0.0,)) for s in moved) if together else moved[0].rates
+    total = sum(stream.moved_bytes for stream in moved)
+    return Point(what, over, visit.source, visit.target, samples, len(moved), total, cpu)

@@ -1,0 +1,230 @@
+"""What a fabric does to training in one sentence, and whether two fabrics differ. Pure.
+
+Two fabrics are compared by the ratio of their medians with a 95 % bootstrap interval (Efron & Tibshirani 1993, ch. 13).
+What was sampled once is resampled: samples of a pair are no independent looks at a fabric, pairs are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from idletrain.errors import JobError
+from idletrain.fabric import figures, model
+from idletrain.fabric.figures import Cost, median
+from idletrain.fabric.samples import Collective, Fabric, Point
+
+RESAMPLES = 2000
+INTERVAL = (2.5, 97.5)
+# What two measurements of the same fabric may differ by without meaning anything; also how sure one has to be to call
+# two fabrics alike.
+NOISE, SURE = 0.03, 0.10
+LEAST_SAMPLES = 4  # of each side, for an interval that means something
+GBIT = 1e9 / 8
+POINTS = (
+    ("round trip", "socket"),
+    ("one way", "socket"),
+    ("one way", "dask"),
+    ("one way", "pull"),
+    ("one way", "push"),
+)
+Figure = tuple[str, str, bool]  # what it is of, its unit, whether more is better
+Operation = tuple[str, str, int, int]  # which, over what, of how many nodes, and its size
+# Of a node's description, what must be the same for a comparison to be of fabrics and nothing else.
+ALIKE = ("cpu", "cores", "gpus", "torch", "threads")
+
+
+class Outcome(enum.StrEnum):
+    """What a comparison of one figure comes to."""
+
+    NO_EFFECT = "no significant effect"
+    DIFFERENT = "different"
+    NO_VERDICT = "no verdict"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of two fabrics.
+
+    Attributes:
+        ratio: The second's median over the first's.
+        low: Of the ratio's interval.
+        high: Likewise.
+        spread: Between the middle halves of either's samples, the larger, as a share of the median.
+        larger_is_better: Of the figure.
+    """
+
+    what: str
+    unit: str
+    first: float
+    second: float
+    ratio: float
+    low: float
+    high: float
+    spread: float
+    larger_is_better: bool
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether there is a difference that means something."""
+        apart, beyond = abs(self.ratio - 1), self.low > 1 or self.high < 1
+        if apart > NOISE and beyond and apart > self.spread:
+            return Outcome.DIFFERENT
+        alike = not beyond or apart <= NOISE
+        if alike and max(self.high - 1, 1 - self.low) <= SURE:
+            return Outcome.NO_EFFECT
+        return Outcome.NO_VERDICT
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words."""
+        within = f"{_signed(self.low)} to {_signed(self.high)}"
+        if self.outcome is Outcome.NO_EFFECT:
+            return f"{self.what}: no significant effect ({_signed(self.ratio)}; {within})"
+        if self.outcome is Outcome.NO_VERDICT:
+            return (
+                f"{self.what}: no verdict, as samples spread by {self.spread:.0%} (interval {within}) and differ by "
+                f"{abs(self.ratio - 1):.0%}; measure with --preset full"
+            )
+        better = (self.ratio > 1) == self.larger_is_better
+        return f"{self.what}: the second is {abs(self.ratio - 1):.0%} {'better' if better else 'worse'} ({within})"
+
+
+def sentence(fabric: Fabric) -> str:
+    """What a fabric does to training."""
+    link = figures.link_rate(fabric)
+    costs = figures.largest_world(figures.costs(fabric))
+    if link is None:
+        return "No verdict: there is no second node to talk to; start more workers."
+    here = f"Between these {len(fabric.nodes)} nodes, with links of {rate_text(link)},"
+    if not costs:
+        return f"{here} nothing was trained: {next(iter(fabric.missing), 'no backend is there on all nodes')}."
+    best = [cost for cost in costs if cost.efficiency >= model.EFFICIENT]
+    worst = min(costs, key=lambda cost: cost.efficiency)
+    told = f"{len(best)} of {len(costs)} trainings keep {model.EFFICIENT:.0%} of their steps for arithmetic"
+    if len(best) == len(costs):
+        return f"{here} {told}: the network has no significant effect; a faster one would change little."
+    needs = f"{title(worst)} gives {1 - worst.efficiency:.0%} of its step to the exchange"
+    return f"{here} {told}; {needs} and would need {rate_text(worst.needed)}."
+
+
+def title(cost: Cost) -> str:
+    """A training's name."""
+    return f"{cost.of.model}, batch {cost.of.batch_size}, {cost.of.backend}"
+
+
+def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
+    """Every figure that both have.
+
+    Raises:
+        JobError: they are runs that cannot be compared; says which fields differ.
+    """
+    if differ := unlike(first, second):
+        raise JobError(
+            f"--compare: these are unlike runs, as {', '.join(differ)} differ; measure both with the same preset, "
+            "nodes and versions"
+        )
+    chance = np.random.default_rng(seed)
+    operations = _largest_common(first, second)
+    mine, theirs = (_compared_samples(fabric, operations) for fabric in (first, second))
+    return [
+        _difference(what, unit, better, samples, theirs[what, unit, better], chance)
+        for (what, unit, better), samples in mine.items()
+        if min(len(samples), len(theirs.get((what, unit, better), ()))) >= LEAST_SAMPLES
+    ]
+
+
+def overall(differences: Sequence[Difference]) -> str:
+    """One sentence for all figures, those of training first of all."""
+    by = {outcome: [d for d in differences if d.outcome is outcome] for outcome in Outcome}
+    if not differences:
+        return "No verdict: the two have too few samples of the same figures; measure both with --preset full."
+    if by[Outcome.DIFFERENT]:
+        most = max(by[Outcome.DIFFERENT], key=lambda d: (d.what.startswith("step"), abs(np.log(d.ratio))))
+        count = len(by[Outcome.DIFFERENT])
+        return f"The two differ in {count} of {len(differences)} figures, most of all: {most.sentence}."
+    if len(by[Outcome.NO_EFFECT]) * 2 >= len(differences):
+        undecided = len(by[Outcome.NO_VERDICT])
+        but = f"; of {undecided} nothing can be said" if undecided else ""
+        return f"No significant effect in {len(by[Outcome.NO_EFFECT])} of {len(differences)} figures{but}."
+    return "No verdict: the samples spread more than the two differ; measure both again with --preset full."
+
+
+def unlike(first: Fabric, second: Fabric) -> list[str]:
+    """What makes two runs unlike, each with both values."""
+    pairs: dict[str, tuple[object, object]] = {
+        "preset": (first.about.get("preset"), second.about.get("preset")),
+        "idletrain": (first.about.get("version"), second.about.get("version")),
+        "number of nodes": (len(first.nodes), len(second.nodes)),
+    }
+    for field in ALIKE:
+        pairs[field] = (_values(first.nodes, field), _values(second.nodes, field))
+    return [f"{what} ({a} and {b})" for what, (a, b) in pairs.items() if a != b]
+
+
+def _values(nodes: Sequence[Mapping[str, object]], field: str) -> str:
+    return "; ".join(sorted({str(node.get(field)) for node in nodes}))
+
+
+def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, list[float]]:
+    """Samples of every figure that counts; of collectives those of the given sizes."""
+    found: dict[Figure, list[float]] = {}
+    for one in fabric.training:
+        if one.step:
+            # By their arithmetic: a processor that is slower today is not the fabric's doing.
+            what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
+            found[what, "x", False] = [seconds / median(one.compute) for seconds in one.step]
+    for what, over in POINTS:
+        if samples := _of_points(figures.of_kind(fabric, what, over)):
+            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = samples
+    for c in fabric.collectives:
+        if _operation(c) in operations:
+            what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"
+            found[what, "s", False] = list(c.seconds)
+    return found
+
+
+def _of_points(points: Sequence[Point]) -> list[float]:
+    """A figure for each pair where there are enough pairs, else what those are made of."""
+    each = [median(p.samples) if p.what == "round trip" else figures.rate(p) for p in points]
+    return each if len(each) >= LEAST_SAMPLES else [sample for point in points for sample in point.samples]
+
+
+def _largest_common(first: Fabric, second: Fabric) -> set[Operation]:
+    """Of every collective operation the largest size that both have."""
+    both = {_operation(c) for c in first.collectives} & {_operation(c) for c in second.collectives}
+    return {one for one in both if one[-1] == max(other[-1] for other in both if other[:-1] == one[:-1])}
+
+
+def _operation(of: Collective) -> Operation:
+    return of.operation, of.backend, of.nodes, of.moved_bytes
+
+
+def _difference(
+    what: str, unit: str, better: bool, mine: Sequence[float], theirs: Sequence[float], chance: np.random.Generator
+) -> Difference:
+    ratios = _resampled(theirs, chance) / _resampled(mine, chance)
+    low, high = np.percentile(ratios, INTERVAL)
+    a, b = median(mine), median(theirs)
+    wide = max(figures.spread(mine), figures.spread(theirs))
+    return Difference(what, unit, a, b, b / a, float(low), float(high), wide, better)
+
+
+def _resampled(samples: Sequence[float], chance: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of as many samples, drawn with replacement."""
+    drawn = chance.choice(np.asarray(samples), size=(RESAMPLES, len(samples)))
+    return np.asarray(np.median(drawn, axis=1), np.float64)
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """A link's speed as people say it."""
+    gbit = bytes_per_second / GBIT
+    return f"{gbit:.3g} Gbit/s" if gbit >= 1 else f"{gbit * 1000:.3g} Mbit/s"
+
+
+def _signed(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}"

@@ -1,0 +1,157 @@
+"""What a round will take, and which settings get on fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idletrain.fabric import forecast
+from idletrain.fabric.forecast import Fleet, Option
+
+FLEET = Fleet(
+    nodes=8,
+    down=12e6,
+    up=12e6,
+    down_all=12e6,
+    up_all=12e6,
+    call_seconds=0.01,
+    slowness=1.0,
+    commit_bytes_per_second=5e8,
+    memory_bytes=1 << 30,
+)
+LOOPBACK = replace(FLEET, down=2e9, up=2e9, down_all=2e9, up_all=2e9)
+fleets = st.builds(
+    Fleet,
+    st.integers(1, 64),
+    *(st.floats(1e4, 1e10) for _ in range(4)),
+    st.floats(1e-4, 1),
+    st.floats(0.1, 100),
+    st.floats(1e6, 1e10),
+    st.just(1 << 30),
+)
+sizes = st.integers(4, 10**9)
+
+
+@st.composite
+def options(draw: st.DrawFn) -> Option:
+    plain = draw(sizes)
+    kinds = draw(st.sampled_from(forecast.WIRES))
+    return Option(
+        draw(st.sampled_from(["ist", "local-sgd"])),
+        draw(st.integers(1, 128)),
+        *kinds,
+        draw(st.integers(1, plain)),
+        draw(st.integers(1, plain)),
+        plain,
+        draw(st.floats(1e-5, 10)),
+    )
+
+
+def ist(subnets: int = 8, size: int = 2_640_000, step: float = 0.02) -> Option:
+    return Option("ist", subnets, "fp32", "fp32", size, size, size, step)
+
+
+def whole(size: int = 80_000_000, step: float = 0.2, nodes: int = 8) -> Option:
+    return Option("local-sgd", nodes, "fp32", "fp32", size, size, size, step)
+
+
+def test_a_round_by_hand() -> None:
+    found = forecast.expected(ist(size=1_200_000, step=0.01), 50, FLEET)
+    assert found.pull == pytest.approx(8 * 0.1 + 0.01)
+    assert found.compute == pytest.approx(0.5)
+    assert found.push == pytest.approx(0.8)
+    assert found.commit == pytest.approx(8 * 1.2e6 / 5e8 + 0.01)
+    assert found.round == pytest.approx(0.81 + 0.5 + 0.8 + 0.0292)
+    assert found.as_record().keys() == {"pull", "compute", "push", "commit"}
+
+
+def test_a_slow_node_makes_everybody_wait() -> None:
+    slow = replace(FLEET, slowness=3.0)
+    assert forecast.expected(ist(), 50, slow).compute == 3 * forecast.expected(ist(), 50, FLEET).compute
+
+
+def test_with_twice_as_many_subnets_pulls_and_pushes_hide_behind_compute() -> None:
+    once, twice = (forecast.expected(ist(n, size=120_000, step=0.02), 50, FLEET) for n in (8, 16))
+    assert twice.compute == 2 * once.compute
+    assert (twice.pull, twice.push) == (once.pull, once.push)
+
+
+def test_what_does_not_hide_counts() -> None:
+    once, twice = (forecast.expected(ist(n, size=12_000_000, step=0.001), 10, FLEET) for n in (8, 16))
+    assert twice.pull + twice.push == pytest.approx(2 * (once.pull + once.push) - once.compute)
+
+
+@given(options(), st.integers(1, 200), fleets)
+def test_a_round_takes_time_and_a_quicker_link_never_more(option: Option, steps: int, fleet: Fleet) -> None:
+    slow = forecast.expected(option, steps, fleet)
+    links = {name: 2 * getattr(fleet, name) for name in ("down", "up", "down_all", "up_all")}
+    quick = forecast.expected(option, steps, replace(fleet, **links))
+    assert all(getattr(slow, part) > 0 for part in forecast.PARTS)
+    assert quick.round <= slow.round * (1 + 1e-9)
+
+
+@given(options(), fleets)
+def test_the_fewest_steps_that_are_enough_are_taken(option: Option, fleet: Fleet) -> None:
+    steps = forecast.least_steps(option, fleet, forecast.STEPS)
+    share = forecast.expected(option, steps, fleet).exchange_share
+    assert steps <= forecast.MOST_STEPS[option.method]
+    assert share <= forecast.AMORTISED or steps == forecast.MOST_STEPS[option.method]
+    fewer = [s for s in forecast.STEPS if s < steps]
+    assert all(forecast.expected(option, s, fleet).exchange_share > forecast.AMORTISED for s in fewer)
+
+
+@given(st.lists(options(), min_size=1, max_size=5), fleets)
+def test_nothing_left_out_is_worth_much_more_than_the_choice(several: list[Option], fleet: Fleet) -> None:
+    choice = forecast.choose(several, fleet)
+    mine = forecast.progress(choice.option, choice.local_steps, fleet)
+    best = max(forecast.progress(o, forecast.least_steps(o, fleet, forecast.STEPS), fleet) for o in several)
+    assert best <= forecast.WORTH * mine * (1 + 1e-9)
+    assert choice.why
+
+
+def test_wide_layers_over_slow_links_are_cut() -> None:
+    choice = forecast.choose([whole(), ist()], FLEET)
+    assert choice.option.method == "ist"
+    assert choice.local_steps == 100
+    assert any("x by local-sgd" in reason for reason in choice.why)
+
+
+def test_over_fast_links_whole_networks_are_averaged() -> None:
+    choice = forecast.choose([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
+    assert choice.option.method == "local-sgd"
+    assert choice.local_steps <= 10
+
+
+def test_where_the_exchange_is_next_to_nothing_it_happens_at_every_step() -> None:
+    choice = forecast.choose([whole(40_000, 1.0)], LOOPBACK)
+    assert (choice.name, choice.local_steps) == ("data parallel", 1)
+
+
+def test_codes_are_taken_where_the_link_is_what_counts() -> None:
+    plain = ist(8, 24_000_000, 0.005)
+    coded = replace(plain, pull="int8", push="int4", down_bytes=6_100_000, up_bytes=3_100_000)
+    assert forecast.choose([plain, coded], FLEET).option.push == "int4"
+    assert forecast.choose([plain, coded], LOOPBACK).option.push == "fp32"
+
+
+def test_what_the_job_says_of_local_steps_is_kept() -> None:
+    assert forecast.choose([ist()], FLEET, (7,)).local_steps == 7
+    assert forecast.choose([whole()], FLEET, (500,)).local_steps == 500
+
+
+def test_a_choice_is_settings_of_a_job() -> None:
+    choice = forecast.choose([ist()], FLEET)
+    assert forecast.settings_of(choice) == {
+        "method": "ist",
+        "subnets": 8,
+        "local_steps": choice.local_steps,
+        "exchange": {"pull": "fp32", "push": "fp32"},
+    }
+
+
+def test_more_workers_on_one_machine_share_it() -> None:
+    scaled = FLEET.scaled(16)
+    assert (scaled.nodes, scaled.slowness, scaled.memory_bytes) == (16, 2.0, 1 << 29)

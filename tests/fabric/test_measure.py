@@ -1,0 +1,136 @@
+"""Worker processes of a real cluster, measured in seconds; and a cluster that is not as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+from test_rank import TINY
+
+from idletrain.errors import RefusedError, RunError
+from idletrain.fabric import figures, schedule, tasks, team, verdict
+from idletrain.fabric.measure import measure
+from idletrain.fabric.samples import Fabric, from_json
+from idletrain.fabric.tasks import Found
+from idletrain.fabric.team import Team, occupied
+from idletrain.fleet import settings
+
+PRESET = replace(
+    TINY, pings=5, pairs_seconds=0.5, stream_seconds=(0.2, 0.2), transfers=2, transfer_seconds=0.01, flows=(2,)
+)
+
+
+@asynccontextmanager
+async def workers(count: int) -> AsyncIterator[Client]:
+    settings.apply()
+    async with (
+        LocalCluster(n_workers=count, threads_per_worker=1, asynchronous=True, dashboard_address=":0") as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        yield client
+
+
+def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
+        async with workers(count) as client:
+            return await work(client)
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(scope="module")
+def found() -> Fabric:
+    fabric: Fabric = on(3, lambda client: measure(client, PRESET, lambda _: None))
+    return fabric
+
+
+def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
+    assert found.faults == []
+    assert len(found.nodes) == 3
+    pairs = set(schedule.pairs(3))
+    for what, over in (("round trip", "socket"), ("one way", "socket")):
+        assert {(p.source, p.target) for p in figures.of_kind(found, what, over)} == pairs
+    for over in ("dask", "dask tls", "pull", "push"):
+        assert len(figures.of_kind(found, "one way", over)) == 3
+    assert len(figures.of_kind(found, "both ways")) >= 2
+    (incast,) = figures.of_kind(found, "incast")
+    assert (incast.flows, incast.target) == (2, 0)
+    (flows,) = figures.of_kind(found, "flows")
+    assert flows.flows == 2
+
+
+def test_collectives_training_and_stencil_come_along(found: Fabric) -> None:
+    assert {one.operation for one in found.collectives} == set(schedule.OPERATIONS)
+    assert {one.nodes for one in found.training} == {1, 2, 3}
+    assert {one.nodes for one in found.stencil} == {1, 2, 3}
+    assert figures.costs(found)
+    assert verdict.sentence(found).startswith("Between these 3 nodes")
+
+
+def test_what_is_not_there_is_named(found: Fabric) -> None:
+    assert any(missing.startswith("NCCL: not there on all nodes") for missing in found.missing)
+    assert any(missing.startswith("MPI") for missing in found.missing)
+
+
+def test_it_survives_its_file(found: Fabric) -> None:
+    assert from_json(found.as_json(), "a.json") == found
+
+
+def test_one_node_is_measured_as_far_as_it_goes() -> None:
+    alone = on(1, lambda client: measure(client, PRESET, lambda _: None))
+    assert alone.points == []
+    assert any("there is no second node" in missing for missing in alone.missing)
+    assert {one.nodes for one in alone.training} == {1}
+
+
+async def _not_reached(client: Client) -> Fabric:
+    return await measure(client, PRESET, lambda _: None)
+
+
+def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Team.ask
+
+    async def cut(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
+        if task is tasks.link and (args[0].source, args[0].target) == (1, 0):
+            return Found(fault="timed out")
+        return await asked(self, node, task, *args, **more)
+
+    monkeypatch.setattr(Team, "ask", cut)
+    found = on(2, _not_reached)
+    assert [fault for fault in found.faults if "cannot reach" in fault] == [
+        "1 cannot reach 0 at 127.0.0.1 (timed out); let TCP through between them, all ports"
+    ]
+    assert found.collectives == []
+    assert any("every node must reach every other one" in missing for missing in found.missing)
+
+
+def test_workers_of_another_version_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+    monkeypatch.setattr(team, "version", lambda: "1.0" if os.getpid() == here else "0.9")
+    with pytest.raises(RefusedError, match=r"not all workers run idletrain 1\.0: 0 runs 0\.9; install the same"):
+        on(1, Team.of)
+
+
+def test_a_cluster_without_workers_is_a_sentence() -> None:
+    with pytest.raises(RunError, match="the cluster has no worker; start some"):
+        on(0, Team.of)
+
+
+def test_a_cluster_that_works_is_known_by_its_run() -> None:
+    async def told(client: Client) -> tuple[str | None, str | None]:
+        before = await occupied(client)
+        await client.set_metadata(["idletrain"], {"version": "1.2"})
+        return before, await occupied(client)
+
+    assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers")
+
+
+def test_nodes_are_in_the_order_that_people_count_in() -> None:
+    names = ["n10", "n2", "head", "n1"]
+    assert sorted(names, key=team._natural) == ["head", "n1", "n2", "n10"]

@@ -1,0 +1,90 @@
+"""Processes of two nodes that do things together, without a cluster around them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from idletrain.fabric import tasks
+from idletrain.fabric.schedule import KB, OPERATIONS, QUICK, Model
+
+TINY = replace(
+    QUICK,
+    sizes=(KB, 8 * KB, 64 * KB),
+    operation_seconds=0.05,
+    repeats=(2, 3),
+    step_seconds=0.2,
+    models=(Model("mlp", (8,)), Model("transformer", (1,))),
+    edge=8,
+    thorough=True,
+)
+
+
+def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
+    host = "127.0.0.1"
+    common = {
+        "backend": "gloo",
+        "label": "gloo",
+        "host": host,
+        "port": tasks.free_port(host),
+        "nodes": nodes,
+        "sharing": nodes,
+        "preset": asdict(TINY),
+        "bytes_per_second": 1e9,
+        "limit_seconds": 60.0,
+    } | changes
+    with ThreadPoolExecutor(nodes) as beside:
+        parts = [beside.submit(tasks.take_part, {**common, "rank": rank}, "lo", {}) for rank in range(nodes)]
+        return [part.result() for part in parts]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    first, second = together(2)
+    assert second == {}
+    assert "fault" not in first
+    return first
+
+
+def test_every_operation_of_every_size_is_sampled(found: dict[str, Any]) -> None:
+    done = {(one["operation"], one["moved_bytes"]) for one in found["collectives"]}
+    assert done == {(operation, size) for operation in OPERATIONS for size in TINY.sizes}
+    assert all(min(one["seconds"]) > 0 and 2 <= len(one["seconds"]) <= 3 for one in found["collectives"])
+
+
+def test_steps_are_sampled_alone_and_together(found: dict[str, Any]) -> None:
+    done = {(one["model"], one["nodes"]): one for one in found["training"]}
+    assert done.keys() == {(model, nodes) for model in ("mlp", "transformer") for nodes in (1, 2)}
+    assert done["mlp", 1]["step"] == []
+    both = done["mlp", 2]
+    assert min(both["compute"] + both["communicate"] + both["step"]) > 0
+    assert sum(both["buckets"]) == both["gradient_bytes"]
+
+
+def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
+    done = {(one["scaling"], one["blocking"], one["nodes"]) for one in found["stencil"]}
+    assert done == {
+        (scaling, how, nodes) for scaling in ("strong", "weak") for how in (True, False) for nodes in (1, 2)
+    }
+
+
+def test_one_node_trains_alone() -> None:
+    (only,) = together(1)
+    assert only["collectives"] == []
+    assert {one["nodes"] for one in only["training"]} == {1}
+
+
+def test_a_process_that_fails_says_why() -> None:
+    (only,) = together(1, backend="carrier pigeon")
+    assert "carrier pigeon" in only["fault"].lower() or "backend" in only["fault"].lower()
+
+
+def test_a_company_that_never_meets_is_ended() -> None:
+    host = "127.0.0.1"
+    orders = {"backend": "gloo", "label": "gloo", "host": host, "port": tasks.free_port(host), "rank": 0, "nodes": 2}
+    more = {"sharing": 1, "preset": asdict(TINY), "bytes_per_second": 1e9, "limit_seconds": 4.0}
+    found = tasks.take_part({**orders, **more}, "lo", {})
+    assert "fault" in found

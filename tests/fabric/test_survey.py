@@ -1,0 +1,38 @@
+"""A quick look at a fleet, and how long it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from test_forecast import FLEET
+from test_measure import on
+
+from idletrain.fabric import survey
+
+
+def test_a_fleet_of_two_is_looked_at() -> None:
+    fleet = on(2, survey.survey)
+    assert fleet.nodes == 2
+    assert min(fleet.down, fleet.up, fleet.down_all, fleet.up_all) > 1e6
+    assert 0 < fleet.call_seconds < 5
+    assert 0.05 < fleet.slowness < 50
+    assert fleet.memory_bytes > 1 << 20
+
+
+def test_what_was_seen_is_kept_for_a_day(tmp_path: Path) -> None:
+    key = survey.key_of("local", 2)
+    assert survey.kept(tmp_path, key, 1000.0) is None
+    survey.keep(tmp_path / "new", key, FLEET, 1000.0)
+    assert survey.kept(tmp_path / "new", key, 1000.0 + survey.KEPT_SECONDS - 1) == FLEET
+    assert survey.kept(tmp_path / "new", key, 1000.0 + survey.KEPT_SECONDS) is None
+    assert survey.kept(tmp_path / "new", survey.key_of("local", 3), 1001.0) is None
+
+
+def test_a_damaged_file_is_looked_past(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"seen": 1, "fleet": {"nodes": 1}}')
+    assert survey.kept(tmp_path, "a", 1.0) is None
+
+
+def test_updates_are_committed_at_some_rate() -> None:
+    assert survey.commit_rate() > 1e5
+    assert survey.own_pace() > 0

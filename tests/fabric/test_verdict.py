@@ -1,0 +1,116 @@
+"""One sentence of a fabric, and whether two differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idletrain.errors import JobError
+from idletrain.fabric import verdict
+from idletrain.fabric.samples import Fabric, Point, Training
+from idletrain.fabric.verdict import Outcome
+
+MBIT = 1e6 / 8
+
+
+def fabric(rate: float, seed: int, noise: float = 0.01, count: int = 4, **about: Any) -> Fabric:
+    """Links of a rate with noise, and steps that follow from them."""
+    chance = np.random.default_rng(seed)
+    nodes = [
+        {"name": f"n{k}", "mtu": 1500, "cpu": "a", "cores": 2, "gpus": [], "torch": "2", "threads": 1}
+        for k in range(count)
+    ]
+    links = [
+        Point("one way", "socket", a, b, tuple(rate * chance.normal(1, noise, 20)))
+        for a in range(count)
+        for b in range(count)
+        if a != b
+    ]
+    exchange = 2e6 / rate
+    compute, communicate, step = (
+        tuple(t * chance.normal(1, noise, 15)) for t in (0.01, exchange, 0.01 + 0.9 * exchange)
+    )
+    training = [Training("gloo", "mlp", count, 32, 2_000_000, (2_000_000,), compute, communicate, step)]
+    return Fabric({"preset": "quick", "version": "1", **about}, nodes, links, training=training)
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_the_same_fabric_twice_shows_no_significant_effect(seed: int) -> None:
+    differences = verdict.compared(fabric(100 * MBIT, seed), fabric(100 * MBIT, seed + 5000))
+    assert {d.outcome for d in differences} == {Outcome.NO_EFFECT}
+    assert verdict.overall(differences).startswith("No significant effect in 2 of 2 figures")
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=25, deadline=None)
+def test_a_tenth_less_is_told_apart(seed: int) -> None:
+    differences = verdict.compared(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
+    assert {d.outcome for d in differences} == {Outcome.DIFFERENT}
+    told = verdict.overall(differences)
+    assert "The two differ in 2 of 2 figures, most of all: step over arithmetic, mlp" in told
+    assert "worse" in told
+
+
+def test_better_is_called_better() -> None:
+    (link,) = [
+        d for d in verdict.compared(fabric(90 * MBIT, 1), fabric(100 * MBIT, 2)) if d.what == "one way over socket"
+    ]
+    assert link.ratio == pytest.approx(1.11, abs=0.02)
+    assert "the second is 11% better" in link.sentence
+
+
+def test_a_spread_beyond_the_difference_is_no_verdict() -> None:
+    differences = verdict.compared(fabric(100 * MBIT, 1, 0.3), fabric(90 * MBIT, 2, 0.3))
+    (step,) = [d for d in differences if d.what.startswith("step")]
+    assert step.outcome is Outcome.NO_VERDICT
+    assert "no verdict, as samples spread by" in step.sentence
+
+
+def test_two_without_common_figures_get_no_verdict() -> None:
+    empty = replace(fabric(100 * MBIT, 1), points=[], training=[])
+    assert verdict.compared(empty, empty) == []
+    assert verdict.overall([]).startswith("No verdict")
+
+
+def test_unlike_runs_are_refused_with_what_differs() -> None:
+    first, second = fabric(100 * MBIT, 1), fabric(100 * MBIT, 2, count=3, preset="full")
+    with pytest.raises(JobError) as caught:
+        verdict.compared(first, second)
+    assert "unlike runs" in str(caught.value)
+    assert "preset (quick and full)" in str(caught.value)
+    assert "number of nodes (4 and 3)" in str(caught.value)
+
+
+def test_other_hardware_is_unlike_and_another_link_is_not() -> None:
+    first, second = fabric(100 * MBIT, 1), fabric(100 * MBIT, 2)
+    second = replace(second, nodes=[{**node, "cpu": "b", "mtu": 9000} for node in second.nodes])
+    assert verdict.unlike(first, second) == ["cpu (a and b)"]
+
+
+def test_a_fabric_in_one_sentence() -> None:
+    told = verdict.sentence(fabric(100 * MBIT, 1))
+    assert told.startswith("Between these 4 nodes, with links of 10")
+    assert "0 of 1 trainings keep 90% of their steps for arithmetic" in told
+    assert "mlp, batch 32, gloo gives 9" in told
+    assert "would need" in told
+
+
+def test_a_fabric_that_is_fast_enough() -> None:
+    told = verdict.sentence(fabric(1e6 * MBIT, 1))
+    assert "1 of 1 trainings" in told
+    assert "the network has no significant effect" in told
+
+
+def test_one_node_gets_no_verdict() -> None:
+    assert verdict.sentence(Fabric({}, [{"name": "a"}])).startswith("No verdict: there is no second node")
+
+
+@pytest.mark.parametrize(("rate", "text"), [(12.5e6, "100 Mbit/s"), (125e6, "1 Gbit/s"), (3.125e9, "25 Gbit/s")])
+def test_rates_are_told_as_people_say_them(rate: float, text: str) -> None:
+    assert verdict.rate_text(rate) == text

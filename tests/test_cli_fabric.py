@@ -1,0 +1,144 @@
+"""`idletrain fabric`: what is refused, what is compared, and one real measurement of two workers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from idletrain import cli, cli_fabric
+from idletrain.errors import RunError
+from idletrain.fabric.forecast import Fleet
+from idletrain.fabric.samples import Fabric, Point
+from idletrain.job import Job, parse_job
+
+
+def main(*arguments: str) -> object:
+    """The exit code of the command line, in this process."""
+    before, sys.argv = sys.argv, ["idletrain", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        sys.argv = before
+    return ended.value.code
+
+
+def written(path: Path, rate: float, **about: str) -> str:
+    nodes = [{"name": f"n{k}", "mtu": 1500} for k in range(2)]
+    points = [Point("one way", "socket", a, 1 - a, (rate, rate * 1.001, rate, rate * 0.999)) for a in (0, 1)]
+    path.write_text(Fabric({"preset": "quick", "version": "1", **about}, nodes, points).as_json())
+    return str(path)
+
+
+def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = written(tmp_path / "a.json", 12e6), written(tmp_path / "b.json", 10.8e6)
+    assert main("fabric", "--compare", first, second, "--out", str(tmp_path / "c.json")) is None
+    assert "worse" in capsys.readouterr().out
+    assert "a against b" in (tmp_path / "c.html").read_text()
+    assert main("fabric", "--compare", first, first) is None
+    assert "No significant effect" in capsys.readouterr().out
+
+
+def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = written(tmp_path / "a.json", 1e6), written(tmp_path / "b.json", 1e6, preset="full")
+    assert main("fabric", "--compare", first, second) == 2
+    assert "idletrain: --compare: these are unlike runs, as preset (quick and full) differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--compare", "none.json", "none.json"), "none.json cannot be read (No such file or directory)"),
+        (("--scheduler", "tcp://127.0.0.1:1", "--nodes", "2"), "--nodes: starts workers here, and --scheduler names"),
+        (("--out", "fabric.txt"), "--out: fabric.txt should end in .json"),
+        (("--out", "nowhere/fabric.json"), "--out: nowhere/fabric.json cannot be written (No such file or directory)"),
+        (("--nodes", "0"), "x>=1"),
+        (("--preset", "slow"), "'slow' is not one of 'quick', 'full'"),
+    ],
+)
+def test_bad_arguments_are_sentences(
+    arguments: tuple[str, ...],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("fabric", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_fabric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    assert main("fabric", "--compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")) == 2
+    assert "a.json is no file of idletrain fabric" in capsys.readouterr().err
+
+
+def test_two_workers_on_this_machine_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.json"
+    assert main("fabric", "--nodes", "2", "--out", str(out)) is None
+    told = json.loads(out.read_text())
+    assert told["faults"] == []
+    assert len(told["nodes"]) == 2
+    assert told["about"]["seconds"] < 120
+    shown = capsys.readouterr().out
+    assert "break-even" in shown
+    assert "Between these 2 nodes" in shown
+    assert "Pairs: one way" in out.with_suffix(".html").read_text()
+
+
+def job(**training: object) -> Job:
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}}
+    return parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
+
+
+FLEET = Fleet(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1.0, 1e9, 1 << 30)
+
+
+def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    async def look(_address: str | None, count: int) -> Fleet:
+        looks.append(count)
+        return FLEET
+
+    monkeypatch.setattr(cli_fabric, "_survey", look)
+    said: list[str] = []
+    stated = job(method="ist", subnets=2, local_steps=3)
+    assert cli_fabric.decided(stated, None, said.append) == (stated, None)
+    assert (looks, said) == ([], [])
+    open_, choice = cli_fabric.decided(job(), None, said.append)
+    assert choice is not None
+    assert open_.training.subnets == choice.option.subnets
+    assert looks == [4]
+    again, choice = cli_fabric.decided(stated, None, said.append)
+    assert again == stated
+    assert choice is not None
+    assert choice.expected.round > 0
+    assert looks == [4]
+
+
+def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(_address: str | None, _count: int) -> None:
+        return None
+
+    monkeypatch.setattr(cli_fabric, "_survey", busy)
+    said: list[str] = []
+    assert cli_fabric.decided(job(), None, said.append) == (job(), None)
+    assert said[-1] == "the fleet is at work: the job is taken as it is"
+
+
+def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def empty(_address: str | None, _count: int) -> None:
+        raise RunError("the cluster has no worker")
+
+    monkeypatch.setattr(cli_fabric, "_survey", empty)
+    said: list[str] = []
+    assert cli_fabric.decided(job(), None, said.append) == (job(), None)
+    assert said[-1] == "the fleet cannot be looked at (the cluster has no worker): the job is taken as it is"
