@@ -208,7 +208,8 @@ def step_seconds(recipe: Recipe, train: SparseSamples, threads: int, budget_seco
     """The median time of a step on so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    going, times, ends = steps(make(recipe, train, 0), recipe, train, 0), [], time.perf_counter() + budget_seconds
+    going, ends = steps(make(recipe, train, 0), recipe, train, 0), time.perf_counter() + budget_seconds
+    times: list[float] = []
     next(going)
     while not times or time.perf_counter() < ends:
         started = time.perf_counter()
