@@ -161,7 +161,7 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
             read.append(from_json(path.read_text(), str(path)))
         except OSError as error:
             raise JobError(f"--compare: {path} cannot be read ({error.strerror}); name two files of --out") from None
-    differences = verdict.compared(*read)
+    differences = verdict.compared(read[0], read[1])
     Console().print(show.compared_terminal(differences))
     if to:
         _write(to, page.compared_page([first.stem, second.stem], differences))

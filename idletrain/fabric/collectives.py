@@ -15,16 +15,20 @@ from idletrain.fabric.schedule import OPERATIONS
 from idletrain.rounds.limits import available_bytes
 
 VALUE_BYTES = 4
+CROSSINGS = 2  # of an operation's bytes over every link, at most
 COPIES = 3  # of an operation's bytes, that its buffers and the backend's take
 
 
-def measure(company: Company, backend: str, sharing: int) -> tuple[list[Collective], list[str]]:
+def measure(
+    company: Company, backend: str, sharing: int, bytes_per_second: float
+) -> tuple[list[Collective], list[str]]:
     """Every operation's samples, and what is missing.
 
     Args:
         company: Who takes part.
         backend: Its name.
         sharing: How many of them share this machine's memory.
+        bytes_per_second: Of the links, by which what would take too long is not begun.
     """
     found: list[Collective] = []
     missing: list[str] = []
@@ -33,7 +37,8 @@ def measure(company: Company, backend: str, sharing: int) -> tuple[list[Collecti
         for size in company.preset.sizes:
             count = max(1, size // VALUE_BYTES // company.nodes) * company.nodes
             before = found[-1].moved_bytes if found and found[-1].operation == operation else size
-            too_slow = last * size / before * company.preset.repeats[0] > 3 * company.preset.operation_seconds
+            expected = last + CROSSINGS * (size - before) / bytes_per_second
+            too_slow = expected * company.preset.repeats[0] > 3 * company.preset.operation_seconds
             roomy = company.all_can(COPIES * size * sharing < available_bytes())
             if too_slow or not roomy:
                 missing.append(f"{operation} over {backend} beyond {before / 1e6:g} MB: {_why(roomy=roomy)}")

@@ -114,8 +114,8 @@ def link_rate(fabric: Fabric) -> float | None:
 
 def line_rate(fabric: Fabric) -> float | None:
     """What the nodes' cards say their links do, the slowest, in bytes a second; as measured where one does not know."""
-    told = [node.get("link_bits_per_second") for node in fabric.nodes]
-    return min(told) / 8 if told and all(told) else link_rate(fabric)
+    told = [float(node.get("link_bits_per_second") or 0.0) for node in fabric.nodes]
+    return min(told) / 8 if min(told, default=0.0) else link_rate(fabric)
 
 
 def round_trip(fabric: Fabric) -> float | None:

@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _topology_has_cards() -> bool:
     return False
 
 
-def unlike_versions(nodes: list[Mapping[str, Any]]) -> list[str]:
+def unlike_versions(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Libraries that are not the same everywhere, a sentence each: what they do to figures is nobody's network."""
     told = []
     for library in ("torch", "distributed", "python"):
@@ -106,7 +106,7 @@ def own_address() -> str:
     from distributed import get_worker
 
     host = str(get_worker().address).split("://", 1)[-1].rsplit(":", 1)[0].strip("[]")
-    return socket.getaddrinfo(host, None)[0][4][0] if host else "127.0.0.1"
+    return str(socket.getaddrinfo(host, None)[0][4][0])
 
 
 def _cpu() -> str:

@@ -28,15 +28,15 @@ class Post:
         self._posts = comms.Posts(token)
         self._until = time.monotonic() + lives_seconds
         self._ended, self._opened = threading.Event(), threading.Event()
-        self._fault: BaseException | None = None
+        self._faults: list[BaseException] = []
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(host, temporary, cluster)), daemon=True, name=KEY
         )
         self._thread.start()
         self._opened.wait()
-        if self._fault:
+        if self._faults:
             self._plain.close()
-            raise self._fault
+            raise self._faults[0]
         self.door = Door(host, self._plain.port, self._posts.addresses)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Post:
         try:
             await self._posts.open(host, temporary, cluster)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
-            self._fault = error
+            self._faults.append(error)
             return
         finally:
             self._opened.set()

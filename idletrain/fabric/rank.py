@@ -70,7 +70,7 @@ def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, t
     """What one company does; all of its nodes come to the same."""
     operations: list[Collective] = []
     if company.nodes > 1 and thorough:
-        operations, missing = collectives.measure(company, orders.label, orders.sharing)
+        operations, missing = collectives.measure(company, orders.label, orders.sharing, orders.bytes_per_second)
         found["collectives"] += operations
         found["missing"] += missing
     expected = _expected(operations, company.nodes, orders.bytes_per_second)

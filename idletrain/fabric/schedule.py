@@ -112,9 +112,9 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (QUICK, FULL)
 
 def preset_of(tree: Mapping[str, Any]) -> Preset:
     """A preset from its plain values, as `asdict` and JSON make them."""
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
     models = tuple(Model(model["name"], tuple(model["batch_sizes"])) for model in tree["models"])
-    return Preset(**{**plain, "models": models})
+    return Preset(**(plain | {"models": models}))
 
 
 def pairs(nodes: int) -> list[tuple[int, int]]:

@@ -111,7 +111,8 @@ def _stepper(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[]
 
     def step() -> None:
         outputs = module(x)
-        functional.cross_entropy(outputs.flatten(0, -2), y.flatten()).backward()
+        loss: Any = functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
+        loss.backward()
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:

@@ -102,7 +102,7 @@ def sentence(fabric: Fabric) -> str:
         return "No verdict: there is no second node to talk to; start more workers."
     here = f"Between these {len(fabric.nodes)} nodes, with links of {rate_text(link)},"
     if not costs:
-        return f"{here} nothing was trained: {next(iter(fabric.missing), 'no backend is there on all nodes')}."
+        return f"{here} nothing was trained: what was left out says why."
     best = [cost for cost in costs if cost.efficiency >= model.EFFICIENT]
     worst = min(costs, key=lambda cost: cost.efficiency)
     told = f"{len(best)} of {len(costs)} trainings keep {model.EFFICIENT:.0%} of their steps for arithmetic"
