@@ -55,7 +55,7 @@ def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixt
         (("--scheduler", "tcp://127.0.0.1:1", "--nodes", "2"), "--nodes: starts workers here, and --scheduler names"),
         (("--out", "fabric.txt"), "--out: fabric.txt should end in .json"),
         (("--out", "nowhere/fabric.json"), "--out: nowhere/fabric.json cannot be written (No such file or directory)"),
-        (("--nodes", "0"), "x>=1"),
+        (("--nodes", "0"), "should be greater than or equal to 1"),
         (("--preset", "slow"), "'slow' is not one of 'quick', 'full'"),
     ],
 )

@@ -31,7 +31,7 @@ class Preset:
     Attributes:
         pings: Round trips of each pair.
         pairs_seconds: For the streams of all pairs together, which sets each one's length within `stream_seconds`.
-        transfers: Of each kind over Dask and the exchange, of `transfer_seconds` each.
+        transfers: Of each kind over Dask and the exchange, of `transfer_seconds` and `transfer_most` bytes at most.
         partners: How many nodes each such transfer is tried with by each node; None for all.
         flows: Numbers of connections at once.
         sizes: Bytes of collective operations.
@@ -51,6 +51,7 @@ class Preset:
     stream_seconds: tuple[float, float]
     transfers: int
     transfer_seconds: float
+    transfer_most: int
     partners: int | None
     flows: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -67,10 +68,11 @@ class Preset:
 QUICK = Preset(
     name="quick",
     pings=30,
-    pairs_seconds=10.0,
-    stream_seconds=(0.25, 1.0),
+    pairs_seconds=8.0,
+    stream_seconds=(0.2, 1.0),
     transfers=3,
     transfer_seconds=0.05,
+    transfer_most=8 * MB,
     partners=1,
     flows=(4,),
     sizes=(KB, 16 * KB, 128 * KB, MB, 8 * MB),
@@ -90,6 +92,7 @@ FULL = Preset(
     stream_seconds=(1.0, 3.0),
     transfers=15,
     transfer_seconds=0.5,
+    transfer_most=64 * MB,
     partners=None,
     flows=(2, 4, 8),
     sizes=(*(KB * 4**i for i in range(10)), GB),
@@ -147,7 +150,7 @@ def stream_seconds(preset: Preset, nodes: int) -> float:
 
 def transfer_bytes(preset: Preset, bytes_per_second: float) -> int:
     """How large a transfer is that takes about as long as it should, at a link's speed."""
-    return int(min(64 * MB, max(64 * KB, bytes_per_second * preset.transfer_seconds))) // 4 * 4
+    return int(min(preset.transfer_most, max(64 * KB, bytes_per_second * preset.transfer_seconds))) // 4 * 4
 
 
 def worlds(preset: Preset, nodes: int) -> list[int]:
