@@ -16,11 +16,23 @@ import torch
 from distributed.core import Server, rpc
 from distributed.protocol import to_serialize
 from distributed.security import Security
+from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.exchange.wire import (
+    Bound,
+    Gang,
+    LeaseId,
+    PushHeader,
+    Receipt,
+    Reply,
+    checksum,
+    inspect,
+    inspect_values,
+)
 from idletrain.fabric.sockets import CONNECT_SECONDS, Stream
 
 LEASE = "fabric"
@@ -30,7 +42,7 @@ class FixedHead:
     """A head that has as many random values as asked for, and takes what it is sent, whole."""
 
     def __init__(self, token: str) -> None:
-        self._token, self._flat = token, torch.empty(0)
+        self._token, self._flat, self._parts = token, torch.empty(0), Parts()
 
     def program(self) -> bytes:
         """See `Head`."""
@@ -44,17 +56,31 @@ class FixedHead:
             self._flat = torch.rand(lease.round)
         return at or 0, self._flat[start:stop]
 
-    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Reply:
+    def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
+        """See `Head`."""
+        attempt, size = header.lease.attempt, 4 * header.lease.round
+        held = header.lease.run == self._token and self._parts.hold(attempt, (1, True), start, frames, size)
+        return Reply.ACCEPTED if held else Reply.NOT_LEASED
+
+    async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`."""
         if header.lease.run != self._token:
-            return Reply.NOT_LEASED
-        expected = 4 * header.lease.round
-        fault = await asyncio.to_thread(inspect, header, frames, expected)
-        return fault or await asyncio.to_thread(inspect_values, frames) or Reply.ACCEPTED
+            return Receipt(Reply.NOT_LEASED)
+        frames = frames or self._parts.payload(header.lease.attempt, (1, True))
+        self._parts.drop(header.lease.attempt)
+        fault = await asyncio.to_thread(inspect, header, frames, 4 * header.lease.round)
+        return Receipt(fault or await asyncio.to_thread(inspect_values, frames) or Reply.ACCEPTED)
 
-    def part(self, lease: LeaseId, steps: int, start: int, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
-        """See `Head`; nothing here is sent in parts."""
-        return Reply.WRONG_SHAPE
+    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
+        """See `Head`."""
+        return Bound(size, 1.0) if header.lease.run == self._token else Reply.NOT_LEASED
+
+    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
+        """See `Head`; nothing is of use here before it is whole."""
+
+    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+        """See `Head`; nothing here is ever lacking."""
+        return Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002
         """See `Head`."""
@@ -133,9 +159,9 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
 
     async def push() -> None:
         digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
-        reply = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
-        if reply is not Reply.ACCEPTED:
-            raise ConnectionError(f"a push came as {reply.value}")
+        receipt = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
+        if receipt.reply is not Reply.ACCEPTED:
+            raise ConnectionError(f"a push came as {receipt.reply.value}")
 
     try:
         return await _repeated(push, size, repeats)
