@@ -6,7 +6,7 @@ DATA := /usr/share/datasets/fashion-mnist
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check data browser peers clean
+.PHONY: demo test check data tools peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
@@ -26,10 +26,11 @@ data:
 	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq dataset-fashion-mnist || true; \
 	fi
 
-# Debian's browser, for the tests of what a person sees; they are skipped where there is none.
-browser:
-	@if ! command -v chromedriver >/dev/null && command -v apt-get >/dev/null; then \
-	    $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium chromium-driver fonts-dejavu || true; \
+# Debian's browser and iptables, for tests that are skipped where these are absent.
+tools:
+	@if ! { command -v chromedriver && command -v iptables-restore; } >/dev/null && command -v apt-get >/dev/null; then \
+	    $(SUDO) apt-get update -qq && \
+	    $(SUDO) apt-get install -y -qq chromium chromium-driver fonts-dejavu iptables || true; \
 	fi
 
 # What benchmarks compare with, in an environment of its own; its tests are skipped where it is absent.

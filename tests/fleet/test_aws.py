@@ -92,9 +92,10 @@ def test_a_group_is_made_once_and_lets_nobody_else_in(account: Account, site: An
     first = account.make_group("night", site.vpc, tags_of("night"))
     assert account.make_group("night", site.vpc, tags_of("night")) == first
     (group,) = account.ec2.describe_security_groups(GroupIds=[first])["SecurityGroups"]
-    (rule,) = group["IpPermissions"]
-    assert (rule["IpRanges"], rule["Ipv6Ranges"]) == ([], [])
-    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [first]
+    assert {rule["IpProtocol"] for rule in group["IpPermissions"]} == {"tcp", "udp"}
+    for rule in group["IpPermissions"]:
+        assert (rule["IpRanges"], rule["Ipv6Ranges"]) == ([], [])
+        assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [first]
 
 
 def test_an_identity_is_kept_secret_and_read_back(account: Account) -> None:
