@@ -178,7 +178,7 @@ def figures_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[Figure]:
             figures += [found, at_most(f"{words}: behind float32", plain.value - found.value, "points", 0.1)]
     whole, dropped, salvaged = (mean(runs, plan.subnets[0], CODED[1], fate) for fate in FATES)
     cost = whole.value - dropped.value
-    won = (salvaged.value - dropped.value) / cost if cost > 0 else 1.0
+    won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)
     words = "won back of what dropping half costs, at a fifth of the bytes"
     return [*figures, dropped, salvaged, at_least(words, won, "", 0.6)]
 
