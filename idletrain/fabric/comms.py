@@ -7,6 +7,7 @@ besides, the durable write of a push, is the head's disk and not the network.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -155,7 +156,8 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
         OSError: there is no way to the store.
     """
     client = StoreClient(address, security.get_connection_args("worker"))
-    lease, flat = LeaseId(token, 1, size // 4, 0, 1), torch.rand(size // 4)
+    # Large pushes come in parts, which are put together by attempt: no two nodes may have the same.
+    lease, flat = LeaseId(token, 1, size // 4, 0, secrets.randbits(31)), torch.rand(size // 4)
 
     async def push() -> None:
         digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
