@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import sys
 import threading
@@ -219,7 +220,7 @@ def _install(asked: Schedule, job: Job, book: Book) -> None:
         from idletrain.fleet import aws_schedule
         from idletrain.fleet.aws import Account
 
-        book.path(asked.name, "job").write_text(job.model_dump_json())  # what runs there from now on
+        book.path(asked.name, "job").write_text(json.dumps(job.as_tree()))  # what runs there from now on
         aws_schedule.install(Account(job.cloud.region), asked, job, _packed(job), version("idletrain"))
     elif asked.on != On.loop:
         _triggers()[asked.on].install(asked.name, wake_minutes(asked.cron), _command(asked.name, book))

@@ -21,6 +21,7 @@ from idletrain.errors import JobError
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # What must not change between the sittings of one run: it decides the run's bits.
+LEFT_OPEN = ("method", "subnets", "local_steps", "exchange")  # of training: what a job need not say is chosen for it
 FIXED = (
     "model",
     "data",
@@ -272,6 +273,11 @@ class Job(_Settings):
     def run_dir(self) -> Path:
         """The directory that holds all that is durable of this job's run."""
         return Path(self.checkpoint.to) / self.name
+
+    def as_tree(self) -> dict[str, Any]:
+        """The job as plain values that make the same job again: defaults too, but for what it leaves open."""
+        said = self.training.model_fields_set
+        return self.model_dump(mode="json", exclude={"training": {name for name in LEFT_OPEN if name not in said}})
 
 
 def load_job(path: Path) -> Job:

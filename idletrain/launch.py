@@ -15,7 +15,7 @@ from distributed.security import Security
 
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
-from idletrain.job import Job, resume_faults
+from idletrain.job import LEFT_OPEN, Job, resume_faults
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.expectation import Expectation
@@ -32,7 +32,6 @@ from idletrain.storage import Reached, only_head, write_whole
 
 Begun = Callable[[Callable[[], None], Recorder], None]
 CONNECT_SECONDS = 10
-DECIDED = ("method", "subnets", "local_steps", "exchange")  # what a launch may choose; a resumption takes it as it was
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
@@ -122,7 +121,7 @@ def _as_begun(job: Job, then: Job) -> Job:
     """
     auto = job.model.args.get("sampler") == "auto" and "sampler" in then.model.args
     job = _with_sampler(job, then.model.args["sampler"]) if auto else job
-    left = {name: getattr(then.training, name) for name in DECIDED if name not in job.training.model_fields_set}
+    left = {name: getattr(then.training, name) for name in LEFT_OPEN if name not in job.training.model_fields_set}
     return job.model_copy(update={"training": job.training.model_copy(update=left)})
 
 

@@ -6,14 +6,21 @@ Apart from `head` because it needs torch, whose import takes seconds in which no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from distributed import Client
+
+from idletrain.errors import RefusedError, RunError
 from idletrain.export import load_run, save
+from idletrain.fabric import outlook
+from idletrain.fabric.survey import survey
 from idletrain.fleet.identity import Identity
 from idletrain.fleet.keeper import Keeper
 from idletrain.fleet.reconcile import Limits, why_stop
@@ -22,6 +29,7 @@ from idletrain.fleet.workdir import RUNS, unpack
 from idletrain.job import Job
 from idletrain.launch import Options, launch, settle
 from idletrain.nn.prepare import from_settings
+from idletrain.observe.expectation import Expectation
 from idletrain.observe.records import Recorder, read
 from idletrain.observe.report import Past, page
 from idletrain.rounds import mirror
@@ -31,6 +39,7 @@ from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
+FIRST_NODE_SECONDS, OTHER_NODES_SECONDS = 180.0, 30.0  # that a fleet is waited for, to be looked at
 MODEL = "model.safetensors"
 REPORT = "report.html"
 
@@ -50,6 +59,9 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
     await asyncio.to_thread(unpack, prefix, Path.cwd())
     sys.path.insert(0, "")  # the user's own factories
     job = await asyncio.to_thread(settle, job)
+    expectation = Expectation()
+    if not resumed and outlook.leaves_open(job):
+        job, expectation = await _decided(job, identity, scheduler)
     prepared = await asyncio.to_thread(from_settings, job.model, job.data, job.training, job.memory)
     limits: list[asyncio.Task[None]] = []
 
@@ -71,6 +83,7 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
                 sinks=(keeper,),
                 command=run.command,
                 allow_control=run.allow_control,
+                expectation=expectation,
             ),
         )
     finally:
@@ -80,6 +93,24 @@ async def work(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity
         await asyncio.gather(copying, *limits, return_exceptions=True)
         await asyncio.to_thread(copy.copy)
     await asyncio.to_thread(_bring_home, job, prefix, ending)
+
+
+async def _decided(job: Job, identity: Identity, scheduler: str) -> tuple[Job, Expectation]:
+    """The job with what it leaves open chosen for the nodes that come first; as it is, if none can be looked at."""
+    async with Client(scheduler, asynchronous=True, security=identity.security(), set_as_default=False) as client:
+        try:
+            with contextlib.suppress(TimeoutError):  # of those who are there it is known
+                await client.wait_for_workers(1, FIRST_NODE_SECONDS)
+                await client.wait_for_workers(job.nodes.count, OTHER_NODES_SECONDS)
+            fleet = await survey(client)
+        except (RunError, RefusedError) as error:  # a node was taken meanwhile
+            logger.warning("the fleet cannot be looked at (%s): the job is taken as it is", error)
+            return job, Expectation()
+    fleet = replace(fleet, nodes=job.nodes.count)
+    job, choice = await asyncio.to_thread(outlook.chosen, job, fleet)
+    for line in outlook.lines(choice):
+        logger.info(line)
+    return job, Expectation(choice.expected.as_record(), choice.why)
 
 
 async def _watch_limits(run: Record, keeper: Keeper, stop: Callable[[], None], tell: Recorder) -> None:

@@ -296,7 +296,7 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **
     pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
     made = Record(
         run=job.name,
-        job=job.model_dump(mode="json"),
+        job=job.as_tree(),
         tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
         created=now,
         deadline=deadline,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from idletrain.errors import JobError
-from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
+from idletrain.job import LEFT_OPEN, Job, load_job, parse_bytes, parse_job, parse_seconds
 
 WORKFLOWS = sorted((Path(__file__).parent.parent / "workflows").glob("*.yaml"))
 
@@ -149,6 +150,13 @@ def test_a_job_does_not_change() -> None:
 def test_a_job_comes_back_from_its_json() -> None:
     job = parse_job(tree(preemption={"mark_every": "500ms"}, nodes={"memory": "2GiB.."}))
     assert Job.model_validate_json(job.model_dump_json()) == job
+
+
+def test_what_a_job_leaves_open_it_leaves_open_as_plain_values() -> None:
+    job = parse_job(tree(training={"subnets": 2, "exchange": {"push": "int8"}}))
+    again = Job.model_validate(json.loads(json.dumps(job.as_tree())))
+    assert again == job
+    assert again.training.model_fields_set & set(LEFT_OPEN) == {"subnets", "exchange"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.stem for path in WORKFLOWS])

@@ -25,16 +25,16 @@ from idletrain.storage import S3Prefix
 DIGITS = {
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10]}},
     "data": {"name": "digits"},
-    "training": {"subnets": 1, "local_steps": 10, "rounds": 2, "batch_size": 32, "optimizer": {"lr": 0.05}},
+    "training": {"subnets": 1, "rounds": 2, "batch_size": 32, "optimizer": {"lr": 0.05}},
     "nodes": {"count": 1, "memory": "1GiB"},
 }
 
 
-def test_a_machine_lost_behind_the_last_round_is_not_replaced_and_fails_no_run(
+def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_round_fails_no_run(
     cloud: Sandbox, account: Account, prefix: S3Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sleeping(account, count=1)
-    run = replace(run, job=parse_job({**DIGITS, "name": run.run}).model_dump(mode="json"))
+    run = replace(run, job=parse_job({**DIGITS, "name": run.run}).as_tree())
     record.claim(prefix, run)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # which the work adds to
@@ -61,7 +61,10 @@ def test_a_machine_lost_behind_the_last_round_is_not_replaced_and_fails_no_run(
         options += [{"ca": "--tls-ca-file"}.get(what, f"--tls-{what}"), str(tmp_path / what)]
     lost = asyncio.run(check())
 
-    assert [e["status"] for e in mirror.events(prefix) if e["kind"] == "run_ended"] == ["completed"]
+    events = {event["kind"]: event for event in mirror.events(prefix)}
+    assert any("local steps" in reason for reason in events["run_started"]["why"])
+    assert set(events["round_committed"]["expected"]) == set(events["round_committed"]["measured"])
+    assert events["run_ended"]["status"] == "completed"
     assert account.instances(run.run) == []
     teardown.down(account, run.run, prefix)
     ends = [e for e in mirror.events(prefix) if e["kind"] == "instance_ended"]

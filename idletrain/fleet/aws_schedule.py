@@ -49,7 +49,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
     remove(account, schedule.name, job)
     prefix = prefix_of(account, schedule.name, job)
     with explained():
-        prefix.put(JOB, job.model_dump_json(indent=1).encode())
+        prefix.put(JOB, json.dumps(job.as_tree(), indent=1).encode())
         if packed is not None:
             prefix.put(workdir.KEY, packed)
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
