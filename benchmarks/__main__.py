@@ -3,7 +3,7 @@
 python -m benchmarks [--tiny] [NAME ...]
 
 Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files;
-link_use, bad_links, lossy_rounds and wide_exchange, which need root.
+link_use, bad_links, lossy_rounds, wide_exchange, fabric, forecast and planned, which need root.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ NAMES = (
     "wide_labels",
     "wide_scale",
     "where_time_goes",
-    "forecast",
     "scale",
     "page",
 )

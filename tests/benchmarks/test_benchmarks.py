@@ -13,11 +13,14 @@ import benchmarks.__main__ as everything
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
-LACKING = pytest.mark.skipif(bool(missing()), reason=" ".join(missing()))
-SHAPED = [pytest.param(name, marks=LACKING) for name in ("link_use", "bad_links", "fabric")]
+LACKING = {"link_use": missing(), "fabric": missing(), "bad_links": missing(delay=True, loss=True)}
+SHAPED = [
+    pytest.param(name, marks=pytest.mark.skipif(bool(lacking), reason=" ".join(lacking)))
+    for name, lacking in LACKING.items()
+]
 
 
-@pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", *SHAPED])
+@pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", "forecast", "planned", *SHAPED])
 def test_a_tiny_run_writes_its_figures(name, tmp_path, capsys):
     path = tmp_path / "out" / f"{name}.json"
     result = importlib.import_module(f"benchmarks.{name}").main(["--tiny", "--json", str(path)])
@@ -201,7 +204,15 @@ def _check_forecast(written):
     figures = {figure["what"].split(": ")[1]: figure["value"] for figure in written["figures"]}
     assert figures["compute, measured"] > 0
     assert all(value >= 0 for value in figures.values())
-    assert written["fleet"]["nodes"] >= 2
+    assert written["fleets"][0]["nodes"] == 2
+
+
+def _check_planned(written):
+    mine, by_hand = written["runs"]
+    assert (mine["name"], by_hand["name"]) == ("planned", "by hand")
+    assert written["why"]
+    figures = [figure["value"] for figure in written["figures"]]
+    assert figures[2] == pytest.approx(figures[0] / figures[1])
 
 
 CHECKS = {
@@ -209,6 +220,7 @@ CHECKS = {
     "coded_accuracy": _check_coded_accuracy,
     "lossy_rounds": _check_lossy_rounds,
     "forecast": _check_forecast,
+    "planned": _check_planned,
     "fabric": _check_fabric,
     "codec": _check_codec,
     "kernels": _check_kernels,

@@ -1,0 +1,100 @@
+"""Are the settings that are chosen for a fleet as good as the best of a sweep by hand?
+
+A case of the comparison on machines with shaped links (`idletrain-testbed`; needs root): a look at the fleet, as a
+launch takes it, chooses method, subnets, local steps and wire; the same job with other numbers of subnets and of local
+steps, and with the other method, runs beside it. Seconds from the first lease to the first snapshot at the case's
+target.
+
+    python -m benchmarks.planned [--tiny] [--json FILE] [--case b] [--nodes 8] [--link 100mbit]
+
+Target: at most 10 % behind the best of the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.candidates import IST_INTERVALS, RATES, STEPS, WHOLE
+from benchmarks.contest import job_tree, run
+from benchmarks.forecast import fleet_of
+from benchmarks.lossy_rounds import seconds_to
+from benchmarks.methods import CASES, Case, Entry
+from benchmarks.report import Figure, at_most, parser, report
+from idletrain.fabric import outlook
+from idletrain.fabric.forecast import Fleet
+from idletrain.job import LEFT_OPEN, parse_job
+
+BEHIND = 1.1
+SNAPSHOTS = 16  # of a run, at the least
+BUDGET_SECONDS = 300.0
+LOCAL_INTERVALS = (10, 25, 50)
+
+
+def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
+    """A run with such settings, as long as its method needs."""
+    _, local, ist = STEPS.get(case.name, (100, 100, 100))
+    rates = {**RATES.get(case.name, {"lr": 0.2}), **WHOLE.get(case.name, {}), "state": "reset"}
+    # All nodes share each pass: with more subnets than nodes every one gets fewer samples in as many steps.
+    steps = (ist if method == "ist" else local) * max(1, chosen["subnets"] // nodes)
+    every = chosen["local_steps"]
+    return Entry(
+        method=method,
+        settings={**rates, **chosen},
+        steps=-(-steps // every) * every,
+        snapshot_every=every,
+        budget_seconds=BUDGET_SECONDS,
+    )
+
+
+def planned(case: Case, fleet: Fleet) -> tuple[Entry, tuple[str, ...]]:
+    """What a launch would take, and why."""
+    asked = entry(case, "ist", {"subnets": fleet.nodes, "local_steps": 50}, fleet.nodes)
+    tree = job_tree(case, asked, fleet.nodes, Path(), BUDGET_SECONDS)
+    tree["training"] = {name: value for name, value in tree["training"].items() if name not in LEFT_OPEN}
+    job, choice = outlook.chosen(parse_job(tree), fleet)
+    training = job.training
+    exchange = training.exchange.model_dump(exclude_defaults=True)
+    chosen = {"subnets": training.subnets, "local_steps": training.local_steps, "exchange": exchange}
+    return entry(case, training.method, chosen, fleet.nodes), choice.why
+
+
+def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
+    """By hand: both methods, numbers of subnets and of local steps, over the same wire."""
+    for subnets in (nodes, 2 * nodes):
+        for every in IST_INTERVALS:
+            yield entry(case, "ist", {"subnets": subnets, "local_steps": every, "exchange": exchange}, nodes)
+    for every in LOCAL_INTERVALS:
+        yield entry(case, "local-sgd", {"subnets": nodes, "local_steps": every, "exchange": exchange}, nodes)
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Choose, run and report."""
+    command = parser(__doc__)
+    command.add_argument("--case", default="b", choices=[name for name in CASES if name != "tiny"])
+    command.add_argument("--nodes", type=int, default=8)
+    command.add_argument("--link", default="100mbit")
+    options = command.parse_args(argv)
+    case, nodes, link = CASES[options.case], options.nodes, options.link
+    if options.tiny:
+        case, nodes, link = replace(CASES["tiny"], target=0.3), 2, "none"
+    fleet = fleet_of(nodes, link)
+    mine, why = planned(case, fleet)
+    by_hand = list(sweep(case, nodes, mine.settings["exchange"]))
+    figures, records = [], []
+    for name, one in (("planned", mine), *(("by hand", one) for one in (by_hand[:1] if options.tiny else by_hand))):
+        told = run(case, one, nodes, link)
+        records.append({"name": name, **told})
+        words = f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
+        best = max((accuracy for *_, accuracy in told["curve"]), default=0.0)
+        figures.append(Figure(words, min(seconds_to(told), BUDGET_SECONDS), "s", samples=[best]))
+        print(f"{words}: {seconds_to(told):.1f} s (best {best:.4f})", flush=True)
+    best = min(figure.value for figure in figures[1:])
+    figures.append(at_most("planned / best by hand", figures[0].value / best, "", BEHIND))
+    return report("planned", options, figures, case=case.name, nodes=nodes, link=link, why=why, runs=records)
+
+
+if __name__ == "__main__":
+    main()
