@@ -175,9 +175,8 @@ def _check_link_use(written):
 
 
 def _check_bad_links(written):
-    assert list(written["found"]) == ["incast, tiny", "1% loss, 2 ms, tiny"]
     for ways in written["found"].values():
-        assert len(ways) == 6
+        assert set(ways) == {"CUBIC", "BBR", "datagrams"}
         assert all(len(samples) == 2 and min(samples) > 0.5 for samples in ways.values())
 
 

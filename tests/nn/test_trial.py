@@ -78,6 +78,7 @@ def test_a_job_is_settled_once_and_resumed_with_what_it_began_with(
         update={"model": settled.model.model_copy(update={"args": {**settled.model.args, "sampler": "dwta"}})}
     )
     (job.run_dir / "job.json").write_text(begun.model_dump_json())
+    (job.run_dir / "ledger").touch()
     assert settle(job).model.args["sampler"] == "dwta"
 
 
