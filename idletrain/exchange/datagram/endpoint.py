@@ -31,7 +31,7 @@ BURST = 64  # datagrams read or sent before the other things are looked at
 BUFFER_BYTES = 1 << 22  # asked of the kernel; it gives what it allows
 IDLE_SECONDS = 0.5
 GREET_SECONDS = 0.05
-TURN_SECONDS = 0.001
+TURN_SECONDS = 0.0005  # between two looks at what may be granted: each costs as much as several datagrams
 NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the latest
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
 PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
@@ -144,6 +144,7 @@ class Endpoint:
         for one in (*self._sockets, self._wake_out):
             self._selector.register(one, selectors.EVENT_READ)
         self._closing = self._over = False
+        self._due_at = 0.0  # when there is something to say or to send, whatever comes
         self._thread = threading.Thread(target=self._run, name="idletrain-datagrams", daemon=True)
         self._thread.start()
 
@@ -234,6 +235,17 @@ class Endpoint:
         self._ask(begin)
         return coming.done
 
+    def drop(self, session: int, transfer: int) -> None:
+        """Send no more of a transfer, whatever the receiver has; one that is over is left alone."""
+
+        def leave() -> None:
+            found = self._sessions.get(session)
+            out = found.out.pop(transfer, None) if found else None
+            if out:
+                out.done.set_exception(SilentError("it was given up"))
+
+        self._ask(leave)
+
     def end(self, session: int) -> None:
         """Close a session: what is under way in it fails."""
         self._ask(lambda: self._end(session))
@@ -268,6 +280,7 @@ class Endpoint:
 
     def _answer_asked(self) -> None:
         while self._asked:
+            self._due_at = 0.0
             self._asked.popleft()()
 
     def _run(self) -> None:
@@ -288,28 +301,29 @@ class Endpoint:
             self._selector.close()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._wait_seconds()):
+        for key, _ in self._selector.select(max(0.0, self._due_at - time.monotonic())):
             if key.fileobj is self._wake_out:
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)
             else:
                 self._read(key.fileobj)  # type: ignore[arg-type]
         self._answer_asked()
-        self._give()
-        self._send_all()
+        if time.monotonic() >= self._due_at:
+            self._give()
+            self._send_all()
+            self._due_at = self._next_due(time.monotonic())
 
-    def _wait_seconds(self) -> float:
-        now = time.monotonic()
+    def _next_due(self, now: float) -> float:
         sending = [out.state for session in self._sessions.values() for out in session.out.values()]
         if any(state.ready for state in sending):
-            return 0.0
+            return now
         wakes = [state.wake_at() for state in sending]
         coming = self._coming()
         wakes += [state.answer_at for state in coming]
         if any(state.wants > 0 for state in coming):  # room grows with time
             wakes.append(now + TURN_SECONDS)
         wakes += [session.greeted_at + GREET_SECONDS for session in self._sessions.values() if session.hello]
-        return min(IDLE_SECONDS, max(0.0, min(wakes, default=now + IDLE_SECONDS) - now))
+        return min((now + IDLE_SECONDS, *wakes))
 
     def _end(self, number: int) -> None:
         session = self._sessions.pop(number, None)
@@ -341,6 +355,8 @@ class Endpoint:
             self.counts["dropped"] += 1
             return
         now = time.monotonic()
+        if packet.kind is not Kind.DATA:
+            self._due_at = 0.0
         fresh = packet.kind is not Kind.DATA and packet.sequence > session.heard
         session.heard = packet.sequence if fresh else session.heard
         match packet.kind:
@@ -383,6 +399,7 @@ class Endpoint:
         self.counts["received"] += 1
         self.link.arrived(now, 1)
         if coming.state.is_done():
+            self._due_at = 0.0
             self._finish(session, packet.transfer, coming)
 
     def _finish(self, session: _Session, transfer: int, coming: _In) -> None:

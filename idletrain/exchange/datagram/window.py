@@ -21,6 +21,7 @@ RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
 KEPT_SECONDS = 10.0  # rates and round trips
 GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate has found its end when it has not grown so in so many rounds (BBR)
 FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: while its end is sought, and then, so that a faster link is found
+BATCH = 3  # pieces that are granted at once, where any are on their way
 ASKED = 64  # times at most whether pieces are enough
 FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0
 SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0
@@ -50,7 +51,7 @@ class Trip:
 class Link:
     """What a receiver knows of its link: pieces a second, and so how much may be on its way."""
 
-    _rates: deque[tuple[float, float]] = field(default_factory=deque)
+    _rates: deque[tuple[float, float]] = field(default_factory=deque)  # without those that later ones exceed
     _since: float | None = None
     _count: int = 0
     _best: float = 0.0
@@ -67,6 +68,8 @@ class Link:
         if now - self._since < RATE_SECONDS:
             return
         rate = self._count / (now - self._since)
+        while self._rates and self._rates[-1][1] <= rate:
+            self._rates.pop()
         self._rates.append((now, rate))
         while self._rates[0][0] < now - KEPT_SECONDS:
             self._rates.popleft()
@@ -77,7 +80,7 @@ class Link:
     @property
     def rate(self) -> float:
         """Pieces a second, 0 before anything has come."""
-        return max((rate for _, rate in self._rates), default=0.0)
+        return self._rates[0][1] if self._rates else 0.0
 
     def window(self, trip_seconds: float) -> int:
         """How many pieces may be on their way, if all come from so far away."""
@@ -228,7 +231,11 @@ class Receiving:
 def share(
     link: Link, transfers: Sequence[Receiving], now: float, *, first: Sequence[Receiving] = ()
 ) -> list[Receiving]:
-    """Grant evenly what may be on its way to those that miss something; returns whose limit grew.
+    """Grant what may be on its way to those that miss something; returns whose limit grew.
+
+    Half of it to whoever misses least, half of the rest to the next, and so on: they end one after the other, and what
+    has to be done with each goes on beside the next (Homa's shortest remaining first), yet nobody who is slow holds up
+    the link.
 
     Args:
         link: The receiver's.
@@ -241,12 +248,16 @@ def share(
     grown = []
     room = link.tokens(now)
     under_way = sum(t.on_their_way for t in transfers)
-    wanting = sorted((t for t in transfers if t.wants > 0 and t.is_there(now)), key=lambda t: t.on_their_way)
+    wanting = sorted((t for t in transfers if t.wants > 0 and t.is_there(now)), key=lambda t: t.missing)
     nearest = min((t.trip.seconds for t in transfers if t.trip.seconds), default=0.0)
-    for position, transfer in enumerate(wanting):
-        left = link.window(link.without_waiting(transfer.trip.seconds, nearest)) - under_way
-        fair = max(0, min(room, left)) // (len(wanting) - position)
-        more = min(fair, transfer.wants)
+    windows = [link.window(link.without_waiting(t.trip.seconds, nearest)) for t in wanting]
+    most, part = max(windows, default=0), 1.0
+    for transfer, window in zip(wanting, windows, strict=True):
+        part = part / 2 if transfer is not wanting[-1] else part
+        mine = math.ceil(part * window) - transfer.on_their_way
+        more = max(0, min(room, most - under_way, mine, transfer.wants))
+        if more < min(BATCH, transfer.wants) and transfer.on_their_way:
+            more = 0  # a grant costs both sides as much as a piece
         more = max(more, 1 if transfer in first and not transfer.on_their_way else 0)
         if more:
             transfer.grant(more, now)
