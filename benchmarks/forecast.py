@@ -111,10 +111,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--link", type=words, default=["1gbit", "100mbit"])
     options = command.parse_args(argv)
     cases, places = options.case, [(nodes, link) for link in options.link for nodes in options.nodes]
-    trainings, rounds = TRAININGS, ROUNDS
+    trainings, rounds = list(TRAININGS), ROUNDS
     if options.tiny:
-        cases, places, trainings, rounds = ["tiny"], [(2, "none")], (("ist", 5),), 3
-    figures, fleets = [], []
+        cases, places, trainings, rounds = ["tiny"], [(2, "none")], [("ist", 5)], 3
+    figures: list[Figure] = []
+    fleets: list[dict[str, Any]] = []
     for place in places:
         fleet = fleet_of(*place)
         fleets.append({"link": place[1], **asdict(fleet)})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.datagram.endpoint import SilentError
-from idletrain.exchange.datagram.session import Session, Way
+from idletrain.exchange.datagram.session import Session
 from idletrain.exchange.turns import TURN_BYTES, holder_of
 from idletrain.exchange.wire import Gang, LeaseId, PushHeader, Receipt, Reply, as_message
 
@@ -125,20 +125,19 @@ class StoreClient:
             ConnectionError: the store cannot be reached.
         """
         content = (torch.empty(0) if payload is None else payload).view(torch.uint8)
-        way = None
         if self._session and len(content) > DATAGRAM_BYTES:
-            reply, way = await self._scattered(self._session, header, content, prompt)
-            if reply is not Reply.ACCEPTED:
-                return Receipt(reply)
-        if way is None and len(content) > TURN_BYTES:
+            receipt = await self._scattered(self._session, header, content, prompt)
+            if receipt:
+                return receipt
+        if len(content) > TURN_BYTES:
             await self._sent(lambda: self._rpc.turn(holder=holder_of(header.lease)))
-        if way is None and len(content) > PART_BYTES:
+        if len(content) > PART_BYTES:
             reply = await self._in_parts(header, content)
             if reply is not Reply.ACCEPTED:
                 return Receipt(reply)
-        small = way is None and len(content) <= PART_BYTES
-        frames = to_serialize((content if small else content[:0]).numpy())
-        answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames, way=way))
+            content = content[:0]
+        frames = to_serialize(content.numpy())
+        answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames))
         return Receipt(Reply(answer["reply"]), answer["missing"])
 
     async def repair(self, lease: LeaseId, rows: Tensor) -> Reply:
@@ -150,20 +149,29 @@ class StoreClient:
         frames, whose = to_serialize(rows.numpy()), as_message(lease)
         return Reply((await self._sent(lambda: self._rpc.repair(lease=whose, flat=frames)))["reply"])
 
-    async def _scattered(
-        self, session: Session, header: PushHeader, content: Tensor, prompt: int
-    ) -> tuple[Reply, Way | None]:
-        """Send over UDP; no way if that came to nothing."""
-        way = session.way()
-        answer = await self._sent(lambda: self._rpc.expect(header=as_message(header), size=len(content), way=way))
-        if (reply := Reply(answer["reply"])) is not Reply.ACCEPTED:
-            return reply, None
+    async def _scattered(self, session: Session, header: PushHeader, content: Tensor, prompt: int) -> Receipt | None:
+        """Send over UDP while the store waits for it; no receipt if that came to nothing."""
+        way, told = session.way(), as_message(header)
+        sending = asyncio.create_task(session.send(way, content.numpy().data, prompt))
+        answering = asyncio.create_task(
+            self._sent(lambda: self._rpc.scattered(header=told, size=len(content), way=way))
+        )
         try:
-            await session.send(way, content.numpy().data, prompt)
-        except SilentError as silence:
-            await self._leave_session(silence)
-            return reply, None
-        return reply, way
+            await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                await sending
+            answer = await answering
+            if not answer["silent"]:
+                return Receipt(Reply(answer["reply"]), answer["missing"])
+            silence = SilentError(answer["silent"])
+        except SilentError as error:
+            silence = error
+        finally:
+            for task in (sending, answering):
+                task.cancel()
+            session.drop(way)
+        await self._leave_session(silence)
+        return None
 
     async def part(self, header: PushHeader, start: int, content: Tensor) -> Reply:
         """Send a part of what will be pushed with this header (but for its checksum), from byte `start` on; again when

@@ -17,7 +17,7 @@ from distributed.security import Security
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.exchange.datagram.endpoint import Received
+from idletrain.exchange.datagram.endpoint import Received, SilentError
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.ways import Ways
 from idletrain.exchange.turns import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
@@ -86,12 +86,12 @@ class Store:
             "turn": self._turn,
             "turned": self._turned,
             "datagrams": self._datagrams,
-            "expect": self._expect,
             "repair": self._repair,
             "program": self._program,
             "pull": self._pull,
             "part": self._part,
             "push": self._push,
+            "scattered": self._scattered,
             "beat": self._beat,
             "join": self._join,
         }
@@ -150,18 +150,6 @@ class Store:
         self._ways.send(way, part)
         return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
-    async def _expect(self, header: dict[str, Any], size: int, way: Sequence[int]) -> Any:
-        told = _header(header)
-        bound = self._head.expect(told, size)
-        if isinstance(bound, Reply):
-            return {"reply": bound.value}
-
-        def came(received: Received) -> None:
-            self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
-
-        self._ways.expect(way, size, bound, came)
-        return {"reply": Reply.ACCEPTED.value}
-
     async def _repair(self, lease: dict[str, Any], flat: Serialized) -> Any:
         return {"reply": (await self._head.repair(LeaseId(**lease), self._received(flat))).value}
 
@@ -173,16 +161,34 @@ class Store:
             self._pushes.give(holder_of(told.lease))
         return {"reply": reply.value}
 
-    async def _push(self, header: dict[str, Any], flat: Serialized, way: Sequence[int] | None = None) -> Any:
+    async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
         told, frames = _header(header), self._received(flat)
-        if way is not None and (received := await self._ways.received(way)):
+        self._pushes.give(holder_of(told.lease))  # its bytes are here
+        return _answer(await self._head.push(told, frames))
+
+    async def _scattered(self, header: dict[str, Any], size: int, way: Sequence[int]) -> Any:
+        """A push whose payload comes in datagrams: all of it, or what is enough."""
+        told = _header(header)
+        bound = self._head.expect(told, size)
+        if bound is Reply.DUPLICATE:  # told again, as the answer did not come: it waits for what it waited for then
+            return _answer(await self._head.push(told, []))
+        if isinstance(bound, Reply):
+            return _answer(Receipt(bound))
+
+        def came(received: Received) -> None:
+            self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
+
+        try:
+            received = await self._ways.receive(way, size, bound, came)
+        except SilentError as silence:
+            return {**_answer(Receipt(Reply.ACCEPTED)), "silent": str(silence)}
+        frames = []
+        if received:
             self.bytes_up += len(received.content)
             frames = [memoryview(received.content)] if received.got.all() else []
-        self._pushes.give(holder_of(told.lease))  # its bytes are here
         receipt = await self._head.push(told, frames)
-        if way is not None:
-            self._ways.forget(way)
-        return {"reply": receipt.reply.value, "missing": receipt.missing}
+        self._ways.forget(way)
+        return _answer(receipt)
 
     def _received(self, flat: Serialized) -> list[memoryview]:
         frames = [memoryview(frame).cast("B") for frame in flat.frames if len(frame)]
@@ -197,6 +203,10 @@ class Store:
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         return {"reply": Reply.ACCEPTED.value, **asdict(answer)}
+
+
+def _answer(receipt: Receipt) -> dict[str, Any]:
+    return {"reply": receipt.reply.value, "missing": receipt.missing, "silent": ""}
 
 
 def _header(told: dict[str, Any]) -> PushHeader:

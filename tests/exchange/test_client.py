@@ -20,7 +20,7 @@ async def push(breaks: int) -> tuple[list[Any], Receipt]:
     """Push to a server that hangs up on the first so many pushes; returns what it was sent and the answer."""
     sent: list[Any] = []
 
-    def take(comm: Any, header: dict[str, Any], flat: Any, way: None) -> Any:
+    def take(comm: Any, header: dict[str, Any], flat: Any) -> Any:
         sent.append((header, len(flat)))
         if len(sent) <= breaks:
             comm.abort()

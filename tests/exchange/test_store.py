@@ -20,7 +20,18 @@ from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect, inspect_values
+from idletrain.exchange.wire import (
+    Bound,
+    Gang,
+    LeaseId,
+    PushHeader,
+    Receipt,
+    Reply,
+    as_message,
+    checksum,
+    inspect,
+    inspect_values,
+)
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
@@ -215,6 +226,26 @@ async def test_what_is_enough_ends_a_push_and_what_is_missing_is_told_and_sent_l
         assert not missing[:40].any()
         assert await client.repair(LEASE, torch.full((256,), 5, dtype=torch.uint8)) is Reply.ACCEPTED
         assert head.repaired == [bytes([5]) * 256]
+
+
+@both_kinds
+async def test_a_push_in_datagrams_that_is_told_again_is_answered_again(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
+        flat = torch.randn(SIZE)
+        header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
+        assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
+        again = client._rpc.scattered(header=as_message(header), size=4 * SIZE, way=(1, 1))
+        assert (await asyncio.wait_for(again, 5))["silent"] == ""
+        assert len(head.pushed) == 1
+
+
+@both_kinds
+async def test_a_refused_push_in_datagrams_keeps_nobody_waiting(security: Security) -> None:
+    async with serving(security) as (_, _, address), connected(address, security, datagrams=True) as client:
+        other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
+        answer = asyncio.wait_for(client.push(other, torch.randn(SIZE)), 5)
+        assert await answer == Receipt(Reply.NOT_LEASED)
+        assert client._session is not None
 
 
 @both_kinds

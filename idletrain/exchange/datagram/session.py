@@ -59,6 +59,10 @@ class Session:
         sent = self._endpoint.send(*way, content, prompt=prompt, patience=PATIENCE_SECONDS)
         await asyncio.wrap_future(sent)
 
+    def drop(self, way: Way) -> None:
+        """Send no more of it: the store has answered."""
+        self._endpoint.drop(*way)
+
     async def receive(self, way: Way, size: int) -> bytearray:
         """Receive what the store sends."""
         coming = self._endpoint.receive(*way, size, patience=PATIENCE_SECONDS)

@@ -22,6 +22,7 @@ from idletrain.exchange.wire import Bound
 Came = Callable[[Received], None]
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at what has come of a transfer
+ANSWERED_KEPT = 64  # pushes that were answered, which a worker may not have heard
 
 
 class Ways:
@@ -31,7 +32,7 @@ class Ways:
         self._endpoint: Endpoint | None = None
         self._numbers = itertools.count(1)
         self._sessions: dict[str, int] = {}
-        self._coming: dict[int, dict[int, tuple[asyncio.Future[Received], Came]]] = {}
+        self._coming: dict[int, dict[int, asyncio.Future[Received] | None]] = {}  # by session; None: answered
         self._looking: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: str, host: str) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Ways:
             logger.warning("no datagrams: %s", error)
             return {}
         session = self._sessions[worker] = next(self._numbers)
+        self._coming[session] = {}
         keys = Keys(session, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         await asyncio.wrap_future(self._endpoint.open(keys))
         host, port = self._endpoint.address
@@ -64,50 +66,49 @@ class Ways:
         sent = self._endpoint.send(session, transfer, content, prompt=len(content), patience=PATIENCE_SECONDS)
         sent.add_done_callback(_tell)
 
-    def expect(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> None:
-        """Expect a payload; `came` is told now and then what of it is there, and in the end if that is not all."""
-        session, transfer = way
-        mine = self._coming.setdefault(session, {})
-        if transfer in mine:  # told again, as the answer did not come
-            return
-        assert self._endpoint
-        enough = bound.enough
-        coming = asyncio.wrap_future(
-            self._endpoint.receive(
-                session,
-                transfer,
-                size,
-                patience=PATIENCE_SECONDS,
-                needed=-(-bound.needed // PAYLOAD),
-                least=math.ceil(bound.least * -(-size // PAYLOAD)),
-                enough=(lambda content, got: enough(content, got, PAYLOAD)) if enough else None,
-            )
-        )
-        mine[transfer] = coming, came
-        looking = asyncio.create_task(self._look(way, coming, came))
-        self._looking.add(looking)
-        looking.add_done_callback(self._looking.discard)
-
-    async def received(self, way: Sequence[int]) -> Received | None:
-        """What came; None if nobody expects it any more: its push was answered, or its worker is gone.
+    async def receive(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> Received | None:
+        """A payload, as soon as enough of it is there; `came` is told now and then what is, and in the end if that is
+        not all. None if its push was answered, or its worker is gone.
 
         Raises:
-            SilentError: not enough did.
+            SilentError: not enough came.
         """
         session, transfer = way
-        found = self._coming.get(session, {}).get(transfer)
-        if found is None:
+        mine = self._coming.get(session)
+        if mine is None or (transfer in mine and mine[transfer] is None):
             return None
-        coming, came = found
+        coming = mine.get(transfer)
+        if coming is None:  # else told again, as the answer did not come
+            coming = mine[transfer] = self._expect(way, size, bound)
+            looking = asyncio.create_task(self._look(way, coming, came))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
         received = await asyncio.shield(coming)
         if not received.got.all():
             came(received)
         return received
 
+    def _expect(self, way: Sequence[int], size: int, bound: Bound) -> asyncio.Future[Received]:
+        assert self._endpoint
+        (session, transfer), enough = way, bound.enough
+        coming = self._endpoint.receive(
+            session,
+            transfer,
+            size,
+            patience=PATIENCE_SECONDS,
+            needed=-(-bound.needed // PAYLOAD),
+            least=math.ceil(bound.least * -(-size // PAYLOAD)),
+            enough=(lambda content, got: enough(content, got, PAYLOAD)) if enough else None,
+        )
+        return asyncio.wrap_future(coming)
+
     def forget(self, way: Sequence[int]) -> None:
         """What came was taken, or refused."""
         session, transfer = way
-        self._coming.get(session, {}).pop(transfer, None)
+        if mine := self._coming.get(session):
+            mine[transfer] = None
+            if len(mine) > ANSWERED_KEPT:
+                del mine[min(mine)]
 
     async def close(self) -> None:
         """Close the sockets; what is under way fails."""
