@@ -1,7 +1,8 @@
 """How fast are codes made and read, how few bytes are they, and how much of a change arrives?
 
-A change of 16 M values, as rounds make them (a heavy-tailed mixture), encoded with rounding by chance and decoded into
-the values that the head adds it to; one thread, medians of interleaved repetitions.
+16 M values as rounds make them: pulls as they are, rounded to the nearest; updates as a change (a heavy-tailed mixture)
+rounded by chance, the largest parts first, and decoded into the values that the head adds it to. One thread, medians of
+interleaved repetitions.
 
     python -m benchmarks.codec [--tiny] [--json FILE]
 
@@ -20,7 +21,7 @@ import torch
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from idletrain.exchange.codec import Codec
 
-KINDS = ("bf16", "int8", "int4")
+CODES = (("pull", "bf16"), ("pull", "int8"), ("push", "bf16"), ("push", "int8"), ("push", "int4"))
 VALUES, TINY_VALUES, REPETITIONS = 1 << 24, 1 << 16, 7
 
 
@@ -33,24 +34,23 @@ def change_of(values: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measure(values: int) -> dict[str, dict[str, Any]]:
-    """Seconds of both ways, bytes and the share of the squared norm that arrives, by kind."""
+    """Seconds of both ways, bytes and the share of the squared norm that arrives, by way and kind."""
     begun, trained = change_of(values)
-    found: dict[str, dict[str, Any]] = {kind: {"encode": [], "decode": []} for kind in KINDS}
+    found: dict[str, dict[str, Any]] = {f"{way}, {kind}": {"encode": [], "decode": []} for way, kind in CODES}
     for _ in range(REPETITIONS + 1):
-        for kind, mine in found.items():
-            codec = Codec(kind, ((0, values),), values)
+        for (way, kind), mine in zip(CODES, found.values(), strict=True):
+            codec = Codec(kind, ((0, values),), values, ranked=way == "push")
+            base, chance = (begun, 1) if way == "push" else (None, None)
             started = time.thread_time()
-            content = codec.encode(trained, begun, 1)
+            content = codec.encode(trained, base, chance)
             encoded = time.thread_time()
-            codec.decode(content, begun)
-            mine["encode"].append(encoded - started)
+            back = codec.decode(content, base)
             mine["decode"].append(time.thread_time() - encoded)
-    change = trained - begun
-    for kind, mine in found.items():
-        codec = Codec(kind, ((0, values),), values)
-        back = codec.decode(codec.encode(trained, begun, 1), begun)
-        mine["bytes"] = codec.nbytes / (4 * values)
-        mine["norm"] = 1 - float((back - trained).square().sum() / change.square().sum())
+            mine["encode"].append(encoded - started)
+            sent = trained if base is None else trained - base
+            mine["bytes"] = codec.nbytes / (4 * values)
+            mine["norm"] = 1 - float((back - trained).square().sum() / sent.square().sum())
+    for mine in found.values():
         mine["encode"], mine["decode"] = mine["encode"][1:], mine["decode"][1:]  # the first warms up
     return found
 
@@ -64,18 +64,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     found = measure(values)
     torch.set_num_threads(threads)
     figures = []
-    for kind, mine in found.items():
+    for name, mine in found.items():
         rates = [4e-9 * values / (e + d) for e, d in zip(mine["encode"], mine["decode"], strict=True)]
-        figures.append(at_least(f"{kind}: encode and decode", statistics.median(rates), "GB/s", 1.0, rates))
+        figures.append(at_least(f"{name}: encode and decode", statistics.median(rates), "GB/s", 1.0, rates))
         for way in ("encode", "decode"):
             each = [4e-9 * values / seconds for seconds in mine[way]]
-            figures.append(Figure(f"{kind}: {way}", statistics.median(each), "GB/s", samples=each))
-        share, norm = f"{kind}: bytes of float32's", f"{kind}: squared norm that arrives"
-        if kind == "int4":
+            figures.append(Figure(f"{name}: {way}", statistics.median(each), "GB/s", samples=each))
+        share, norm = f"{name}: bytes of float32's", f"{name}: squared norm that arrives"
+        if name == "push, int4":
             figures += [at_most(share, mine["bytes"], "", 0.13), at_least(norm, mine["norm"], "", 0.95)]
         else:
             figures += [Figure(share, mine["bytes"], ""), Figure(norm, mine["norm"], "")]
-    both = 2 / (found["int4"]["bytes"] + found["int8"]["bytes"])
+    both = 2 / (found["push, int4"]["bytes"] + found["pull, int8"]["bytes"])
     figures.append(at_least("float32 both ways / int4 up and int8 down", both, "", 5.0))
     return report("codec", options, figures)
 

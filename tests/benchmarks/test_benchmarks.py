@@ -105,8 +105,8 @@ def _check_rehearsal(written):
 
 def _check_codec(written):
     figures = {figure["what"]: figure["value"] for figure in written["figures"]}
-    assert figures["int4: squared norm that arrives"] < figures["int8: squared norm that arrives"] < 1
-    assert figures["int4: bytes of float32's"] < figures["int8: bytes of float32's"] < 0.5
+    assert figures["push, int4: squared norm that arrives"] < figures["push, int8: squared norm that arrives"] < 1
+    assert figures["push, int4: bytes of float32's"] < figures["push, int8: bytes of float32's"] < 0.5
 
 
 def _check_kernels(written):
