@@ -26,7 +26,7 @@ ASKED = 64  # times at most whether pieces are enough
 FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0
 SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0
 ANSWER_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
-LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.5
+LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.05
 Got = NDArray[np.bool_]
 
 
@@ -286,7 +286,9 @@ class Sending:
     trip_seconds: float = 0.0
     _pending: deque[int] = field(default_factory=deque)
     _asked: int = 0
-    _unanswered: int = 0
+    _in_vain: int = (
+        0  # probes since a piece could be sent: many wait while others are served, and need not ask so often
+    )
     _asked_at: dict[int, float] = field(default_factory=dict)  # of the probes since the last piece
     _answer: tuple[int, set[int]] = field(
         default_factory=lambda: (0, set())
@@ -306,6 +308,7 @@ class Sending:
         if not self.ready:
             return None
         self.sequence += 1
+        self._in_vain = 0
         self._asked_at.clear()
         piece = self._pending.popleft()
         if not self._pending:
@@ -320,7 +323,7 @@ class Sending:
     def granted(self, limit: int, now: float) -> None:
         """The receiver lets more be sent."""
         if limit > self.limit:
-            self._unanswered = 0
+            self._in_vain = 0
             self.limit = limit
             self._probe_at = now + self._patience
 
@@ -329,7 +332,7 @@ class Sending:
         not count.
         """
         if probe in self._asked_at:
-            self.trip_seconds, self._unanswered = now - self._asked_at[probe], 0
+            self.trip_seconds = now - self._asked_at[probe]
             self._asked_at.clear()
             self._answer = probe, set()
         if probe != self._answer[0] or start in self._answer[1] or self.stopped:
@@ -347,8 +350,9 @@ class Sending:
         """The number of the probe that is due, if nothing may be sent and nobody answers."""
         if self.stopped or self.ready or now < self._probe_at:
             return None
-        self._probe_at = now + min(MOST_PROBE_SECONDS, self._patience * PROBE_BACKOFF**self._unanswered)
-        self._unanswered += 1
+        most = max(MOST_PROBE_SECONDS, self._patience)
+        self._probe_at = now + min(most, self._patience * PROBE_BACKOFF**self._in_vain)
+        self._in_vain += 1
         self._asked += 1
         self._asked_at[self._asked] = now
         return self._asked
