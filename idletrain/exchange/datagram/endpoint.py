@@ -13,6 +13,7 @@ import logging
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -31,6 +32,7 @@ BURST = 64  # datagrams read or sent before the other things are looked at
 BUFFER_BYTES = 1 << 22  # asked of the kernel; it gives what it allows
 IDLE_SECONDS = 0.5
 GREET_SECONDS = 0.05
+SWITCH_SECONDS = 0.0005  # for which another thread may keep the interpreter: by default 5 ms, twice a shallow buffer
 TURN_SECONDS = 0.0005  # between two looks at what may be granted: each costs as much as several datagrams
 NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the latest
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
@@ -132,6 +134,7 @@ class Endpoint:
     """
 
     def __init__(self, host: str, sockets: int = 1) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         self.counts: Counter[str] = Counter()
         self.link = Link()
         self._sockets = [_bound(host) for _ in range(sockets)]
