@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_forecast import FLEET, LOOPBACK
 
 from idletrain.errors import JobError
 from idletrain.fabric import outlook
 from idletrain.job import Job, parse_job
+
+from .test_forecast import FLEET, LOOPBACK
 
 
 def job(**training: Any) -> Job:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from test_show import example
-
 from idletrain.fabric import page, verdict
 from idletrain.fabric.samples import Fabric
+
+from .test_show import example
 
 
 class Reader(HTMLParser):
