@@ -62,12 +62,11 @@ def _why(*, roomy: bool) -> str:
 
 def _work(company: Company, operation: str, count: int) -> Callable[[], Any]:
     """One operation of so many values, all counted together where they are scattered or gathered."""
-    whole = torch.ones(count, device=company.device)
-    part = torch.ones(count // company.nodes, device=company.device)
+    whole = torch.zeros(count, device=company.device)  # sums of others would grow and grow
+    part = torch.zeros(count // company.nodes, device=company.device)
     match operation:
         case "all-reduce":
-            # The mean of ones is one: sums would overflow.
-            return lambda: distributed.all_reduce(whole.fill_(1.0), group=company.group)
+            return lambda: distributed.all_reduce(whole, group=company.group)
         case "all-gather":
             return lambda: distributed.all_gather_into_tensor(whole, part, group=company.group)
         case "reduce-scatter":

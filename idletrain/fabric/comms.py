@@ -181,8 +181,20 @@ async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int
     return Stream(tuple(rates[1:]), size * len(rates))
 
 
+def _listening(security: Security) -> Security:
+    """The same for who listens as a head does: a worker's certificates are a worker's alone."""
+    if security.tls_scheduler_cert or not security.tls_worker_cert:
+        return security
+    return Security(
+        require_encryption=security.require_encryption,
+        tls_ca_file=security.tls_ca_file,
+        tls_scheduler_cert=security.tls_worker_cert,
+        tls_scheduler_key=security.tls_worker_key,
+    )
+
+
 class Posts:
-    """A node's servers: a sink without and one with TLS, and a store.
+    """A node's servers: sinks and a store.
 
     Attributes:
         addresses: By what they are for.
@@ -194,19 +206,22 @@ class Posts:
         self._store: Store | None = None
         self.addresses: dict[str, str] = {}
 
-    async def open(self, host: str, temporary: Security, cluster: Security) -> None:
+    async def open(
+        self, host: str, cluster: Security, temporary: Security | None = None, *, plain: bool = False
+    ) -> None:
         """Listen on free ports.
 
         Args:
             host: Where.
-            temporary: Certificates of this measurement alone.
             cluster: The cluster's own security, which the store listens with as a run's does.
+            temporary: Certificates of this measurement alone, for a sink over TLS; there is none without.
+            plain: Whether there is a sink without TLS, too: Dask unpickles what comes, so not where others may call.
         """
-        for over in ("dask", "dask tls"):
+        for over in (*(("dask",) if plain else ()), *(("dask tls",) if temporary else ())):
             sink = Sink(self._token)  # a server belongs to the event loop that it is made on
             self._sinks.append(sink)
-            self.addresses[over] = await sink.listen(host, temporary, secure=over == "dask tls")
-        self._store = Store(FixedHead(self._token), cluster)
+            self.addresses[over] = await sink.listen(host, temporary or cluster, secure=over == "dask tls")
+        self._store = Store(FixedHead(self._token), _listening(cluster))
         self.addresses["store"] = await self._store.listen(host)
 
     async def close(self) -> None:

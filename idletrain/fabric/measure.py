@@ -24,7 +24,6 @@ from idletrain.fabric.team import SilentError, Team
 from idletrain.rounds.spec import version
 
 Say = Callable[[str], None]
-POST_SECONDS = 3600.0  # a post's life, if nobody closes it
 VISIT_SECONDS = 60.0  # beyond what a visit should take
 PACE_STEPS = 20
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
@@ -94,16 +93,12 @@ async def _nodes(team: Team) -> list[dict[str, Any]]:
     Raises:
         SilentError: one does not.
     """
-    everybody: list[tuple[int, Sequence[Any]]] = [(node, ()) for node in range(len(team))]
-    told = await team.ask_all(tasks.describe, everybody)
-    paces = await team.ask_all(tasks.pace, [(node, (PACE_STEPS,)) for node, _ in everybody])
-    nodes = []
-    for name, address, about, pace in zip(team.names, team.addresses, told, paces, strict=True):
-        for answer in (about, pace):
-            if isinstance(answer, SilentError):
-                raise answer
-        nodes.append({"name": name, "worker": address, **about, "pace_seconds": figures.median(pace)})
-    return nodes
+    told = await team.ask_everybody(tasks.describe)
+    paces = await team.ask_everybody(tasks.pace, PACE_STEPS)
+    return [
+        {"name": name, "worker": address, **about, "pace_seconds": figures.median(pace)}
+        for name, address, about, pace in zip(team.names, team.addresses, told, paces, strict=True)
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -112,17 +107,11 @@ async def _posts(team: Team) -> AsyncIterator[Callable[[int, int], Visit]]:
     token = secrets.token_hex(16)
     temporary = Security.temporary()
     kept = {name: getattr(temporary, name) for name in CERTIFICATES}
-    everybody = range(len(team))
-    opened = await team.ask_all(tasks.open_post, [(node, (token, kept, POST_SECONDS)) for node in everybody])
-    doors: list[Door] = []
     try:
-        for door in opened:
-            if isinstance(door, SilentError):
-                raise door
-            doors.append(door)
+        doors: list[Door] = await team.ask_everybody(tasks.open_post, token, kept)
         yield lambda source, target: Visit(source, target, doors[target], token, kept)
     finally:
-        await team.ask_all(tasks.close_post, [(node, ()) for node in everybody])
+        await team.ask_all(tasks.close_post, [(node, ()) for node in range(len(team))])
 
 
 async def _visit(
@@ -158,9 +147,8 @@ async def _crowds(team: Team, preset: Preset, visits: Callable[[int, int], Visit
     """Both ways, several connections, and all to one."""
     say("links: both ways, several at once, all to one")
     seconds = schedule.stream_seconds(preset, len(team))
-    for pair in schedule.partners(len(team), 1 if preset.partners else 2):
-        if pair[0] < pair[1] or len(team) > 2:
-            found.points += await _visit(team, found, visits(*pair), tasks.both_ways, seconds)
+    for pair in sorted({(min(pair), max(pair)) for pair in schedule.partners(len(team), preset.partners)}):
+        found.points += await _visit(team, found, visits(*pair), tasks.both_ways, seconds)
     for count in preset.flows:
         found.points += await _visit(team, found, visits(0, 1), tasks.flows, seconds, count)
     for target in range(len(team)) if preset.thorough else (0,):
@@ -179,7 +167,10 @@ async def _transfers(
     """Over Dask's comm layer and idletrain's exchange, in sizes that suit the link."""
     say("links: Dask's comm layer, and idletrain's exchange over it")
     streams = {(point.source, point.target): figures.rate(point) for point in found.points if point.what == "one way"}
-    for over in ("dask", "dask tls", "pull", "push"):
+    there = visits(0, 1).door.addresses
+    if "dask" not in there:
+        found.missing.append("Dask's comm layer without TLS: this cluster asks for TLS")
+    for over in (*(over for over in ("dask", "dask tls") if over in there), "pull", "push"):
         for source, target in schedule.partners(len(team), preset.partners):
             way = (target, source) if over == "pull" else (source, target)
             size = schedule.transfer_bytes(preset, streams.get(way, 0.0))
@@ -211,10 +202,11 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
             "bytes_per_second": link,
             "limit_seconds": limit,
         }
-        orders = [
-            (rank, ({**common, "rank": rank, "sharing": sharing[node["host"]]}, node["interface"], dict(environment)))
-            for rank, node in enumerate(nodes)
-        ]
+        orders = []
+        for rank, node in enumerate(nodes):
+            place = sum(other["host"] == node["host"] for other in nodes[:rank])
+            mine = {**common, "rank": rank, "sharing": sharing[node["host"]], "place": place}
+            orders.append((rank, (mine, node["interface"], dict(environment))))
         answers = await team.ask_all(tasks.take_part, orders, seconds=limit + VISIT_SECONDS)
         _keep(team, found, label, answers)
     for kind, has in (("NCCL", "nccl"), ("MPI", "mpi")):
@@ -225,7 +217,7 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
 
 
 def _keep(team: Team, found: Findings, label: str, answers: Sequence[Any]) -> None:
-    """Take the first node's results, or tell why there are none."""
+    """Take the first node's results, as far as they go, and tell why there are no more."""
     faults = [
         f"{label}: {answer}" if isinstance(answer, SilentError) else f"{label} on {team.names[rank]}: {answer['fault']}"
         for rank, answer in enumerate(answers)
@@ -233,9 +225,10 @@ def _keep(team: Team, found: Findings, label: str, answers: Sequence[Any]) -> No
     ]
     if faults:
         found.faults += faults
-        found.missing.append(f"collectives, training and stencil over {label}: see the faults")
-        return
+        found.missing.append(f"collectives, training and stencil over {label}: not all of them; see the faults")
     result = answers[0]
+    if isinstance(result, SilentError) or "collectives" not in result:
+        return
     found.collectives += [Collective(**_tuples(one)) for one in result["collectives"]]
     found.training += [Training(**_tuples(one)) for one in result["training"]]
     found.stencil += [Stencil(**_tuples(one)) for one in result["stencil"]]

@@ -1,4 +1,4 @@
-"""A node's listening post: what others measure against, in a thread of its worker, until told to go or too old.
+"""A node's listening post: what others measure against, in a thread of its worker, until told to go or long unused.
 
 A post costs nothing while nobody calls. It dies with its worker, and by itself when whoever measures is gone.
 """
@@ -18,19 +18,21 @@ from idletrain.fabric.sockets import Door
 
 KEY = "idletrain-fabric"  # among a worker's extensions
 LOOK_SECONDS = 0.5
+SILENT_SECONDS = 900.0  # after which whoever measured is gone
 
 
 class Post:
     """All servers of one node, on an event loop of their own: the worker's own serves the cluster meanwhile."""
 
-    def __init__(self, host: str, token: str, temporary: Security, cluster: Security, lives_seconds: float) -> None:
-        self._plain = sockets.Post(host, token)
+    def __init__(
+        self, host: str, token: str, cluster: Security, temporary: Security | None = None, *, plain: bool = False
+    ) -> None:
+        self._plain = sockets.Listener(host, token)
         self._posts = comms.Posts(token)
-        self._until = time.monotonic() + lives_seconds
         self._ended, self._opened = threading.Event(), threading.Event()
         self._faults: list[BaseException] = []
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(host, temporary, cluster)), daemon=True, name=KEY
+            target=lambda: asyncio.run(self._serve(host, cluster, temporary, plain)), daemon=True, name=KEY
         )
         self._thread.start()
         self._opened.wait()
@@ -43,15 +45,15 @@ class Post:
         """Serve no more; returns at once."""
         self._ended.set()
 
-    async def _serve(self, host: str, temporary: Security, cluster: Security) -> None:
+    async def _serve(self, host: str, cluster: Security, temporary: Security | None, plain: bool) -> None:
         try:
-            await self._posts.open(host, temporary, cluster)
+            await self._posts.open(host, cluster, temporary, plain=plain)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._faults.append(error)
             return
         finally:
             self._opened.set()
-        while not self._ended.is_set() and time.monotonic() < self._until:
+        while not self._ended.is_set() and time.monotonic() - self._plain.heard < SILENT_SECONDS:
             await asyncio.sleep(LOOK_SECONDS)
         await self._posts.close()
         await asyncio.to_thread(self._plain.close)
@@ -60,7 +62,7 @@ class Post:
 def opened(worker: Worker, **settings: Any) -> Door:
     """Open a worker's post, in the place of one that an earlier measurement left."""
     closed(worker)
-    post = Post(**settings, cluster=worker.security)
+    post = Post(**settings, cluster=worker.security, plain=worker.address.startswith("tcp://"))
     worker.extensions[KEY] = post
     return post.door
 

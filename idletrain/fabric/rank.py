@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -35,6 +35,7 @@ class Orders:
         rank: This node's number.
         nodes: How many there are.
         sharing: How many of them are on this machine.
+        place: This one's number among those.
         preset: How much is measured.
         bytes_per_second: Of the links between the nodes, as far as is known.
         limit_seconds: For all of it.
@@ -47,13 +48,14 @@ class Orders:
     rank: int
     nodes: int
     sharing: int
+    place: int
     preset: schedule.Preset
     bytes_per_second: float
     limit_seconds: float
 
 
-def measured(orders: Orders) -> dict[str, Any]:
-    """Everything that this backend's nodes do together, as lists of records."""
+def measure(orders: Orders, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Everything that this backend's nodes do together; `tell` gets all of it so far, as lists of records."""
     preset = orders.preset
     everybody, *smaller = list(_companies(orders, preset))
     found: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
@@ -62,8 +64,8 @@ def measured(orders: Orders) -> dict[str, Any]:
         everybody.meet()  # those who are not in it wait here
         if company.has_me:
             _measure(orders, company, found, thorough=preset.thorough or company is everybody)
+            tell({k: [one if isinstance(one, str) else asdict(one) for one in v] for k, v in found.items()})
     everybody.meet()
-    return {kind: [one if isinstance(one, str) else asdict(one) for one in records] for kind, records in found.items()}
 
 
 def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, thorough: bool) -> None:
@@ -99,26 +101,27 @@ def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: fl
 
 def _companies(orders: Orders, preset: schedule.Preset) -> Iterator[Company]:
     """Everybody, then the first so many nodes, down to one; every process must make all of their groups."""
-    device = torch.device("cuda", orders.rank % torch.cuda.device_count()) if orders.backend == "nccl" else None
+    device = torch.device("cuda", orders.place % torch.cuda.device_count()) if orders.backend == "nccl" else None
     if device:
         torch.cuda.set_device(device)
     for count in reversed(schedule.worlds(preset, orders.nodes)):
-        group = distributed.new_group(list(range(count))) if count > 1 else None
+        limit = timedelta(seconds=orders.limit_seconds)  # that of the whole is not theirs
+        group = distributed.new_group(list(range(count)), timeout=limit) if count > 1 else None
         yield Company(group, count, orders.rank, device or torch.device("cpu"), preset)
 
 
-def run(words: Mapping[str, Any]) -> dict[str, Any]:
+def run(words: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Meet the others, measure, and part."""
     orders = Orders(**{**words, "preset": schedule.preset_of(words["preset"])})
     distributed.init_process_group(
         orders.backend,
-        init_method=f"tcp://{orders.host}:{orders.port}",
+        init_method=f"tcp://{f'[{orders.host}]' if ':' in orders.host else orders.host}:{orders.port}",
         rank=orders.rank,
         world_size=orders.nodes,
         timeout=timedelta(seconds=orders.limit_seconds),
     )
     try:
-        return measured(orders)
+        measure(orders, tell)
     finally:
         distributed.destroy_process_group()
 
@@ -126,8 +129,7 @@ def run(words: Mapping[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     words = json.loads(sys.stdin.readline())
     when_parent_ends(lambda: os._exit(1))
-    result = run(words)
-    if words["rank"] == 0:
-        sys.stdout.write(json.dumps(result))
-        sys.stdout.flush()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    run(words, lambda found: print(json.dumps(found), file=answers, flush=True) if words["rank"] == 0 else None)
     os._exit(0)  # a backend's threads may outlast its group

@@ -32,7 +32,7 @@ class Preset:
         pings: Round trips of each pair.
         pairs_seconds: For the streams of all pairs together, which sets each one's length within `stream_seconds`.
         transfers: Of each kind over Dask and the exchange, of `transfer_seconds` and `transfer_most` bytes at most.
-        partners: How many nodes each such transfer is tried with by each node; None for all.
+        partners: With how many of the next nodes each does such transfers; 0 for two by two.
         flows: Numbers of connections at once.
         sizes: Bytes of collective operations.
         operation_seconds: For one operation of one size, beyond which larger sizes are left out.
@@ -52,7 +52,7 @@ class Preset:
     transfers: int
     transfer_seconds: float
     transfer_most: int
-    partners: int | None
+    partners: int
     flows: tuple[int, ...]
     sizes: tuple[int, ...]
     operation_seconds: float
@@ -73,7 +73,7 @@ QUICK = Preset(
     transfers=3,
     transfer_seconds=0.05,
     transfer_most=8 * MB,
-    partners=1,
+    partners=0,
     flows=(4,),
     sizes=(KB, 16 * KB, 128 * KB, MB, 8 * MB),
     operation_seconds=0.2,
@@ -93,7 +93,7 @@ FULL = Preset(
     transfers=15,
     transfer_seconds=0.5,
     transfer_most=64 * MB,
-    partners=None,
+    partners=2,
     flows=(2, 4, 8),
     sizes=(*(KB * 4**i for i in range(10)), GB),
     operation_seconds=10.0,
@@ -133,12 +133,14 @@ def pairs(nodes: int) -> list[tuple[int, int]]:
     return sorted(found | {(b, a) for a, b in found})
 
 
-def partners(nodes: int, count: int | None) -> list[tuple[int, int]]:
-    """Pairs for what takes longer: each node with the `count` next to it, or as `pairs`."""
+def partners(nodes: int, count: int) -> list[tuple[int, int]]:
+    """Pairs for what takes longer: each node with the `count` next to it, or two by two."""
     if nodes < 2:
         return []
-    if count is None or count >= nodes - 1:
+    if count >= nodes - 1:
         return pairs(nodes)
+    if not count:
+        return [(a, (a + 1) % nodes) for a in range(0, nodes, 2)]
     return [(a, (a + step) % nodes) for a in range(nodes) for step in range(1, count + 1)]
 
 

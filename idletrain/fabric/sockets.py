@@ -7,8 +7,8 @@ Who receives a stream measures it, so that what lies in buffers is not counted.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
+import math
 import socket
 import socketserver
 import threading
@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from idletrain.fabric.schedule import WARM_SECONDS
 
@@ -52,19 +54,22 @@ class Door:
     addresses: dict[str, str]
 
 
-class Post(socketserver.ThreadingTCPServer):
+class Listener(socketserver.ThreadingTCPServer):
     """Answers calls until it is shut down.
 
     Args:
         host: Where to listen, on a free port.
         token: What callers must know.
+
+    Attributes:
+        heard: When somebody called who knew it.
     """
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self, host: str, token: str) -> None:
-        self.token = token
+        self.token, self.heard = token, time.monotonic()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
@@ -83,13 +88,14 @@ class Post(socketserver.ThreadingTCPServer):
 
 class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
-        assert isinstance(self.server, Post)
+        assert isinstance(self.server, Listener)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection.settimeout(SILENT_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             call = json.loads(self.rfile.readline(1000))
             if call.get("token") != self.server.token:
                 return
+            self.server.heard = time.monotonic()
             match call["do"]:
                 case "source":
                     _send(self.connection, float(call["seconds"]))
@@ -174,13 +180,15 @@ def cpu_seconds(host: str, port: int, token: str) -> float:
 
 
 def slices(marks: Sequence[Mark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
-    """Rates between marks, without those of the beginning; all of a stream that was over before as one."""
+    """Rates in slices of time, without those of the beginning; all of a stream that was over before as one."""
     if len(marks) < 2:
         return ()
-    steady = [mark for mark in marks if mark[0] - marks[0][0] >= warm_seconds]
-    if len(steady) < 2:
-        steady = [marks[0], marks[-1]]
-    return tuple((b - a) / (t - s) for (s, a), (t, b) in itertools.pairwise(steady) if t > s)
+    times, totals = zip(*marks, strict=True)
+    start = times[0] + warm_seconds
+    count = math.floor((times[-1] - start) / SLICE_SECONDS + 1e-6)
+    edges = start + SLICE_SECONDS * np.arange(count + 1) if count > 0 else np.array([times[0], times[-1]])
+    rates = np.diff(np.interp(edges, times, totals)) / np.diff(edges)  # of equal length: a stall counts for what it is
+    return tuple(float(rate) for rate in rates)
 
 
 @contextlib.contextmanager
@@ -207,14 +215,14 @@ def _receive(line: socket.socket) -> tuple[list[Mark], int]:
     """Take all that comes; marks, the first when the first byte was there, and how many bytes there were."""
     space = memoryview(bytearray(CHUNK))
     marks: list[Mark] = []
-    total, due = 0, 0.0
+    total, now, due = 0, 0.0, 0.0
     while count := line.recv_into(space):
         total += count
         now = time.monotonic()
         if now >= due:
             marks.append((now, total))
             due = now + SLICE_SECONDS
-    return marks, total
+    return [*marks, (now, total)], total
 
 
 def _read_exactly(line: socket.socket, count: int) -> None:

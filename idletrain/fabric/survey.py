@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from distributed import Client
-from distributed.security import Security
 from distributed.utils import get_ip
 
 from idletrain.fabric import figures, schedule, tasks
@@ -26,16 +24,17 @@ from idletrain.fabric.forecast import Fleet
 from idletrain.fabric.post import Post
 from idletrain.fabric.samples import Point
 from idletrain.fabric.schedule import QUICK
+from idletrain.fabric.steps import one_thread
 from idletrain.fabric.tasks import Visit
 from idletrain.fabric.team import SilentError, Team
 from idletrain.rounds import task
 from idletrain.rounds.spec import version
 
 KEPT_SECONDS = 24 * 3600.0
-LIVES_SECONDS = 60.0  # of the head's post
 ALONE = 3  # nodes whose links are tried one by one
 CALLS, PACE_STEPS = 5, 20
-PROBE_BYTES = 4_000_000  # a first transfer, by which the others' size is set; of the commit, too
+FIRST_BYTES, GROWTH = 64 * schedule.KB, 4  # of transfers, which grow until they last long enough to tell the rate
+PROBE_BYTES = 4_000_000  # of the commit
 HEAD = -1
 
 
@@ -49,8 +48,7 @@ async def survey(client: Client) -> Fleet:
     team = await Team.of(client)
     token = secrets.token_hex(16)
     host = get_ip(client.scheduler.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
-    temporary = Security.temporary()
-    post = await asyncio.to_thread(Post, host, token, temporary, client.security, LIVES_SECONDS)
+    post = await asyncio.to_thread(Post, host, token, client.security)
     try:
         visits = [Visit(node, HEAD, post.door, token) for node in range(len(team))]
         alone = {over: await _alone(team, visits, over) for over in ("pull", "push")}
@@ -67,7 +65,7 @@ async def survey(client: Client) -> Fleet:
         figures.median(calls),
         await _slowness(team),
         await asyncio.to_thread(commit_rate),
-        min(told["memory_bytes"] for told in await _all(team, task.describe)),
+        min(told["memory_bytes"] for told in await team.ask_everybody(task.describe)),
     )
 
 
@@ -75,9 +73,12 @@ async def _alone(team: Team, visits: list[Visit], over: str) -> float:
     """What one node gets, the median of some."""
     rates = []
     for visit in visits[:ALONE]:
-        (first,) = await _points(team, visit, over, schedule.KB * 64, 2)
-        size = schedule.transfer_bytes(QUICK, figures.rate(first))
-        (point,) = await _points(team, visit, over, size, QUICK.transfers)
+        size = FIRST_BYTES
+        while True:
+            (point,) = await _points(team, visit, over, size, QUICK.transfers)
+            if size >= QUICK.transfer_most or size / figures.rate(point) > QUICK.transfer_seconds / GROWTH:
+                break
+            size = min(GROWTH * size, QUICK.transfer_most)
         rates.append(figures.rate(point))
     return figures.median(rates)
 
@@ -100,31 +101,14 @@ async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) 
 
 async def _slowness(team: Team) -> float:
     """The slowest node's seconds for a step, while all compute, over this process' while none does."""
-    told = await _all(team, tasks.pace, PACE_STEPS)
+    told = await team.ask_everybody(tasks.pace, PACE_STEPS)
     return max(figures.median(seconds) for seconds in told) / await asyncio.to_thread(own_pace)
-
-
-async def _all(team: Team, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What every node answers.
-
-    Raises:
-        SilentError: one does not.
-    """
-    told = await team.ask_all(work, [(node, args) for node in range(len(team))])
-    for answer in told:
-        if isinstance(answer, SilentError):
-            raise answer
-    return told
 
 
 def own_pace() -> float:
     """Seconds of a step in this process, on one thread, as a local worker computes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return figures.median(tasks.pace(PACE_STEPS))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def commit_rate() -> float:

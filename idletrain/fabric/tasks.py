@@ -71,7 +71,7 @@ def pace(steps: int) -> list[float]:
     return seconds[1:]
 
 
-def open_post(token: str, secrets: Mapping[str, str], lives_seconds: float) -> Door:
+def open_post(token: str, secrets: Mapping[str, str]) -> Door:
     """See `post.opened`."""
     from distributed.security import Security
 
@@ -79,9 +79,7 @@ def open_post(token: str, secrets: Mapping[str, str], lives_seconds: float) -> D
 
     worker = get_worker()
     temporary = Security(require_encryption=True, **secrets)
-    door: Door = post.opened(
-        worker, host=inventory.own_address(), token=token, temporary=temporary, lives_seconds=lives_seconds
-    )
+    door: Door = post.opened(worker, host=inventory.own_address(), token=token, temporary=temporary)
     return door
 
 
@@ -179,7 +177,13 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        limit = threading.Timer(orders["limit_seconds"], process.kill)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        limit = threading.Timer(orders["limit_seconds"], end)
         limit.start()
         try:
             process.stdin.write(json.dumps(dict(orders)).encode() + b"\n")
@@ -193,16 +197,13 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
             process.kill()
             process.stdin.close()
             process.stdout.close()
+        found: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed else {}
         if code:
             log.seek(0)
-            return {"fault": _reason(code, log.read().decode(errors="replace"))}
-    result: dict[str, Any] = json.loads(printed) if printed else {}
-    return result
-
-
-def _reason(code: int, log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    return f"it took too long ({code})" if code < 0 else (lines[-1][:200] if lines else f"it ended with {code}")
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            why = f"it ended with {code}" if code < 0 or not lines else lines[-1][:200]
+            found["fault"] = f"it took longer than {orders['limit_seconds']:.0f} s" if late.is_set() else why
+    return found
 
 
 def _visited(visit: Visit, measure: Callable[[str, int, str], Sequence[Point]]) -> Found:

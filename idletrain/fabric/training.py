@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from idletrain.fabric import networks
+from idletrain.fabric import figures, networks
 from idletrain.fabric.company import Company
 from idletrain.fabric.samples import Training
 from idletrain.fabric.schedule import Model
@@ -43,8 +43,13 @@ def measure(
         ]
     (expected,) = company.slowest([exchange_seconds(size)])
     slow = expected * (company.preset.repeats[0] + FIRST_STEPS) > 3 * company.preset.step_seconds
-    found, missing = [], []
+    found: list[Training] = []
+    missing: list[str] = []
+    longest = 3 * company.preset.step_seconds
     for batch_size in wanted.batch_sizes:
+        if found and figures.median(found[-1].compute) * company.preset.repeats[0] > longest:
+            missing.append(f"{wanted.name}, batch {batch_size} and more: steps take longer than this preset's time")
+            break
         module = networks.filled(networks.hollow(wanted.name), company.device)
         x, y = (part.to(company.device) for part in networks.batch(wanted.name, batch_size, company.preset.image))
         compute = company.samples(_stepper(module, x, y), company.preset.step_seconds, least_once=True)

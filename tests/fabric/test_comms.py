@@ -18,7 +18,7 @@ SIZE = 1_000_000
 async def moved(over: str, token: str = TOKEN, nodes: int = 1) -> list[Stream]:
     temporary, cluster = Security.temporary(), Security()
     posts = comms.Posts(TOKEN)
-    await posts.open("127.0.0.1", temporary, cluster)
+    await posts.open("127.0.0.1", cluster, temporary, plain=True)
 
     def by_one() -> Awaitable[Stream]:
         if over in ("pull", "push"):

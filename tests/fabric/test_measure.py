@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
-from test_rank import TINY
 
 from idletrain.errors import RefusedError, RunError
 from idletrain.fabric import figures, schedule, tasks, team, verdict
@@ -19,7 +21,10 @@ from idletrain.fabric.measure import measure
 from idletrain.fabric.samples import Fabric, from_json
 from idletrain.fabric.tasks import Found
 from idletrain.fabric.team import Team, occupied
-from idletrain.fleet import settings
+from idletrain.fleet import certificates, scheduler, settings
+from idletrain.fleet.local import LocalFleet
+
+from .test_rank import TINY
 
 PRESET = replace(
     TINY, pings=5, pairs_seconds=0.5, stream_seconds=(0.2, 0.2), transfers=2, transfer_seconds=0.01, flows=(2,)
@@ -57,7 +62,7 @@ def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
     for what, over in (("round trip", "socket"), ("one way", "socket")):
         assert {(p.source, p.target) for p in figures.of_kind(found, what, over)} == pairs
     for over in ("dask", "dask tls", "pull", "push"):
-        assert len(figures.of_kind(found, "one way", over)) == 3
+        assert len(figures.of_kind(found, "one way", over)) == 2
     assert len(figures.of_kind(found, "both ways")) >= 2
     assert [(point.flows, point.target) for point in figures.of_kind(found, "incast")] == [(2, 0), (2, 1), (2, 2)]
     (flows,) = figures.of_kind(found, "flows")
@@ -133,3 +138,32 @@ def test_a_cluster_that_works_is_known_by_its_run() -> None:
 def test_nodes_are_in_the_order_that_people_count_in() -> None:
     names = ["n10", "n2", "head", "n1"]
     assert sorted(names, key=team._natural) == ["head", "n1", "n2", "n10"]
+
+
+def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path) -> None:
+    until = datetime.datetime.fromtimestamp(time.time() + 3600, datetime.UTC)
+    identities = certificates.issue("night", ("head", "worker"), until)
+    options = []
+    for what, text in asdict(identities["worker"]).items():
+        (tmp_path / what).write_text(text)
+        options += [{"ca": "--tls-ca-file"}.get(what, f"--tls-{what}"), str(tmp_path / what)]
+
+    async def go() -> Fabric:
+        settings.apply()
+        async with scheduler.started(tmp_path, identity=identities["head"]) as address:
+            fleet = LocalFleet(address, 1 << 30, tmp_path / "logs", options=options)
+            fleet.start(2)
+            try:
+                security = identities["head"].security()
+                async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
+                    await client.wait_for_workers(2, 60)
+                    return await measure(client, replace(PRESET, models=()), lambda _: None)
+            finally:
+                await fleet.close()
+
+    found = asyncio.run(go())
+    assert found.faults == []
+    for over in ("dask tls", "pull", "push"):
+        assert figures.of_kind(found, "one way", over)
+    assert figures.of_kind(found, "one way", "dask") == []
+    assert any("this cluster asks for TLS" in missing for missing in found.missing)

@@ -32,6 +32,7 @@ def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
         "port": tasks.free_port(host),
         "nodes": nodes,
         "sharing": nodes,
+        "place": 0,
         "preset": asdict(TINY),
         "bytes_per_second": 1e9,
         "limit_seconds": 60.0,
@@ -85,6 +86,6 @@ def test_a_process_that_fails_says_why() -> None:
 def test_a_company_that_never_meets_is_ended() -> None:
     host = "127.0.0.1"
     orders = {"backend": "gloo", "label": "gloo", "host": host, "port": tasks.free_port(host), "rank": 0, "nodes": 2}
-    more = {"sharing": 1, "preset": asdict(TINY), "bytes_per_second": 1e9, "limit_seconds": 4.0}
+    more = {"sharing": 1, "place": 0, "preset": asdict(TINY), "bytes_per_second": 1e9, "limit_seconds": 4.0}
     found = tasks.take_part({**orders, **more}, "lo", {})
-    assert "fault" in found
+    assert found == {"fault": "it took longer than 4 s"}

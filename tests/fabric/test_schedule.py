@@ -39,10 +39,12 @@ def test_of_many_nodes_each_sends_and_receives_as_often_as_any_other(nodes: int)
         (1, 1, []),
         (2, 1, [(0, 1), (1, 0)]),
         (3, 1, [(0, 1), (1, 2), (2, 0)]),
-        (3, None, [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]),
+        (3, 2, [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]),
+        (4, 0, [(0, 1), (2, 3)]),
+        (3, 0, [(0, 1), (2, 0)]),
     ],
 )
-def test_partners_are_next_to_each_other(nodes: int, count: int | None, expected: list[tuple[int, int]]) -> None:
+def test_partners_are_next_to_each_other(nodes: int, count: int, expected: list[tuple[int, int]]) -> None:
     assert schedule.partners(nodes, count) == expected
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_forecast import FLEET
-from test_measure import on
-
 from idletrain.fabric import survey
+
+from .test_forecast import FLEET
+from .test_measure import on
 
 
 def test_a_fleet_of_two_is_looked_at() -> None:
