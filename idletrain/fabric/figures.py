@@ -52,6 +52,7 @@ class Cost:
         measured: Whether steps were; computed of the fitted all-reduce otherwise.
         exposed: Seconds that a step takes longer; its 95 % interval is `exposed_error` wide each way.
         scaling: Samples a second on all nodes over nodes times those of one, None where one was not measured.
+        at_other_speeds: The step for the model: the overlap is what was measured only where there was room for more.
         needed: The links' speed at which it is efficient enough, bytes a second.
     """
 
@@ -64,6 +65,7 @@ class Cost:
     overlap: float
     efficiency: float
     scaling: float | None
+    at_other_speeds: model.Step
     needed: float
 
     @property
@@ -209,7 +211,6 @@ def _costs(
         fit = fits.get((one.backend, "all-reduce", one.nodes))
         if one.step and one.communicate:
             communicate, took = median(one.communicate), median(one.step)
-            step = replace(step, overlap=model.overlap_of(compute, communicate, took))
         elif fit or link:
             communicate = (
                 fit.alpha + fit.beta * one.gradient_bytes
@@ -219,6 +220,10 @@ def _costs(
             took = compute + model.exposed_seconds(step, communicate)
         else:
             continue
+        overlap = model.overlap_of(compute, communicate, took)
+        # Of an exchange for which no arithmetic was left, that says nothing of one that is shorter.
+        if one.step and model.OVERLAP * communicate <= model.BACKWARD * compute:
+            step = replace(step, overlap=overlap)
         single = alone.get((one.backend, one.model, one.batch_size))
         exposed = max(0.0, took - compute)
         yield Cost(
@@ -228,9 +233,10 @@ def _costs(
             communicate,
             took,
             exposed,
-            step.overlap,
+            overlap,
             compute / (compute + exposed),
             single / took if single else None,
+            step,
             model.break_even(step),
         )
 

@@ -33,9 +33,9 @@ class Step:
     overlap: float = OVERLAP
 
 
-def all_reduce_seconds(moved_bytes: float, nodes: int, bytes_per_second: float, alpha_seconds: float = 0.0) -> float:
-    """Of a ring over links of that speed; `alpha_seconds` is what it takes however small."""
-    return alpha_seconds + bus_factor("all-reduce", nodes) * moved_bytes / bytes_per_second
+def all_reduce_seconds(moved_bytes: float, nodes: int, bytes_per_second: float) -> float:
+    """Of a ring over links of that speed."""
+    return bus_factor("all-reduce", nodes) * moved_bytes / bytes_per_second
 
 
 def bus_factor(operation: str, nodes: int) -> float:

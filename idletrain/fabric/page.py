@@ -90,8 +90,7 @@ def _by_speed(costs: Sequence[Cost]) -> draw.Chart:
     """What the model says of every network, and where this fabric is enough."""
     lines = []
     for n, cost in enumerate(costs):
-        step = model.Step(cost.compute, cost.of.gradient_bytes, cost.of.nodes, cost.overlap)
-        points = [(math.log10(s) + 2, model.efficiency_at(step, s * verdict.GBIT)) for s in SPEEDS]
+        points = [(math.log10(s) + 2, model.efficiency_at(cost.at_other_speeds, s * verdict.GBIT)) for s in SPEEDS]
         lines.append(draw.Line(verdict.title(cost), points, n % COLOURS))
     over = "link speed: 10 Mbit/s, then ten times as much a step"
     return draw.chart("efficiency", over, lines, target=model.EFFICIENT)

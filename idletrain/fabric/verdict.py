@@ -33,6 +33,7 @@ POINTS = (
     ("one way", "push"),
 )
 Figure = tuple[str, str, bool]  # what it is of, its unit, whether more is better
+Samples = tuple[Sequence[float], Sequence[float]]  # and by the median of which others they count, if any
 Operation = tuple[str, str, int, int]  # which, over what, of how many nodes, and its size
 # Of a node's description, what must be the same for a comparison to be of fabrics and nothing else.
 ALIKE = ("cpu", "cores", "gpus", "torch", "threads")
@@ -134,7 +135,7 @@ def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
     return [
         _difference(what, unit, better, samples, theirs[what, unit, better], chance)
         for (what, unit, better), samples in mine.items()
-        if min(len(samples), len(theirs.get((what, unit, better), ()))) >= LEAST_SAMPLES
+        if min(len(samples[0]), len(theirs.get((what, unit, better), ((), ()))[0])) >= LEAST_SAMPLES
     ]
 
 
@@ -170,21 +171,21 @@ def _values(nodes: Sequence[Mapping[str, object]], field: str) -> str:
     return "; ".join(sorted({str(node.get(field)) for node in nodes}))
 
 
-def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, list[float]]:
+def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, Samples]:
     """Samples of every figure that counts; of collectives those of the given sizes."""
-    found: dict[Figure, list[float]] = {}
+    found: dict[Figure, Samples] = {}
     for one in fabric.training:
         if one.step:
             # By their arithmetic: a processor that is slower today is not the fabric's doing.
             what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
-            found[what, "x", False] = [seconds / median(one.compute) for seconds in one.step]
+            found[what, "x", False] = one.step, one.compute
     for what, over in POINTS:
         if samples := _of_points(figures.of_kind(fabric, what, over)):
-            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = samples
+            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = samples, ()
     for c in fabric.collectives:
         if _operation(c) in operations:
             what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"
-            found[what, "s", False] = list(c.seconds)
+            found[what, "s", False] = c.seconds, ()
     return found
 
 
@@ -205,19 +206,20 @@ def _operation(of: Collective) -> Operation:
 
 
 def _difference(
-    what: str, unit: str, better: bool, mine: Sequence[float], theirs: Sequence[float], chance: np.random.Generator
+    what: str, unit: str, better: bool, mine: Samples, theirs: Samples, chance: np.random.Generator
 ) -> Difference:
     ratios = _resampled(theirs, chance) / _resampled(mine, chance)
     low, high = np.percentile(ratios, INTERVAL)
-    a, b = median(mine), median(theirs)
-    wide = max(figures.spread(mine), figures.spread(theirs))
+    a, b = (median(samples) / (median(by) if by else 1.0) for samples, by in (mine, theirs))
+    wide = max(figures.spread(samples) for samples in (*mine, *theirs) if samples)
     return Difference(what, unit, a, b, b / a, float(low), float(high), wide, better)
 
 
-def _resampled(samples: Sequence[float], chance: np.random.Generator) -> NDArray[np.float64]:
-    """Medians of as many samples, drawn with replacement."""
-    drawn = chance.choice(np.asarray(samples), size=(RESAMPLES, len(samples)))
-    return np.asarray(np.median(drawn, axis=1), np.float64)
+def _resampled(samples: Samples, chance: np.random.Generator) -> NDArray[np.float64]:
+    """Medians of as many samples, drawn with replacement, by those of what they count by."""
+    drawn = [chance.choice(np.asarray(one), size=(RESAMPLES, len(one))) for one in samples if one]
+    medians = [np.asarray(np.median(one, axis=1), np.float64) for one in drawn]
+    return medians[0] / medians[1] if len(medians) > 1 else medians[0]
 
 
 def rate_text(bytes_per_second: float) -> str:

@@ -113,6 +113,14 @@ def test_what_was_measured_of_steps() -> None:
     assert cost.samples_per_second == pytest.approx(4 * 32 / 1.25)
 
 
+def test_what_a_network_needs_is_the_same_whatever_link_it_was_measured_over() -> None:
+    """Over slow links next to nothing of an exchange can be hidden, which says nothing of faster ones."""
+    slow, slower = (trained(2, 0.01, seconds, 0.004 + seconds) for seconds in (0.3, 3.0))
+    (over_slow,), (over_slower,) = (figures.costs(Fabric({}, nodes(2), training=[one])) for one in (slow, slower))
+    assert over_slow.efficiency > over_slower.efficiency
+    assert over_slow.needed == over_slower.needed
+
+
 def test_steps_that_were_too_slow_are_computed_by_the_fit() -> None:
     operations = [
         Collective("gloo", "all-reduce", 4, size, (0.001 + 1e-7 * size,) * 3) for size in (1000, 10_000, 100_000)
