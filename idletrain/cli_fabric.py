@@ -39,9 +39,9 @@ class PresetName(enum.StrEnum):
 def fabric(
     scheduler: Annotated[str | None, typer.Option(help="Measure this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Worker processes on this machine.")] = None,
-    out: Annotated[Path, typer.Option(help="The JSON with all samples; the page goes beside it.")] = Path(
-        "fabric.json"
-    ),
+    out: Annotated[
+        Path | None, typer.Option(help="The JSON with all samples, or fabric.json; the page goes beside it.")
+    ] = None,
     preset: Annotated[PresetName, typer.Option(help="A minute, or as long as it takes.")] = PresetName.quick,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two such files: do the fabrics differ?", metavar="A.json B.json")
@@ -49,8 +49,9 @@ def fabric(
 ) -> None:
     """Measure the network between nodes, and tell what it does to training."""
     if compare:
-        _compare(*compare, out.with_suffix(".html") if out != Path("fabric.json") else None)
+        _compare(*compare, out)
         return
+    out = out or Path("fabric.json")
     if scheduler and nodes:
         raise JobError("--nodes: starts workers here, and --scheduler names a cluster that has its own; give one")
     if out.suffix != ".json":
@@ -93,10 +94,11 @@ def decided(
     from idletrain.fabric import outlook, survey
     from idletrain.nn.data import CACHE
 
-    if job.training.loss == "sampled_softmax":  # very wide outputs: their steps are another story
+    if not outlook.is_foreseen(job):
         return job, None
     folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
-    key = survey.key_of(*([scheduler] if scheduler else [platform.node(), len(os.sched_getaffinity(0)), count]))
+    here = (platform.node(), len(os.sched_getaffinity(0)), count)
+    key = survey.key_of(*(asyncio.run(_workers_of(scheduler)) if scheduler else here))
     fleet = survey.kept(folder, key, now)
     if fleet is None and (always or outlook.leaves_open(job)):
         say("looking at the fleet for some seconds, to see what it can do")
@@ -111,6 +113,14 @@ def decided(
     for line in outlook.lines(choice):
         say(line)
     return job, choice
+
+
+async def _workers_of(scheduler: str) -> list[str]:
+    """A cluster by what it is made of now."""
+    from idletrain.launch import check_reachable
+
+    told = await check_reachable(scheduler)
+    return [scheduler, *sorted(str(worker["host"]) for worker in told["workers"].values())]
 
 
 def _looked_at(scheduler: str | None, count: int) -> tuple[Fleet | None, str]:
@@ -150,6 +160,8 @@ async def _check_free(client: Client, address: str) -> None:
 
 
 def _compare(first: Path, second: Path, to: Path | None) -> None:
+    if to and to.suffix not in (".json", ".html"):
+        raise JobError(f"--out: {to} should end in .html, for the page of both")
     from rich.console import Console
 
     from idletrain.fabric import page, show, verdict
@@ -158,14 +170,15 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
     read = []
     for path in (first, second):
         try:
-            read.append(from_json(path.read_text(), str(path)))
+            read.append(from_json(path.read_bytes(), str(path)))
         except OSError as error:
             raise JobError(f"--compare: {path} cannot be read ({error.strerror}); name two files of --out") from None
     differences = verdict.compared(read[0], read[1])
     Console().print(show.compared_terminal(differences))
     if to:
-        _write(to, page.compared_page([first.stem, second.stem], differences))
-        typer.echo(str(to))
+        html = to.with_suffix(".html")
+        _write(html, page.compared_page([first.stem, second.stem], differences))
+        typer.echo(str(html))
 
 
 def _check_writable(out: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from distributed import Client
@@ -203,17 +204,19 @@ def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -
         raise _unwritable(job, error) from None
 
 
-async def check_reachable(address: str) -> None:
-    """Refuse a scheduler that is not there, or that asks for certificates.
+async def check_reachable(address: str) -> dict[str, Any]:
+    """Refuse a scheduler that is not there, or that asks for certificates; returns what it tells of itself.
 
     Raises:
         JobError: it cannot be used as it is named.
     """
+    if faults := _scheduler_faults(address):
+        raise JobError(faults)
     try:
         async with rpc(
             address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
         ) as remote:
-            await remote.identity()
+            told: dict[str, Any] = await remote.identity()
     except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
         raise JobError(
             f"--scheduler: {address} asks for TLS ({error}); name the client's certificates in Dask's configuration, "
@@ -223,6 +226,7 @@ async def check_reachable(address: str) -> None:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
         ) from None
+    return told
 
 
 @contextlib.asynccontextmanager

@@ -53,6 +53,8 @@ def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (("--compare", "none.json", "none.json"), "none.json cannot be read (No such file or directory)"),
         (("--scheduler", "tcp://127.0.0.1:1", "--nodes", "2"), "--nodes: starts workers here, and --scheduler names"),
+        (("--compare", "a.json", "b.json", "--out", "."), "--out: . should end in .html"),
+        (("--scheduler", "tcp://10.1.2.3:8786"), "tcp://10.1.2.3:8786 is on another machine without TLS"),
         (("--out", "fabric.txt"), "--out: fabric.txt should end in .json"),
         (("--out", "nowhere/fabric.json"), "--out: nowhere/fabric.json cannot be written (No such file or directory)"),
         (("--nodes", "0"), "should be greater than or equal to 1"),
@@ -72,8 +74,11 @@ def test_bad_arguments_are_sentences(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_fabric_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.json").write_text("{}")
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe", b"\x89PNG\r\n\x1a\n", b"[1]"])
+def test_a_file_that_is_no_fabric_is_refused(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_bytes(content)
     assert main("fabric", "--compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")) == 2
     assert "a.json is no file of idletrain fabric" in capsys.readouterr().err
 
@@ -112,6 +117,8 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
     said: list[str] = []
     stated = job(method="ist", subnets=2, local_steps=3)
     assert cli_fabric.decided(stated, None, said.append) == (stated, None)
+    lockstep = job(mode="lockstep", subnets=2)
+    assert cli_fabric.decided(lockstep, None, said.append, always=True) == (lockstep, None)
     assert (looks, said) == ([], [])
     open_, choice = cli_fabric.decided(job(), None, said.append)
     assert choice is not None

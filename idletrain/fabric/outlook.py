@@ -17,11 +17,14 @@ from idletrain.rounds import coding
 CHOSEN = ("method", "subnets", "local_steps")  # and with them how parameters travel
 
 
+def is_foreseen(job: Job) -> bool:
+    """Whether a forecast holds for it; very wide outputs and lockstep have rules of their own."""
+    return job.training.loss != "sampled_softmax" and job.training.mode == "rounds"
+
+
 def leaves_open(job: Job) -> bool:
-    """Whether there is something to choose; very wide outputs and lockstep have rules of their own."""
-    training = job.training
-    plain = training.loss != "sampled_softmax" and training.mode == "rounds"
-    return plain and not set(CHOSEN) <= training.model_fields_set
+    """Whether there is something to choose."""
+    return is_foreseen(job) and not set(CHOSEN) <= job.training.model_fields_set
 
 
 @one_thread()

@@ -127,7 +127,7 @@ class Fabric:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
 
 
-def from_json(text: str, where: str) -> Fabric:
+def from_json(text: str | bytes, where: str) -> Fabric:
     """A fabric from its file's text.
 
     Raises:

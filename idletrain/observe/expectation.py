@@ -25,6 +25,7 @@ class Expectation:
         self._expected, self._why = expected, tuple(why)
         self._compute: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._moved: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._committed = -1
 
     def __call__(self, event: Event) -> None:
         """Take the next event, and complete it."""
@@ -33,7 +34,7 @@ class Expectation:
                 event |= {"expected": dict(self._expected), "why": list(self._why)}
             case "staged":
                 self._compute[event["round"]][event["worker"]] += event["train_seconds"]
-            case "attempt_ended":
+            case "attempt_ended" if event["round"] > self._committed:  # the last may come behind its round
                 moved = self._moved[event["round"]]
                 moved[0] += event.get("pull_seconds", 0.0)
                 moved[1] += event.get("push_seconds", 0.0)
@@ -43,7 +44,7 @@ class Expectation:
                 event["measured"] = self._measured(event)
 
     def _measured(self, event: Event) -> dict[str, float]:
-        number = event["round"]
+        number = self._committed = event["round"]
         compute = min(max(self._compute.pop(number, {}).values(), default=0.0), event["seconds"])
         left = max(0.0, event["seconds"] - compute - event["commit_seconds"])
         pull, push = self._moved.pop(number, [0.0, 0.0])

@@ -50,6 +50,17 @@ def test_without_any_account_pulls_and_pushes_share_the_rest() -> None:
     assert found["measured"] == {"pull": 1.0, "compute": 0.0, "push": 1.0, "commit": 0.5}
 
 
+def test_an_account_that_comes_behind_its_round_is_of_no_other() -> None:
+    expectation = Expectation()
+    committed(expectation, staged("a", 4.0))
+    late = {**ended(100.0, 1.0)}
+    expectation(late)
+    assert not expectation._moved
+    found = {"kind": "round_committed", "round": 1, "seconds": 5.0, "commit_seconds": 1.0}
+    expectation(found)
+    assert found["measured"] == {"pull": 2.0, "compute": 0.0, "push": 2.0, "commit": 1.0}
+
+
 def test_compute_is_never_longer_than_its_round() -> None:
     found = committed(Expectation(), staged("a", 30.0))
     assert found["measured"]["compute"] == 10
