@@ -95,8 +95,8 @@ class Store:
             "beat": self._beat,
             "join": self._join,
         }
-        # deserialize=False: payloads stay frames. Of a message's other words Dask may unpickle some, so beyond a machine
-        # it takes the certificates of the cluster to send one.
+        # deserialize=False: payloads stay frames. Of a message's other words Dask may unpickle some, so beyond a
+        # machine it takes the certificates of the cluster to send one.
         self._server = Server(handlers, deserialize=False)
 
     async def listen(self, host: str) -> str:
