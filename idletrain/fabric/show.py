@@ -25,6 +25,7 @@ KINDS = (
     ("one way", "pull", "idletrain: pull"),
     ("one way", "push", "idletrain: push"),
 )
+BACKENDS = ("gloo", "nccl", "mpi")  # of torch.distributed
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def _nodes(fabric: Fabric) -> Rows:
         "CPU",
         "GPUs",
         "GPUDirect",
+        "torch",
+        "collectives",
         "pace",
     )
     lines = []
@@ -124,6 +127,8 @@ def _nodes(fabric: Fabric) -> Rows:
                 f"{node.get('cpu', NOTHING)}, {node.get('cores', NOTHING)} cores",
                 ", ".join(node.get("gpus", ())) or "none",
                 str(node.get("gpudirect", NOTHING)),
+                str(node.get("torch", NOTHING)),
+                ", ".join(backend for backend in BACKENDS if node.get(backend)) or "none",
                 seconds_text(node.get("pace_seconds")),
             )
         )

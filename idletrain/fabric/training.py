@@ -15,6 +15,7 @@ from idletrain.fabric import figures, networks
 from idletrain.fabric.company import Company
 from idletrain.fabric.samples import Training
 from idletrain.fabric.schedule import Model
+from idletrain.nn.outofcore.resident import ResidentPeak
 from idletrain.rounds.limits import available_bytes
 
 # Of a network's bytes, what a step takes: values, gradients (in DDP's buckets), an update's scratch, the buckets that
@@ -46,13 +47,20 @@ def measure(
     found: list[Training] = []
     missing: list[str] = []
     longest = 3 * company.preset.step_seconds
+    sample_bytes = 0.0  # of a sample's activations, as far as is known
     for batch_size in wanted.batch_sizes:
         if found and figures.median(found[-1].compute) * company.preset.repeats[0] > longest:
             missing.append(f"{wanted.name}, batch {batch_size} and more: steps take longer than this preset's time")
             break
+        needed = COPIES * size + batch_size * sample_bytes
+        if not company.all_can(needed * sharing < available_bytes()):
+            missing.append(f"{wanted.name}, batch {batch_size} and more: needs {needed / 1e9:.1f} GB on each node")
+            break
         module = networks.filled(networks.hollow(wanted.name), company.device)
         x, y = (part.to(company.device) for part in networks.batch(wanted.name, batch_size, company.preset.image))
+        peak = ResidentPeak()
         compute = company.samples(_stepper(module, x, y), company.preset.step_seconds, least_once=True)
+        sample_bytes = max(0, peak.bytes - size) / batch_size  # beside gradients
         one = Training(backend, wanted.name, company.nodes, batch_size, size, (), tuple(compute))
         if company.nodes > 1 and not slow:
             one = _exchanged(company, module, one, x, y)

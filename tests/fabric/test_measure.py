@@ -135,6 +135,17 @@ def test_a_cluster_that_works_is_known_by_its_run() -> None:
     assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers")
 
 
+def test_a_cluster_that_works_is_known_by_its_tasks() -> None:
+    async def told(client: Client) -> str | None:
+        working = client.submit(time.sleep, 60)
+        while not (busy := await occupied(client)):
+            await asyncio.sleep(0.05)
+        await working.cancel()
+        return busy
+
+    assert on(1, told) == "the workers have 1 tasks to do"
+
+
 def test_nodes_are_in_the_order_that_people_count_in() -> None:
     names = ["n10", "n2", "head", "n1"]
     assert sorted(names, key=team._natural) == ["head", "n1", "n2", "n10"]

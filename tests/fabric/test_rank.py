@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
-from idletrain.fabric import tasks
+from idletrain.fabric import networks, tasks, training
+from idletrain.fabric.company import Company
 from idletrain.fabric.schedule import KB, OPERATIONS, QUICK, Model
 
 TINY = replace(
@@ -70,6 +72,17 @@ def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
     assert done == {
         (scaling, how, nodes) for scaling in ("strong", "weak") for how in (True, False) for nodes in (1, 2)
     }
+
+
+def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Company(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
+    room = 4 * 4 * sum(p.numel() for p in networks.hollow("mlp").parameters()) + (50 << 20)
+    monkeypatch.setattr(training, "available_bytes", lambda: room)
+    found, missing = training.measure(alone, "gloo", Model("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
+    assert [one.batch_size for one in found] == [512]
+    assert missing[0].startswith("mlp, batch 65536 and more: needs ")
+    found, missing = training.measure(alone, "gloo", Model("mlp", (8,)), 8, lambda _: 0.0)
+    assert (found, len(missing)) == ([], 1)
 
 
 def test_one_node_trains_alone() -> None:
