@@ -42,11 +42,12 @@ STEPS = ("record", "group", "identities", "template", "head")
 
 def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
     """Digits, in rounds of about a second on two cores."""
+    training = {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}}
     return {
         "name": name,
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},
         "data": {"name": "digits"},
-        "training": {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}},
+        "training": {"method": "ist", **training},
         "nodes": {"count": 3, "memory": "1GiB"},
         "preemption": {"mark_every": "200ms"},
     }
@@ -283,6 +284,13 @@ def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -
     assert int(first.removeprefix("deadline=")) <= night.started + night.job.nodes.max_duration + PATIENCE_SECONDS
 
 
+def job_of(prefix: S3Prefix) -> Job:
+    """What a run trains, with what its head chose."""
+    found = prefix.get("job.json")
+    assert found is not None
+    return Job.model_validate_json(found.content)
+
+
 def launch_until(step: str, cache: Path) -> Job:
     """Launch a run from a process that is killed behind a step."""
     job = parse_job(job_tree(f"killed-{step}"))
@@ -330,6 +338,7 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
     cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = job_tree("headless", rounds=5)
+    del tree["training"]["method"]  # which the first head chooses, and how parameters travel
     tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
     (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
     (tmp_path / ".gitignore").write_text("out-*\n.cache/\n")
@@ -345,7 +354,7 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
     second = Launcher(cloud, account, tree, tmp_path, "--resume")
     try:
         assert second.process.wait(PATIENCE_SECONDS) == 0, second.output()
-        assert second.last()["params_sha256"] == train_alone(parse_job(tree))[-1]
+        assert second.last()["params_sha256"] == train_alone(job_of(second.prefix))[-1]
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
         taken_away = {name: second.prefix.get(name) for name in ("model.safetensors", "summary.json", "report.html")}
