@@ -14,8 +14,25 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-# Sums may be reordered (else no loop vectorises), but NaN and infinity stay what they are.
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz", "arcp"})
+LANES = 16  # sums are added up in so many parts: without that no loop over them vectorises, and in others the bits
+# would be each machine's own.
+_compiled = numba.njit(cache=True, nogil=True)
+
+
+@_compiled
+def _dot(a_H: Floats, b_H: Floats, lanes: Floats) -> np.float32:
+    """The product of two vectors; `lanes` is scratch."""
+    whole = len(a_H) // LANES * LANES
+    lanes[:] = 0
+    for h in range(0, whole, LANES):
+        for lane in range(LANES):
+            lanes[lane] += a_H[h + lane] * b_H[h + lane]
+    total = np.float32(0)
+    for h in range(whole, len(a_H)):
+        total += a_H[h] * b_H[h]
+    for lane in range(LANES):
+        total += lanes[lane]
+    return total
 
 
 @_compiled
@@ -51,13 +68,10 @@ def adagrad_rows(
     weight_RH: Floats, sums_R: Floats, index_A: Ids, grad_AH: Floats, lr: float, start: float, eps: float
 ) -> None:
     """Row-wise Adagrad: one sum of mean squared gradients a row."""
-    H = weight_RH.shape[1]
+    H, lanes = weight_RH.shape[1], np.empty(LANES, np.float32)
     for a in range(len(index_A)):
         row = index_A[a]
-        square = np.float32(0)
-        for h in range(H):
-            square += grad_AH[a, h] * grad_AH[a, h]
-        sums_R[row] += square / np.float32(H)
+        sums_R[row] += _dot(grad_AH[a], grad_AH[a], lanes) / np.float32(H)
         step = np.float32(lr) / (np.sqrt(sums_R[row] + np.float32(start)) + np.float32(eps))
         for h in range(H):
             weight_RH[row, h] -= step * grad_AH[a, h]
@@ -122,17 +136,14 @@ def best_of_lists(
     scores_BK: Floats,
 ) -> None:
     """For each query the K rows with the largest products among the members of its lists; -1 where there are fewer."""
-    B, K = out_BK.shape
-    H = weight_RH.shape[1]
+    (B, K), lanes = out_BK.shape, np.empty(LANES, np.float32)
     for b in range(B):
         out_BK[b, :] = -1
         scores_BK[b, :] = -np.inf
         for p in range(probes_BP.shape[1]):
             for at in range(starts[probes_BP[b, p]], starts[probes_BP[b, p] + 1]):
                 row = members[at]
-                score = np.float32(0)
-                for h in range(H):
-                    score += query_BH[b, h] * weight_RH[row, h]
+                score = _dot(query_BH[b], weight_RH[row], lanes)
                 if score > scores_BK[b, K - 1]:
                     k = K - 1
                     while k > 0 and score > scores_BK[b, k - 1]:

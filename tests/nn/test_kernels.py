@@ -49,6 +49,19 @@ def test_numbers_beyond_are_refused(odd: int) -> None:
         kernels.Distinct(100)(np.array([5, odd]))
 
 
+@pytest.mark.parametrize("size", [1, 16, 37, 128])
+def test_a_product_is_added_up_in_an_order_of_its_own_on_every_machine(size: int) -> None:
+    a, b = RANDOM.normal(size=(2, size)).astype(np.float32)
+    lanes = np.zeros(kernels.LANES, np.float32)
+    whole = size // kernels.LANES * kernels.LANES
+    for part in (a * b)[:whole].reshape(-1, kernels.LANES):
+        lanes += part
+    total = np.float32(0)
+    for product in [*(a * b)[whole:], *lanes]:
+        total += product
+    assert kernels._dot(a, b, np.empty(kernels.LANES, np.float32)) == total
+
+
 @pytest.mark.parametrize("keep", [1, 2, 5, 50])
 def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
     tables, rows, buckets, bucket = 6, 40, 8, 5
