@@ -82,7 +82,11 @@ class LocalSteps:
         self._trained = [i for i, t in enumerate(tensors) if t.trainable]
         _, *state = subnet.slots(flat, len(program.slots), len(program.row_slots))
         self._slots = [list(views(slot, part.shapes)) for part, slot in state]
-        self._optimizer = LocalOptimizer(program.training.optimizer, [t.name for t in tensors])
+        shared = [all(part is None for part in at) for at in subnet.positions]
+        # What all subnets have moves by the sum of what each makes of it: so they share its decay, too.
+        part = 1 / program.training.subnets if program.layout.common == "sum" else 1.0
+        decays = [program.training.optimizer.weight_decay * (part if one else 1.0) for one in shared]
+        self._optimizer = LocalOptimizer(program.training.optimizer, [t.name for t in tensors], decays)
         self._lr = 0.0
         self.planned = planned(self.module, self._update) if planned else None
 
@@ -90,6 +94,8 @@ class LocalSteps:
         """Do step `step` of this round's J."""
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
         since_start = self._round * self._training.local_steps + step
+        travels = self._training.optimizer.state == "travel"
+        self._optimizer.seen(since_start if travels else step)
         index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
         inputs, labels = inputs.to(self._device), labels.to(self._device)
@@ -104,12 +110,6 @@ class LocalSteps:
             having, [self._parameters[i] for i in having], [[slot[i] for i in having] for slot in self._slots], self._lr
         )
 
-    def resume_at(self, step: int) -> None:
-        """Tell AdamW's bias correction how many steps its moments have seen."""
-        travels = self._training.optimizer.state == "travel"
-        seen = step + travels * self._round * self._training.local_steps
-        self._optimizer.seen(seen)
-
     def _update(self, number: int, parameter: nn.Parameter, state: list[Tensor]) -> None:
         self._optimizer.move([number], [parameter], [[values] for values in state], self._lr)
 
@@ -121,14 +121,16 @@ class LocalOptimizer:
     a worker 1.4 s on an idle core before its first step, at every replacement of a node.
     """
 
-    def __init__(self, asked: OptimizerSettings, names: Sequence[str]) -> None:
-        self._asked = asked
+    def __init__(self, asked: OptimizerSettings, names: Sequence[str], decays: Sequence[float]) -> None:
+        self._asked, self._decays = asked, decays
         self._steps = [torch.zeros(()) for _ in names]
         start = asked.start
         self._starts = [start.get(name, ADAGRAD_START) if isinstance(start, dict) else start for name in names]
 
     def seen(self, steps: int) -> None:
-        """Say how many steps the state has seen."""
+        """Say how many steps the state has seen, for AdamW's bias correction: with a gradient or without, so that it
+        is the same for whoever goes on from a mark.
+        """
         for count in self._steps:
             count.fill_(steps)
 
@@ -144,19 +146,19 @@ class LocalOptimizer:
             state: For every slot of it, each parameter's.
             lr: The learning rate.
         """
-        dense = []
+        dense: dict[float, list[int]] = {}  # by their decay
         for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
             assert parameter.grad is not None
             if parameter.grad.is_sparse or self._asked.name == "adagrad":
                 self._move_rows(number, parameter, parameter.grad, [slot[at] for slot in state], lr)
             else:
-                dense.append(at)
-        if dense:
-            whole = [[slot[at] for at in dense] for slot in state]
-            self._move_whole([numbers[at] for at in dense], [parameters[at] for at in dense], whole, lr)
+                dense.setdefault(self._decays[number], []).append(at)
+        for decay, some in dense.items():
+            whole = [[slot[at] for at in some] for slot in state]
+            self._move_whole([numbers[at] for at in some], [parameters[at] for at in some], whole, lr, decay)
 
     def _move_whole(
-        self, numbers: Sequence[int], moved: list[Tensor], state: Sequence[list[Tensor]], lr: float
+        self, numbers: Sequence[int], moved: list[Tensor], state: Sequence[list[Tensor]], lr: float, decay: float
     ) -> None:
         asked = self._asked
         gradients = [p.grad for p in moved if p.grad is not None]
@@ -173,7 +175,7 @@ class LocalOptimizer:
                 beta1=asked.betas[0],
                 beta2=asked.betas[1],
                 lr=lr,
-                weight_decay=asked.weight_decay,
+                weight_decay=decay,
                 eps=ADAMW_EPS,
                 maximize=False,
             )
@@ -182,7 +184,7 @@ class LocalOptimizer:
                 moved,
                 gradients,
                 list(state[0]) if state else [None] * len(moved),
-                weight_decay=asked.weight_decay,
+                weight_decay=decay,
                 momentum=asked.momentum,
                 lr=lr,
                 dampening=0.0,
@@ -206,10 +208,10 @@ class LocalOptimizer:
                 lr=lr,
                 betas=asked.betas,
                 eps=ADAMW_EPS,
-                weight_decay=asked.weight_decay,
+                weight_decay=self._decays[number],
             )
         else:
-            row_steps.sgd(parameter, gradient, lr=lr, weight_decay=asked.weight_decay)
+            row_steps.sgd(parameter, gradient, lr=lr, weight_decay=self._decays[number])
 
 
 def learning_rate(training: TrainingSettings, step: int) -> float:

@@ -119,7 +119,6 @@ def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
     flat = torch.zeros(program.buffer_size(subnet, travelling=False))
     flat[: len(pulled)] = pulled
     work = LocalSteps(program, subnet, flat, 0, 0)
-    work.resume_at(0)
     batches = BatchOrder(training.seed, len(seen), training.batch_size, 1)
     began, steps = None, 0
     while began is None or time.perf_counter() - began < seconds:

@@ -44,14 +44,12 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
             order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
             flat = whole_flat(prepared, network, subnet)
             work = LocalSteps(program, subnet, flat, k, round_)
-            work.resume_at(0)
             for step in range(training.local_steps):
                 if step == interrupt_at:
                     flat = flat.clone()
                     torch.rand(17)  # another process: another state of torch's generator
                     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
                     work = LocalSteps(program, subnet, flat, k, round_)
-                    work.resume_at(step)
                 work.step(samples, order, step)
             updates.append((subnet, flat[: program.buffer_size(subnet, travelling=True)], training.local_steps))
         network.commit(updates)
@@ -184,6 +182,39 @@ def test_a_cosine_schedule_goes_from_lr_to_zero_and_a_constant_one_stays() -> No
     assert {learning_rate(constant, step) for step in range(20)} == {0.2}
 
 
+class Sum(torch.autograd.Function):
+    """Of two layers' outputs; some batches have no gradient for the second."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return first + second
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return None, gradients[0], gradients[0] if x[0, 0] > 0 else None
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Sum.apply(x, self.first(x), self.second(x))
+        return found
+
+
+def test_steps_without_a_gradient_count_for_whoever_goes_on_from_a_mark(small_program: Callable[..., Prepared]) -> None:
+    training = TrainingSettings.model_validate(
+        {"method": "local-sgd", "subnets": 1, "local_steps": 8, "rounds": 2, "batch_size": 4, "optimizer": ADAMW}
+    )
+    prepared = prepare(Two(), small_program().program.source, None, named_loss("cross_entropy"), training)
+    alone, interrupted = (train(prepared, 2, [1.0], interrupt_at=at) for at in (None, 5))
+    assert all(torch.equal(a, b) for a, b in zip(alone.values, interrupted.values, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @OPTIMIZERS
@@ -196,7 +227,6 @@ def test_a_gpu_trains_what_a_cpu_trains(small_program: Callable[..., Prepared], 
     for device in ("cpu", "cuda"):
         flat = whole_flat(prepared, network, subnet).to(device)
         work = LocalSteps(program, subnet, flat, 0, 0)
-        work.resume_at(0)
         for step in range(J):
             work.step(samples, BatchOrder(0, len(samples), 8, 1), step)
         ends.append(flat.cpu())

@@ -86,7 +86,6 @@ def train(prepared: Prepared, rounds: int = 3) -> Network:
             pulled = network.pull(subnet)
             flat[: len(pulled)] = pulled
             work = LocalSteps(program, subnet, flat, k, round_)
-            work.resume_at(0)
             order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(round_, k))
             for step in range(program.training.local_steps):
                 work.step(samples, order, step)
@@ -117,6 +116,19 @@ def test_every_cut_and_optimizer_learns(job_of: Any, model: dict[str, Any], comm
     assert prepared.program.output == "output"
     before = accuracy(prepared, Network.of(prepared.program, prepared.network))
     assert accuracy(prepared, train(prepared, 5)) > max(before + 0.1, 0.2)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_shards_share_the_decay_of_what_they_all_have(job_of: Any, name: str) -> None:
+    job = job_of({"start": "random"}, {"name": name, "lr": 0.01, "weight_decay": 0.5}, exclude=["hidden"])
+    prepared = prepared_of(job)
+    program = prepared.program
+    subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
+    work = LocalSteps(program, subnet, torch.zeros(program.buffer_size(subnet, travelling=False)), 0, 0)
+    decays = dict(zip((t.name for t in program.layout.tensors), work._optimizer._decays, strict=True))
+    assert decays.pop("output.weight") == 0.5
+    assert decays.pop("output.bias") == 0.5
+    assert set(decays.values()) == {0.5 / SUBNETS}
 
 
 def test_a_shard_trains_on_the_rows_that_have_its_labels_each_once_an_epoch(job_of: Any) -> None:

@@ -96,7 +96,6 @@ class Head:
         flat[: len(self.flat)] = self.flat
         samples = program.source.open()
         work = LocalSteps(program, self.subnet, flat, 0, 0)
-        work.resume_at(0)
         training = program.training
         for step in range(STEPS):
             work.step(samples, BatchOrder(training.seed, len(samples), training.batch_size, training.subnets), step)
