@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -171,7 +171,7 @@ def _text_chunks(path: Path, field: str) -> Iterator[_Chunk]:
         sizes = (int(header[2]), int(header[3])) if header else (0, 0)
         if not header:
             lines = itertools.chain([first], lines)
-        count = 0
+        count, lines = 0, _without_blank_end(lines)
         while some := list(itertools.islice(lines, CHUNK_ROWS)):
             rows = [_parse(line, path, number, sizes, field) for number, line in some]
             count += len(rows)
@@ -179,6 +179,15 @@ def _text_chunks(path: Path, field: str) -> Iterator[_Chunk]:
             logger.info("%s: %d rows read", path, count)
         if header and count != int(header[1]):
             raise JobError(f"{field}: {path}, line 1 names {int(header[1])} rows and {count} follow; get it again")
+
+
+def _without_blank_end(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    held: list[tuple[int, bytes]] = []
+    for one in lines:
+        held.append(one)
+        if one[1].strip():
+            yield from held
+            held.clear()
 
 
 _Row = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -194,18 +203,22 @@ def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: 
     if not LABELS.fullmatch(names) or not FEATURES.fullmatch(rest):
         shown = line[:60].decode(errors="replace").rstrip()
         raise JobError(f"{where}: {shown!r} is not `label,label feature:value ...`; mend or remove that line")
-    labels = np.array([int(name) for name in names.split(b",")] if names else [], dtype=np.int64)
+    labels = [int(name) for name in names.split(b",")] if names else []
     pairs = np.array(rest.replace(b":", b" ").split(), dtype=np.float64).reshape(-1, 2)
-    features, values = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.float32)
+    values = pairs[:, 1].astype(np.float32)
     if not np.isfinite(values).all():
         raise JobError(f"{where}: a value is beyond float32; mend or remove that line")
-    for what, ids, size in (("feature", features, sizes[0]), ("label", labels, sizes[1])):
-        most = int(ids.max(initial=-1))
+    # Before they are whole numbers: of 64 bits not each would be positive.
+    for what, most, size in (
+        ("feature", pairs[:, 0].max(initial=-1), sizes[0]),
+        ("label", max(labels, default=-1), sizes[1]),
+    ):
         if most >= (size or LARGEST):
+            least = "line 1 names" if size else "can be had"
             raise JobError(
-                f"{where}: {what} {most} is beyond the {size or LARGEST} {what}s that line 1 names; count from 0"
+                f"{where}: {what} {most:.0f} is beyond the {size or LARGEST} {what}s that {least}; count from 0"
             )
-    return features, values, labels
+    return pairs[:, 0].astype(np.int64), values, np.array(labels, dtype=np.int64)
 
 
 def _stack(columns: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]] | None = None) -> Csr:
@@ -219,7 +232,14 @@ def _npz_chunks(paths: Sequence[Path], field: str) -> Iterator[_Chunk]:
         raise JobError(f"{field}: {paths[0]} has {len(x)} rows and {paths[1]} {len(y)}; they should have as many")
     for start in range(0, len(x), CHUNK_ROWS):
         end = min(start + CHUNK_ROWS, len(x))
-        yield _Chunk(_slice(x, start, end), replace(_slice(y, start, end), values=None), (features, labels))
+        yield _Chunk(_slice(x, start, end), _not_zero(_slice(y, start, end)), (features, labels))
+
+
+def _not_zero(matrix: Csr) -> Csr:
+    """Where it is not zero: zeros may be stored, too."""
+    assert matrix.values is not None
+    stored = matrix.values != 0
+    return Csr(np.concatenate([[0], np.cumsum(stored)])[matrix.starts], matrix.columns[stored])
 
 
 def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
@@ -237,6 +257,8 @@ def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
         raise JobError(f"{field}: {path} holds a {kind!r} matrix; save matrix.tocsr()")
     if len(matrix) != rows or (np.diff(matrix.starts) < 0).any() or matrix.starts[-1] != len(matrix.columns):
         raise JobError(f"{field}: {path}: its indptr does not fit its {rows} rows; write the file again")
+    if matrix.values is not None and len(matrix.values) != len(matrix.columns):
+        raise JobError(f"{field}: {path}: {len(matrix.columns)} indices, {len(matrix.values)} values; write it again")
     wrong = np.flatnonzero((matrix.columns < 0) | (matrix.columns >= columns))
     if not len(wrong) and matrix.values is not None:
         wrong = np.flatnonzero(~np.isfinite(matrix.values))

@@ -118,6 +118,9 @@ def test_some_rows_can_be_asked_for(tmp_path: Path) -> None:
         ("2 6 5\n1 0:1\n1 0:1e99\n", r"line 3: a value is beyond float32"),
         ("2 6 5\n1 0:1\n5 0:1\n", r"line 3: label 5 is beyond the 5 labels that line 1 names"),
         ("2 6 5\n1 6:1\n1 0:1\n", r"line 2: feature 6 is beyond the 6 features that line 1 names"),
+        ("1 6 5\n1 99999999999999999999:1\n", r"line 2: feature 1\d+ is beyond the 6 features that line 1 names"),
+        ("1 6 5\n99999999999999999999 0:1\n", r"line 2: label 1\d+ is beyond the 5 labels that line 1 names"),
+        ("1 99999999999999999999:1\n", r"line 1: feature 1\d+ is beyond the \d+ features that can be had"),
         ("3 6 5\n1 0:1\n1 0:1\n", r"line 1 names 3 rows and 2 follow"),
         ("1 6 5\n 0:1\n", r"hold no rows with labels"),
         ("", r"hold no rows"),
@@ -127,6 +130,10 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, cache: Pat
     with np.errstate(over="ignore"), pytest.raises(JobError, match=f"data.train: .*train.txt.*{fault}"):
         opened(tmp_path, text)
     assert not [p for p in (cache / "sparse").iterdir() if not (p / "census.json").exists()]
+
+
+def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path) -> None:
+    assert len(opened(tmp_path, "2 6 5\n1 0:1\n2 1:1\n\n \n")) == 2
 
 
 def test_a_file_that_is_not_there_or_not_gzip_is_refused(tmp_path: Path) -> None:
@@ -152,12 +159,24 @@ def test_a_pair_of_csr_matrices_is_read(tmp_path: Path) -> None:
     assert (samples.census.features, samples.census.labels) == (2, 3)
 
 
+def test_a_stored_zero_is_no_label(tmp_path: Path) -> None:
+    y = scipy.sparse.csr_matrix(np.array([[0, 1, 0], [0, 1, 1], [1, 0, 1]]))
+    y.data[1] = 0
+    samples = save(tmp_path, scipy.sparse.csr_matrix(np.eye(3)), y).open()
+    assert [labels for labels, _ in plain(samples)] == [[1], [2], [0, 2]]
+
+
 def test_matrices_that_are_wrong_are_refused(tmp_path: Path) -> None:
     x, y = scipy.sparse.csr_matrix(np.eye(3)), scipy.sparse.csr_matrix(np.eye(3))
     with pytest.raises(JobError, match=r"has 3 rows and .* 2; they should have as many"):
         save(tmp_path, x, y[:2]).open()
     with pytest.raises(JobError, match=r"holds a b?'csc' matrix; save matrix.tocsr\(\)"):
         save(tmp_path, x.tocsc(), y).open()
+    short = {"format": "csr", "shape": (3, 3), "indptr": x.indptr, "indices": x.indices, "data": x.data[:2]}
+    scipy.sparse.save_npz(tmp_path / "y.npz", y)
+    np.savez(tmp_path / "x.npz", **short)
+    with pytest.raises(JobError, match=r"x.npz: 3 indices, 2 values"):
+        SparseFiles((str(tmp_path / "x.npz"), str(tmp_path / "y.npz")), "data.train").open()
     x.data[1] = np.nan
     with pytest.raises(JobError, match=r"x.npz, row 1: .* not finite"):
         save(tmp_path, x, y).open()
