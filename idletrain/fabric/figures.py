@@ -91,10 +91,17 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def rate(point: Point) -> float:
-    """Bytes a second: of connections at once, together; else the mean of slices of time, or the median transfer."""
+    """Bytes a second: of connections at once, together; else the mean of the middle half of slices of time (a process
+    that was not let run for a moment says nothing of a link), or the median transfer.
+    """
     if point.what in ("flows", "incast"):
         return float(np.sum(point.samples))
-    return float(np.mean(point.samples)) if point.over == "socket" else median(point.samples)
+    return _middle(point.samples) if point.over == "socket" else median(point.samples)
+
+
+def _middle(samples: Sequence[float]) -> float:
+    ordered, out = np.sort(samples), len(samples) // 4
+    return float(ordered[out : len(ordered) - out].mean())
 
 
 def of_kind(fabric: Fabric, what: str, over: str = "socket") -> list[Point]:

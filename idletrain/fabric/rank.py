@@ -77,7 +77,8 @@ def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, t
         found["missing"] += missing
     expected = _expected(operations, company.nodes, orders.bytes_per_second)
     for wanted in company.preset.models:
-        done, missing = training.measure(company, orders.label, wanted, orders.sharing, expected)
+        alone = [one for one in found["training"] if one.nodes == 1]
+        done, missing = training.measure(company, orders.label, wanted, orders.sharing, expected, alone)
         found["training"] += done
         found["missing"] += missing
     if orders.label == "gloo" or company.device.type == "cuda":

@@ -78,7 +78,7 @@ def compared(differences: Sequence[Difference]) -> Rows:
         )
         for d in differences
     ]
-    return Rows("compared", ("figure", "first", "second", "change", "95 % interval", "spread", "verdict"), lines)
+    return Rows("compared", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
 
 
 def _value(value: float, unit: str) -> str:

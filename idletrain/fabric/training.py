@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from idletrain.fabric import figures, networks
 from idletrain.fabric.company import Company
 from idletrain.fabric.samples import Training
 from idletrain.fabric.schedule import Model
-from idletrain.nn.outofcore.resident import ResidentPeak
+from idletrain.nn.outofcore.resident import ResidentPeak, give_back_pages
 from idletrain.rounds.limits import available_bytes
 
 # Of a network's bytes, what a step takes: values, gradients (in DDP's buckets), an update's scratch, the buckets that
@@ -26,7 +27,12 @@ LEARNING_RATE = 1e-4
 
 
 def measure(
-    company: Company, backend: str, wanted: Model, sharing: int, exchange_seconds: Callable[[int], float]
+    company: Company,
+    backend: str,
+    wanted: Model,
+    sharing: int,
+    exchange_seconds: Callable[[int], float],
+    alone: Sequence[Training] = (),
 ) -> tuple[list[Training], list[str]]:
     """A network's samples for each batch size, and what is missing.
 
@@ -36,6 +42,7 @@ def measure(
         wanted: The network and its batch sizes.
         sharing: How many of them share this machine's memory.
         exchange_seconds: How long an all-reduce of so many bytes is expected to take.
+        alone: What one node measured, if it is this one: arithmetic is the same on many.
     """
     size = sum(4 * p.numel() for p in networks.hollow(wanted.name).parameters())
     if not company.all_can(COPIES * size * sharing < available_bytes()):
@@ -43,10 +50,13 @@ def measure(
             f"{wanted.name} on {company.nodes} nodes: there is too little memory for {COPIES} times {size} bytes"
         ]
     (expected,) = company.slowest([exchange_seconds(size)])
-    slow = expected * (company.preset.repeats[0] + FIRST_STEPS) > 3 * company.preset.step_seconds
+    longest = 3 * company.preset.step_seconds
+    if company.nodes > 1 and expected * (company.preset.repeats[0] + FIRST_STEPS) > longest:
+        how = f"steps of {wanted.name} on {company.nodes} nodes are computed by one node's arithmetic, not measured"
+        why = f"exchanges of {size / 1e6:.0f} MB take longer than this preset's time"
+        return [replace(one, nodes=company.nodes) for one in alone if one.model == wanted.name], [f"{how}: {why}"]
     found: list[Training] = []
     missing: list[str] = []
-    longest = 3 * company.preset.step_seconds
     sample_bytes = 0.0  # of a sample's activations, as far as is known
     for batch_size in wanted.batch_sizes:
         if found and figures.median(found[-1].compute) * company.preset.repeats[0] > longest:
@@ -58,18 +68,12 @@ def measure(
             break
         module = networks.filled(networks.hollow(wanted.name), company.device)
         x, y = (part.to(company.device) for part in networks.batch(wanted.name, batch_size, company.preset.image))
+        give_back_pages()  # what earlier steps left would hide what these take
         peak = ResidentPeak()
         compute = company.samples(_stepper(module, x, y), company.preset.step_seconds, least_once=True)
         sample_bytes = max(0, peak.bytes - size) / batch_size  # beside gradients
         one = Training(backend, wanted.name, company.nodes, batch_size, size, (), tuple(compute))
-        if company.nodes > 1 and not slow:
-            one = _exchanged(company, module, one, x, y)
-        elif company.nodes > 1:
-            missing.append(
-                f"steps of {wanted.name} on {company.nodes} nodes are computed, not measured: exchanges of "
-                f"{size / 1e6:.0f} MB take longer than this preset's time"
-            )
-        found.append(one)
+        found.append(_exchanged(company, module, one, x, y) if company.nodes > 1 else one)
     return found, missing
 
 

@@ -1,7 +1,8 @@
 """What a fabric does to training in one sentence, and whether two fabrics differ. Pure.
 
-Two fabrics are compared by the ratio of their medians with a 95 % bootstrap interval (Efron & Tibshirani 1993, ch. 13).
-What was sampled once is resampled: samples of a pair are no independent looks at a fabric, pairs are.
+Two fabrics are compared by the ratio of their medians with a bootstrap interval (Efron & Tibshirani 1993, ch. 13) that
+holds for all figures together with 95 % (Bonferroni). What was sampled once is resampled: samples of a pair are no
+independent looks at a fabric, pairs are.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from idletrain.fabric.figures import Cost, median
 from idletrain.fabric.samples import Collective, Fabric, Point
 
 RESAMPLES = 2000
-INTERVAL = (2.5, 97.5)
-# What two measurements of the same fabric may differ by without meaning anything; also how sure one has to be to call
-# two fabrics alike.
-NOISE, SURE = 0.03, 0.10
+CHANCE = 0.05  # that any interval of a comparison misses
+# What two measurements of the same fabric may differ by without meaning anything, as a rate may be off by as much; also
+# how sure one has to be to call two fabrics alike.
+NOISE, SURE = 0.05, 0.10
 LEAST_SAMPLES = 4  # of each side, for an interval that means something
 GBIT = 1e9 / 8
 POINTS = (
@@ -132,11 +133,8 @@ def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
     chance = np.random.default_rng(seed)
     operations = _largest_common(first, second)
     mine, theirs = (_compared_samples(fabric, operations) for fabric in (first, second))
-    return [
-        _difference(what, unit, better, samples, theirs[what, unit, better], chance)
-        for (what, unit, better), samples in mine.items()
-        if min(len(samples[0]), len(theirs.get((what, unit, better), ((), ()))[0])) >= LEAST_SAMPLES
-    ]
+    both = [of for of in mine if min(len(mine[of][0]), len(theirs.get(of, ((), ()))[0])) >= LEAST_SAMPLES]
+    return [_difference(of, mine[of], theirs[of], CHANCE / len(both), chance) for of in both]
 
 
 def overall(differences: Sequence[Difference]) -> str:
@@ -205,13 +203,13 @@ def _operation(of: Collective) -> Operation:
     return of.operation, of.backend, of.nodes, of.moved_bytes
 
 
-def _difference(
-    what: str, unit: str, better: bool, mine: Samples, theirs: Samples, chance: np.random.Generator
-) -> Difference:
+def _difference(of: Figure, mine: Samples, theirs: Samples, missing: float, chance: np.random.Generator) -> Difference:
+    """A figure's, with an interval that misses with that chance."""
     ratios = _resampled(theirs, chance) / _resampled(mine, chance)
-    low, high = np.percentile(ratios, INTERVAL)
+    low, high = np.quantile(ratios, (missing / 2, 1 - missing / 2))
     a, b = (median(samples) / (median(by) if by else 1.0) for samples, by in (mine, theirs))
     wide = max(figures.spread(samples) for samples in (*mine, *theirs) if samples)
+    what, unit, better = of
     return Difference(what, unit, a, b, b / a, float(low), float(high), wide, better)
 
 

@@ -46,6 +46,7 @@ def test_a_line_s_rate_is_the_slowest_card_s_or_what_was_measured() -> None:
 def test_connections_at_once_are_added_up_and_transfers_are_not() -> None:
     assert figures.rate(Point("incast", "socket", 1, 0, (3.0, 4.0, 5.0))) == 12
     assert figures.rate(Point("one way", "socket", 1, 0, (3.0, 4.0, 5.0))) == 4
+    assert figures.rate(Point("one way", "socket", 1, 0, (0.0, 3.0, 5.0, 9.0, 4.0))) == 4
     assert figures.rate(Point("one way", "dask", 1, 0, (3.0, 4.0, 50.0))) == 4
 
 

@@ -74,6 +74,16 @@ def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
     }
 
 
+def test_steps_whose_exchange_takes_too_long_are_one_node_s_arithmetic() -> None:
+    hasty = replace(TINY, step_seconds=1e-9, models=(Model("mlp", (8,)),), operation_seconds=0.01)
+    first, second = together(2, preset=asdict(hasty))
+    assert "fault" not in first | second
+    alone, both = (next(one for one in first["training"] if one["nodes"] == nodes) for nodes in (1, 2))
+    assert both["compute"] == alone["compute"] != []
+    assert both["step"] == both["communicate"] == []
+    assert any(missing.startswith("steps of mlp on 2 nodes are computed") for missing in first["missing"])
+
+
 def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = Company(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
     room = 4 * 4 * sum(p.numel() for p in networks.hollow("mlp").parameters()) + (50 << 20)
