@@ -1,7 +1,8 @@
 """What does a step cost as labels grow, how much of the time goes into rebuilding tables, and how much memory?
 
 Steps of a batch of 256 with about 1,500 active labels, hidden 64, at 10,000, 100,000 and 1,000,000 labels, each in a
-process of its own; one thread.
+process of its own; one thread. Tables are rebuilt every 500 steps, as a job of so many local steps does, and once more
+as often as the layer does by itself (SLIDE's 50).
 
     python -m benchmarks.label_cost [--tiny] [--json FILE]
 
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
 from benchmarks.wide_training import Recipe, make, peak_rss_bytes, samples_of, steps
-from idletrain.nn import sparse  # noqa: F401 (Numba, before memory is looked at)
+from idletrain.nn.sparse import SLIDE_REBUILD  # and with it Numba, before memory is looked at
 from idletrain.nn.sparse_rows import Csr
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "simhash, 16 tables": {"name": "simhash", "tables": 16, "negatives": 256},
     "inverted-file": {"name": "inverted-file", "negatives": 512},
 }
+OFTEN = "simhash, 16 tables"  # whose share of rebuilds is told for SLIDE's interval, too
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         figures.append(Figure(f"{sampler}: a step at {plan.labels[-1]:,} labels", most["ms"], "ms"))
         figures.append(at_most(f"{sampler}: rebuilds' share of the time", most["rebuilds"], "", 0.1))
         figures.append(at_most(f"{sampler}: peak memory / parameters and state", most["memory"], "", 1.3))
+    if not options.tiny:
+        often = in_a_process(replace(plan, rebuild_every=SLIDE_REBUILD), OFTEN, plan.labels[-1])
+        what = f"{OFTEN}: rebuilds' share of the time, every {SLIDE_REBUILD} steps"
+        figures.append(Figure(what, often["rebuilds"], ""))
     return report("label_cost", options, figures, results=found)
 
 

@@ -2,7 +2,8 @@
 
 The peers live in an environment of their own, which `--peers` names (its default is made with
 `python -m venv ~/.cache/idletrain/peers-xc; ~/.cache/idletrain/peers-xc/bin/pip install omikuji napkinxc`). Each system
-trains once on a set with confusable labels and on centre words, one thread; P@1 on the same test rows, and seconds.
+trains once on a set with confusable labels and on centre words, one thread, as it comes; P@1 on the same test rows, and
+seconds, reading the files included.
 
     python -m benchmarks.linear_trees [--tiny] [--peers DIR] [--json FILE]
 
@@ -14,6 +15,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,20 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, at_least, parser, report
-from benchmarks.wide_training import POINTS, Recipe, Sets, centre_words, confusable, curve, split, take, write_rows
+from benchmarks.wide_training import (
+    POINTS,
+    Recipe,
+    Sets,
+    centre_words,
+    confusable,
+    curve,
+    make,
+    split,
+    take,
+    write_rows,
+)
 from idletrain.nn import data
+from idletrain.nn.extreme import SparseFiles
 
 OURS = Recipe("idletrain, uniform 1k", {"name": "uniform", "negatives": 1000})
 OMIKUJI = """
@@ -47,11 +62,11 @@ import json, sys, tempfile, time
 from napkinxc.datasets import load_libsvm_file
 from napkinxc.models import PLT
 from napkinxc.measures import precision_at_k
+began = time.perf_counter()
 x, y = load_libsvm_file(sys.argv[1])
 tx, ty = load_libsvm_file(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:
     model = PLT(folder, threads=1, verbose=False)
-    began = time.perf_counter()
     model.fit(x, y)
     seconds = time.perf_counter() - began
     found = model.predict(tx, top_k=1)
@@ -87,13 +102,9 @@ def peers_of(folder: Path) -> dict[str, Path]:
     return {name: python for name, code in found.items() if code == 0}
 
 
-def ask(python: Path, program: str, sets: Sets, folder: Path, patience_seconds: float) -> dict[str, float]:
+def ask(python: Path, program: str, labels: int, paths: Sequence[Path], patience_seconds: float) -> dict[str, float]:
     """Train and score a peer in its own environment."""
-    paths = [folder / f"{name}.txt" for name in ("train", "test")]
-    for path, samples in zip(paths, (sets.train, sets.test), strict=True):
-        if not path.exists():
-            write_rows(path, samples)
-    command = [str(python), "-c", program, *map(str, paths), str(sets.train.census.labels)]
+    command = [str(python), "-c", program, *map(str, paths), str(labels)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=patience_seconds)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -101,14 +112,21 @@ def ask(python: Path, program: str, sets: Sets, folder: Path, patience_seconds: 
 
 def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[Figure]:
     """All systems on one set."""
-    points, _ = curve(plan.recipe, sets.train, sets.test, [plan.seconds], 0)
-    figures = [
-        Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
-        Figure(f"{name}: {plan.recipe.name}, {plan.seconds:g} s", points[-1].precision * POINTS, "P@1"),
-    ]
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        paths = [Path(folder) / f"{part}.txt" for part in ("train", "test")]
+        for path, samples in zip(paths, (sets.train, sets.test), strict=True):
+            write_rows(path, samples)
+        began = time.perf_counter()
+        make(plan.recipe, SparseFiles((str(paths[0]),)).open(), 0)
+        started = time.perf_counter() - began
+        points, _ = curve(plan.recipe, sets.train, sets.test, [plan.seconds], 0)
+        figures = [
+            Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
+            Figure(f"{name}: {plan.recipe.name}", points[-1].precision * POINTS, "P@1"),
+            Figure(f"{name}: {plan.recipe.name} trains", started + points[-1].seconds, "s"),
+        ]
         for peer, python in peers.items():
-            result = ask(python, PEERS[peer], sets, Path(folder), plan.peer_seconds)
+            result = ask(python, PEERS[peer], sets.train.census.labels, paths, plan.peer_seconds)
             figures += [
                 Figure(f"{name}: {peer}", result["precision"] * POINTS, "P@1"),
                 Figure(f"{name}: {peer} trains", result["seconds"], "s"),

@@ -195,12 +195,15 @@ def curve(
 
 def tuned(
     recipe: Recipe, rates: Sequence[float], sets: Sets, moments: Sequence[float], seed: int
-) -> tuple[Recipe, Trial, list[Point]]:
-    """The recipe with the learning rate that does best on validation rows, how it did there, and its curve on test."""
+) -> tuple[Recipe, Trial, list[Point], WideNetwork]:
+    """The recipe with the learning rate that does best on validation rows, how it did there, its curve on test rows,
+    and the network.
+    """
     tried = []
     for one in (replace(recipe, lr=lr) for lr in rates):
         points, network = curve(one, sets.train, sets.test, moments, seed)
-        tried.append((one, Trial(recipe.name, points[-1].steps, right_at_1(network, sets.valid)), points))
+        trial = Trial(recipe.name, points[-1].steps, right_at_1(network, sets.valid))
+        tried.append((one, trial, points, network))
     return max(tried, key=lambda found: found[1].precision)
 
 
