@@ -90,8 +90,9 @@ class BenchHead:
         """See `Head`."""
         return Bound(size, 1.0)
 
-    def came(self, *_: Any) -> None:
+    def came(self, *_: Any) -> bool:
         """See `Head`."""
+        return True
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
         """See `Head`; nothing here is ever lacking."""

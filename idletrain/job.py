@@ -150,6 +150,8 @@ class ExchangeSettings(_Settings):
     """From the workers, as changes; whole numbers are rounded up or down by chance, so that their mean stays."""
     loss: Annotated[float, Field(ge=0, le=0.3)] = 0.0
     """Which share of an update of whole numbers may come later, behind the round's end: what changed least."""
+    norm_loss: Annotated[float, Field(ge=0, le=0.3)] = 0.02
+    """And which share of its squared norm that may be."""
     transport: Literal["tcp", "udp"] = "tcp"
     """udp where datagrams pass, else tcp."""
 

@@ -2,8 +2,9 @@
 
 Every process owns a part of each bucket. Gradients go straight to the part's owner and their mean straight back to all
 (not round a ring, where one lost chunk loses what all processes before it gave). What an owner did not get counts for
-nothing: it divides by what came, chunk by chunk, so that the mean stays where it is; whoever sent it adds it to its
-next gradient (DLCP, arXiv 2008.08445; MLT, NSDI'24). Means come whole, or replicas would drift apart.
+nothing: it divides by what came, chunk by chunk, so that the mean stays where it is (DLCP, arXiv 2008.08445; MLT,
+NSDI'24). Of a chunk whose base layer came alone, its sender adds the refinement to its next gradient. Means come whole,
+or replicas would drift apart.
 
 Letters: N values of a bucket, W processes.
 """
@@ -11,27 +12,28 @@ Letters: N values of a bucket, W processes.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
-import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from distributed.utils import get_ip
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from idletrain.exchange.codec import Codec, Got, K, spans_of
-from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
+logger = logging.getLogger(__name__)
 SMALL = 4096  # values; smaller tensors are sent as they are
-MOST_LOST = 0.02  # of a gradient's squared norm
 PATIENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
 OPEN_SECONDS = 10.0
 Hook = Callable[["Exchange", GradBucket], torch.futures.Future[Tensor]]
@@ -62,6 +64,7 @@ def ddp_hook(
     pull: Literal["bf16", "int8"] = "bf16",
     *,
     loss: float = 0.0,
+    norm_loss: float = 0.02,
     transport: Literal["tcp", "udp"] = "tcp",
     host: str | None = None,
     seed: int = 0,
@@ -72,24 +75,37 @@ def ddp_hook(
         push: How gradients travel to their owners; whole numbers are rounded up or down by chance.
         pull: How means travel back.
         loss: Which share of a gradient of whole numbers may be missing, over UDP.
-        transport: Over gloo's connections, or datagrams.
-        host: The address that other processes reach this one at, for udp; that of this machine's name if None.
+        norm_loss: And which share of its squared norm.
+        transport: Over gloo's connections; or datagrams, where those pass between all processes. Their keys travel over
+            gloo, which is as safe as the network that gradients would have crossed in the clear.
+        host: The address that other processes reach this one at, for udp; that of the way out of here if None.
         seed: Of the chances.
 
     Raises:
-        ValueError: a bound outside 0 to 0.3, or one that has nothing to lose.
+        ValueError: a bound outside 0 to 0.3, or a loss where there is nothing to lose.
     """
-    if not 0 <= loss <= 0.3:
-        raise ValueError(f"loss: {loss} is not within 0 and 0.3")
+    for name, bound in (("loss", loss), ("norm_loss", norm_loss)):
+        if not 0 <= bound <= 0.3:
+            raise ValueError(f"{name}: {bound} is not within 0 and 0.3")
     if loss and (transport != "udp" or push == "bf16"):
         raise ValueError("loss: needs transport='udp' and push='int8' or 'int4'")
-    found = Datagrams(host) if transport == "udp" else Streams()
-    return Exchange(push, pull, loss, found, seed), _hook
+    return Exchange(push, pull, loss, _transport(transport, host, norm_loss), seed), _hook
+
+
+def _transport(asked: str, host: str | None, norm_loss: float) -> Transport:
+    """What all processes agree on."""
+    found = Datagrams(host or get_ip(), norm_loss) if asked == "udp" else None
+    if found is None or found.open:
+        return found or Streams()
+    found.close()
+    if dist.get_rank() == 0:
+        logger.warning("datagrams do not pass between all processes: gradients go over gloo, and none is left out")
+    return Streams()
 
 
 def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     told: torch.futures.Future[Tensor] = torch.futures.Future()
-    exchange.ask(bucket.buffer(), [tuple(p.shape) for p in bucket.parameters()], bucket.index(), told)
+    exchange.ask(bucket.buffer(), bucket.parameters(), bucket.index(), told)
     return told
 
 
@@ -114,17 +130,15 @@ class Exchange:
     sent_bytes: int = 0
     lost_rows: int = 0
     _steps: dict[int, int] = field(default_factory=dict)
-    _left: dict[int, Tensor] = field(default_factory=dict)
+    _left: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)  # and of which parameters
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "idletrain-ddp"))
 
-    def ask(
-        self, flat: Tensor, shapes: Sequence[tuple[int, ...]], index: int, told: torch.futures.Future[Tensor]
-    ) -> None:
+    def ask(self, flat: Tensor, parameters: Sequence[Tensor], index: int, told: torch.futures.Future[Tensor]) -> None:
         """Replace a bucket's gradients by their mean over all processes, beside the backward pass."""
 
         def work() -> None:
             try:
-                flat.copy_(self._mean(flat.detach().float().cpu(), shapes, index))
+                flat.copy_(self._mean(flat.detach().float().cpu(), parameters, index))
                 told.set_result(flat)
             except Exception as error:  # noqa: BLE001 (raised where the step waits for it)
                 told.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is of the value
@@ -136,10 +150,12 @@ class Exchange:
         self._thread.shutdown()
         self.transport.close()
 
-    def _mean(self, flat: Tensor, shapes: Sequence[tuple[int, ...]], index: int) -> Tensor:
+    def _mean(self, flat: Tensor, parameters: Sequence[Tensor], index: int) -> Tensor:
         rank, world = dist.get_rank(), dist.get_world_size()
         step = self._steps[index] = self._steps.get(index, -1) + 1
-        if (left := self._left.pop(index, None)) is not None and len(left) == len(flat):  # DDP may build buckets anew
+        shapes, whose = [tuple(p.shape) for p in parameters], [p.data_ptr() for p in parameters]
+        of, left = self._left.pop(index, ([], flat))
+        if of == whose:  # DDP may build buckets anew
             flat = flat + left
         parts = parts_of(len(flat), world)
         pushes = [codec_of(self.push, shapes, part, ranked=True) for part in parts]
@@ -150,32 +166,30 @@ class Exchange:
         came, pieces = self.transport.swap(going, [pushes[rank]] * world, self.loss)
         mine = mean_of(pushes[rank], came)
         arrived = [codec.rows_within(one, PAYLOAD) for codec, one in zip(pushes, pieces, strict=True)]
-        self._keep_left(index, flat, parts, going, pushes, arrived)
+        if any((~got).any() for got in arrived):
+            self._left[index] = whose, self._left_of(flat, parts, going, pushes, arrived)
         pulls = [codec_of(self.pull, shapes, part, ranked=False) for part in parts]
         back = pulls[rank].encode(mine)
         means, _ = self.transport.swap([back] * world, pulls, 0.0)
         self.sent_bytes += sum(len(one) for k, one in enumerate(going) if k != rank) + (world - 1) * len(back)
         return torch.cat([codec.decode(one.content) for codec, one in zip(pulls, means, strict=True)])
 
-    def _keep_left(
+    def _left_of(
         self,
-        index: int,
         flat: Tensor,
         parts: Sequence[tuple[int, int]],
         going: Sequence[Tensor],
         codecs: Sequence[Codec],
         arrived: Sequence[Got],
-    ) -> None:
-        """What did not arrive goes with the next gradient."""
-        lost = sum(int((~got).sum()) for got in arrived)
-        if not lost:
-            return
-        self.lost_rows += lost
+    ) -> Tensor:
+        """What goes with the next gradient: of chunks that did not arrive at all the owner took the others' mean."""
+        self.lost_rows += sum(int((~got).sum()) for got in arrived)
         left = torch.zeros_like(flat)
         for (start, stop), codec, content, got in zip(parts, codecs, going, arrived, strict=True):
             whole, there = codec.decode(content), codec.decode(content, None, got)
-            left[start:stop] = (whole - there).nan_to_num(0.0, 0.0, 0.0)  # what is odd now is not for ever
-        self._left[index] = left
+            lacking = (whole - there).nan_to_num(0.0, 0.0, 0.0)  # what is odd now is not for ever
+            left[start:stop] = lacking * codec.there(content, got)
+        return left
 
 
 def parts_of(size: int, world: int) -> list[tuple[int, int]]:
@@ -234,22 +248,21 @@ class Streams:
 class Datagrams:
     """UDP straight between processes, sealed with keys of a secret that travels over gloo.
 
-    Raises:
-        SilentError: no datagram from another process comes through.
+    Attributes:
+        open: Whether datagrams pass between all of them.
     """
 
-    def __init__(self, host: str | None) -> None:
-        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+    def __init__(self, host: str, norm_loss: float) -> None:
+        self._rank, self._world, self._norm_loss = dist.get_rank(), dist.get_world_size(), norm_loss
         self._group = dist.new_group(backend="gloo")
-        self._endpoint = Endpoint(host or socket.gethostbyname(socket.gethostname()))
+        self._endpoint = Endpoint(host)
         self._transfer = 0
-        try:
-            self._open()
-        except TimeoutError:
-            self._endpoint.close()
-            raise SilentError("no datagram from other processes came; name this one's host, or use tcp") from None
+        passed = torch.tensor(int(self._opened()))
+        dist.all_reduce(passed, dist.ReduceOp.MIN, group=self._group)
+        self.open = bool(passed)
 
-    def _open(self) -> None:
+    def _opened(self) -> bool:
+        """Whether they pass between this process and those behind it."""
         addresses = _told_all(self._endpoint.address, self._group)
         secret = torch.tensor(list(os.urandom(32)), dtype=torch.uint8)
         dist.broadcast(secret, 0, group=self._group)
@@ -259,9 +272,7 @@ class Datagrams:
         dist.barrier(group=self._group)  # everybody listens
         higher = range(self._rank + 1, self._world)
         opened = [self._endpoint.open(_keys(keys, self._rank, k), addresses[k]) for k in higher]
-        for one in opened:
-            one.result(OPEN_SECONDS)
-        dist.barrier(group=self._group)
+        return not wait(opened, OPEN_SECONDS).not_done
 
     def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
         """See `Transport`."""
@@ -301,7 +312,7 @@ class Datagrams:
             if not gains:
                 gains.append(codec.gains(torch.frombuffer(content, dtype=torch.uint8)))
             lost = ~codec.rows_within(got, PAYLOAD)
-            return bool(lost.sum() <= loss * codec.rows and gains[0][lost].sum() <= MOST_LOST)
+            return bool(lost.sum() <= loss * codec.rows and gains[0][lost].sum() <= self._norm_loss)
 
         needed, least = -(-codec.first_row // PAYLOAD), math.ceil((1 - loss) * pieces)
         return self._endpoint.receive(

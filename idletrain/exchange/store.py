@@ -21,7 +21,7 @@ from idletrain.exchange.datagram.endpoint import Received, SilentError
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.ways import Ways
 from idletrain.exchange.turns import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
-from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply
+from idletrain.exchange.wire import MAY_LACK, Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
 class Head(Protocol):
@@ -41,8 +41,10 @@ class Head(Protocol):
     def expect(self, header: PushHeader, size: int) -> Bound | Reply:
         """What of a payload of so many bytes that comes in any order is enough; or why it may not come."""
 
-    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
-        """Which pieces, of so many bytes each, have come of a payload; its bytes in their places."""
+    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
+        """Which pieces, of so many bytes each, have come of a payload; its bytes in their places. False if no more of
+        it needs to come, as the round went on without.
+        """
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         """Take the rows that an update of an earlier round lacked (`Receipt.missing`), one behind the other, and make
@@ -111,6 +113,11 @@ class Store:
         """A worker is gone: what was under way with it ends."""
         self._ways.left(worker)
 
+    def over(self, lease: LeaseId) -> None:
+        """An attempt has ended: nobody waits for its turns, or for the end of them."""
+        for turns in (self._pulls, self._pushes):
+            turns.leave(holder_of(lease))
+
     async def close(self) -> None:
         """Stop to serve."""
         await self._ways.close()
@@ -152,7 +159,9 @@ class Store:
         return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
     async def _repair(self, lease: dict[str, Any], flat: Serialized) -> Any:
-        return {"reply": (await self._head.repair(LeaseId(**lease), self._received(flat))).value}
+        whose = LeaseId(**lease)
+        self._pushes.give(holder_of(whose))  # its bytes are here
+        return {"reply": (await self._head.repair(whose, self._received(flat))).value}
 
     def _part(self, header: dict[str, Any], start: int, flat: Serialized) -> Any:
         told, frames = _header(header), self._received(flat)
@@ -170,25 +179,25 @@ class Store:
     async def _scattered(self, header: dict[str, Any], size: int, way: Sequence[int]) -> Any:
         """A push whose payload comes in datagrams: all of it, or what is enough."""
         told = _header(header)
+        if receipt := self._ways.answer(way):  # told again, as the answer did not come
+            return _answer(receipt)
         bound = self._head.expect(told, size)
-        if bound is Reply.DUPLICATE:  # told again, as the answer did not come: it waits for what it waited for then
+        if bound in MAY_LACK:
             return _answer(await self._head.push(told, []))
         if isinstance(bound, Reply):
             return _answer(Receipt(bound))
 
-        def came(received: Received) -> None:
-            self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
+        def came(received: Received) -> bool:
+            return self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
 
         try:
             received = await self._ways.receive(way, size, bound, came)
         except SilentError as silence:
             return {**_answer(Receipt(Reply.ACCEPTED)), "silent": str(silence)}
-        frames = []
-        if received:
-            self.bytes_up += len(received.content)
-            frames = [memoryview(received.content)] if received.got.all() else []
-        receipt = await self._head.push(told, frames)
-        self._ways.forget(way)
+        self.bytes_up += min(len(received.content), PAYLOAD * int(received.got.sum()))
+        whole = [memoryview(received.content)] if received.got.all() else []
+        receipt = await self._head.push(told, whole)
+        self._ways.answered(way, receipt)
         return _answer(receipt)
 
     def _received(self, flat: Serialized) -> list[memoryview]:

@@ -70,6 +70,14 @@ class Turns:
         self._holders.pop(holder, None)
         self._give_out()
 
+    def leave(self, holder: str) -> None:
+        """Who had a turn, or waits for one, is gone."""
+        for waiting, _, told in self._waiting:
+            if waiting == holder and not told.done():
+                told.set_result(None)
+        self._waiting = deque(one for one in self._waiting if one[0] != holder)
+        self.give(holder)
+
     def moved(self, holder: str, count: int) -> None:
         """So many bytes of a holder's have come."""
         if holder in self._holders:

@@ -28,6 +28,8 @@ class Reply(enum.StrEnum):
 
 TAKEN = (Reply.ACCEPTED, Reply.DUPLICATE)
 """Answers after which a worker is done: a duplicate means that an earlier send got through."""
+MAY_LACK = (Reply.DUPLICATE, Reply.STALE_ROUND)
+"""Answers after which a part of the payload may have been taken, and the rest be welcome later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,15 @@ and `kind`; the kinds and their fields:
     marked           round, subnet, attempt, steps
     lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, covered (above 0: what
                      is kept is that share of an update's squared norm)
-    staged           round, subnet, attempt, worker, steps, train_seconds, covered (of its squared norm)
+    staged           round, subnet, attempt, worker, steps, train_seconds, covered (of its squared norm), lost (of its
+                     rows)
     repaired         round, subnet, attempt, bytes (of rows that an update lacked, to be added at the next commit)
     refused          round, subnet, attempt, reply, where (the first tensor that is not finite)
     attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps, reply,
                      pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
                      push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves),
-                     transport, late_bytes (that its push left out) and repaid_bytes (of earlier ones, sent now)
+                     transport, late_bytes (that its push left out), repaid_bytes (of earlier ones, sent now)
+                     and given_up_bytes (that nobody takes any more)
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), and with a forecast expected (likewise)
     evaluated        round, accuracy, loss, seconds

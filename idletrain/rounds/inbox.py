@@ -13,13 +13,12 @@ from torch import Tensor
 from idletrain.exchange.codec import Codec, Got
 from idletrain.exchange.parts import Parts, What
 from idletrain.exchange.wire import Arrival, Bound, PushHeader, Reply, checksum, inspect, inspect_values
+from idletrain.job import ExchangeSettings
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet, views
 from idletrain.rounds import coding
 from idletrain.rounds.journal import Payload
-
-MOST_LOST = 0.02  # of an update's squared norm
 
 
 @dataclass(frozen=True)
@@ -92,18 +91,18 @@ class Inbox:
 
     def is_enough(self, attempt: int, steps: int, subnet: Subnet) -> bool:
         """Whether no more of an update needs to come now."""
-        codec, most = coding.codec(self._program, subnet, "push"), self._program.training.exchange.loss
-        if not most or not codec or not codec.rows:
+        codec, exchange = coding.codec(self._program, subnet, "push"), self._program.training.exchange
+        if not exchange.loss or not codec or not codec.rows:
             return False
         got = self._got(attempt, steps, codec)
-        return got is not None and _is_enough(codec, got, most, lambda: self._gains_of(attempt, steps, codec))
+        return got is not None and _is_enough(codec, got, exchange, lambda: self._gains_of(attempt, steps, codec))
 
     def bound(self, header: PushHeader, size: int, subnet: Subnet) -> Bound | Reply:
         """What of a payload of so many bytes is enough."""
-        codec, most = coding.codec(self._program, subnet, "push"), self._program.training.exchange.loss
+        codec, exchange = coding.codec(self._program, subnet, "push"), self._program.training.exchange
         if size != self._size(subnet, update=header.update):
             return Reply.WRONG_SHAPE
-        if not most or not codec or not codec.rows or not header.update:
+        if not exchange.loss or not codec or not codec.rows or not header.update:
             return Bound(size, 1.0)
 
         known: list[NDArray[np.float64]] = []
@@ -111,9 +110,9 @@ class Inbox:
         def enough(content: memoryview, pieces: Got, piece_bytes: int) -> bool:
             if not known:
                 known.append(_gains(codec, torch.frombuffer(content, dtype=torch.uint8)))
-            return _is_enough(codec, codec.rows_within(pieces, piece_bytes), most, lambda: known[0])
+            return _is_enough(codec, codec.rows_within(pieces, piece_bytes), exchange, lambda: known[0])
 
-        return Bound(codec.first_row, 1 - most, enough)
+        return Bound(codec.first_row, 1 - exchange.loss, enough)
 
     def came(self, attempt: int, steps: int, begun: Begun) -> Arrival:
         """What is here of an update, of its bytes in their places: in parts or scattered, whichever is more."""
@@ -147,7 +146,7 @@ class Inbox:
             return Taken(payload, Reply.WRONG_SHAPE)
         if fault := inspect(header, frames, self._size(begun.subnet, update=header.update)):
             return Taken(payload, fault)
-        if codec:  # of a round that is over by now the network is another: then nobody takes what comes of it
+        if codec:
             values = codec.decode(_joined(frames), begun.network.pull(begun.subnet))
             payload = _as_payload(values, header.train_seconds)
         return _checked(Taken(payload), begun.subnet)
@@ -209,9 +208,9 @@ def _what(header: PushHeader) -> What:
     return header.steps, header.update
 
 
-def _is_enough(codec: Codec, got: Got, most: float, gains: Callable[[], NDArray[np.float64]]) -> bool:
-    """Whether no more rows are lacking than the job allows, and of the norm no more than MOST_LOST."""
-    return bool((~got).sum() <= most * codec.rows and gains()[~got].sum() <= MOST_LOST)
+def _is_enough(codec: Codec, got: Got, exchange: ExchangeSettings, gains: Callable[[], NDArray[np.float64]]) -> bool:
+    """Whether no more rows are lacking than the job allows, and no more of the squared norm."""
+    return bool((~got).sum() <= exchange.loss * codec.rows and gains()[~got].sum() <= exchange.norm_loss)
 
 
 def _gains(codec: Codec, content: Tensor) -> NDArray[np.float64]:

@@ -38,7 +38,7 @@ class Owed:
 
     def add(self, lease: LeaseId, subnet: Subnet, arrival: Arrival) -> None:
         """An update was taken without some of its rows."""
-        self._lacking = {k: v for k, v in self._lacking.items() if k.round > lease.round - ROUNDS_KEPT}
+        self._lacking = {k: v for k, v in self._lacking.items() if k.round >= lease.round - ROUNDS_KEPT}
         self._lacking[lease] = Lacking(subnet, arrival)
 
     def missing(self, lease: LeaseId) -> bytes:

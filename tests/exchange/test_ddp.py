@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 import idletrain.exchange
+from idletrain.exchange import ddp
+from idletrain.exchange.codec import Codec, K
 from idletrain.exchange.datagram.endpoint import Endpoint
-from idletrain.exchange.ddp import codec_of, ddp_hook, parts_of
+from idletrain.exchange.datagram.packet import PAYLOAD
+from idletrain.exchange.ddp import Came, Exchange, Streams, codec_of, ddp_hook, parts_of
 from idletrain.nn.outofcore.phases import update_in_phases
 
 WORLD = 3
@@ -119,6 +122,77 @@ def test_replicas_are_the_same_and_learn_as_without_the_hook(words: dict[str, An
     assert mine[0]["sent"] < 20 * 0.6 * 2 * 4 * values
 
 
+class Lossy(Streams):
+    """Of every second gradient, the last pieces of what process 1 sends to process 0 do not come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+
+    def swap(self, going: Sequence[torch.Tensor], coming: Sequence[Codec], loss: float) -> Any:
+        came, pieces = super().swap(going, coming, loss)
+        self._count += 1
+        if self._count % 4 == 1:  # means travel in between
+            count = len(pieces[0])
+            arrived = np.arange(count) < count - 2
+            if dist.get_rank() == 0:
+                came[1] = Came(came[1].content, coming[1].rows_within(arrived, PAYLOAD))
+            if dist.get_rank() == 1:
+                pieces[0] = arrived
+        return came, pieces
+
+
+def _sum_of_means(_rank: int, kind: str) -> tuple[float, int]:
+    """What a constant gradient comes to over some steps, as a share of what it should, where rows are lost."""
+    found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
+    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * K, 1))
+    gradient, total = torch.linspace(0.5, 1.5, parameter.numel()), torch.zeros(parameter.numel())
+    for _ in range(24):
+        total += found._mean(gradient.clone(), [parameter], 0)
+    lost = found.lost_rows
+    found.close()
+    return float(total.sum() / (24 * gradient.sum())), lost
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"], ids=["whole chunks", "refinements"])
+def test_what_is_lost_leaves_the_mean_where_it_is(kind: str) -> None:
+    told = together(_sum_of_means, kind)
+    assert told[1][1] > 0
+    for share, _ in told:
+        assert share == pytest.approx(1, abs=0.01)
+
+
+def _left_behind(_rank: int) -> list[bool]:
+    """Whether what was left of a gradient is added to the next, of the same parameters and of others."""
+    found = Exchange("int8", "bf16", 0.3, Streams(), 0)
+    a, b = (torch.nn.Parameter(torch.zeros(64, 64)) for _ in range(2))
+    told = []
+    for whose in ([a, b], [b, a]):
+        found._left[0] = [a.data_ptr(), b.data_ptr()], torch.ones(2 * 64 * 64)
+        told.append(bool(found._mean(torch.zeros(2 * 64 * 64), whose, 0).any()))
+    found.close()
+    return told
+
+
+def test_what_was_left_goes_to_the_parameters_that_it_is_of() -> None:
+    assert together(_left_behind) == [[True, False]] * WORLD
+
+
+def _open_where_nothing_passes(rank: int) -> list[str]:
+    ddp.OPEN_SECONDS = 0.5
+    host = "127.0.0.1" if rank != 1 else "127.0.0.2"
+    if rank == 1:  # hears nothing
+        Endpoint._hello = lambda *_: None  # type: ignore[method-assign]
+    exchange, _ = ddp_hook("int8", "bf16", transport="udp", host=host)
+    name = type(exchange.transport).__name__
+    exchange.close()
+    return [name]
+
+
+def test_where_datagrams_do_not_pass_all_processes_take_gloo_s_connections() -> None:
+    assert together(_open_where_nothing_passes) == [["Streams"]] * WORLD
+
+
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
 def test_a_network_so_small_that_not_every_process_owns_a_part_of_it(transport: str) -> None:
     plain, mine = together(_tiny, None), together(_tiny, transport)
@@ -148,6 +222,7 @@ def _train_with(rank: int, steps: int, words: dict[str, Any]) -> dict[str, Any]:
         ({"loss": 0.5}, "loss: 0.5 is not within 0 and 0.3"),
         ({"loss": -0.1}, "loss: -0.1 is not within 0 and 0.3"),
         ({"loss": 0.1}, "needs transport='udp'"),
+        ({"norm_loss": 0.5}, "norm_loss: 0.5 is not within 0 and 0.3"),
         ({"loss": 0.1, "transport": "udp", "push": "bf16"}, "needs transport='udp'"),
     ],
 )

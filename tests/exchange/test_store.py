@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
+from idletrain.exchange.turns import FEW, SILENT_SECONDS, holder_of
 from idletrain.exchange.wire import (
     Bound,
     Gang,
@@ -48,6 +50,8 @@ class Memory:
         self.bound: tuple[int, float] = 4 * SIZE, 1.0
         self.scattered: NDArray[np.bool_] | None = None
         self.repaired: list[bytes] = []
+        self.wanted, self.late = True, False
+        self.answers = 0
 
     def program(self) -> bytes:
         return b"a program"
@@ -61,6 +65,9 @@ class Memory:
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         frames = frames or self.parts.payload(header.lease.attempt, (header.steps, header.update))
+        self.answers += 1
+        if self.late:
+            return Receipt(Reply.DUPLICATE, b"\x01")
         if self.scattered is not None and not frames:
             return Receipt(Reply.ACCEPTED, bytes(~np.packbits(self.scattered, bitorder="little")))
         fault = inspect(header, frames, 4 * SIZE) or inspect_values(frames)
@@ -74,10 +81,11 @@ class Memory:
             return Reply.WRONG_SHAPE
         return Bound(*self.bound) if header.lease == LEASE else Reply.NOT_LEASED
 
-    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
+    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
         assert (header.lease, header.steps, header.train_seconds) == (LEASE, 9, 1.5)
         assert (len(content), piece) == (4 * SIZE, PAYLOAD)
         self.scattered = pieces
+        return self.wanted
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         self.repaired.append(b"".join(frames))
@@ -85,6 +93,8 @@ class Memory:
 
     def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
         what, attempt = (header.steps, header.update), header.lease.attempt
+        if self.late:
+            return Reply.STALE_ROUND
         held = header.lease == LEASE and self.parts.hold(attempt, what, start, frames, 4 * SIZE, header.train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
@@ -235,8 +245,46 @@ async def test_a_push_in_datagrams_that_is_told_again_is_answered_again(security
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
         again = client._rpc.scattered(header=as_message(header), size=4 * SIZE, way=(1, 1))
-        assert (await asyncio.wait_for(again, 5))["silent"] == ""
-        assert len(head.pushed) == 1
+        answer = await asyncio.wait_for(again, 5)
+        assert (answer["silent"], answer["reply"]) == ("", Reply.ACCEPTED)
+        assert (len(head.pushed), head.answers) == (1, 1)
+
+
+@both_kinds
+async def test_a_push_in_datagrams_that_nobody_waits_for_any_more_ends_and_says_what_it_lacks(
+    security: Security,
+) -> None:
+    async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
+        head.wanted = False
+        flat = torch.randn(SIZE)
+        header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
+        receipt = await asyncio.wait_for(client.push(header, flat), 60)
+        missing = np.unpackbits(np.frombuffer(receipt.missing, np.uint8), bitorder="little")
+        assert 0 < missing.sum() < -(-4 * SIZE // PAYLOAD)
+        assert head.pushed == []
+
+
+@both_kinds
+async def test_what_is_refused_as_late_may_still_be_owed(security: Security) -> None:
+    async with serving(security) as (head, _, address), connected(address, security) as client:
+        head.late = True
+        header = PushHeader(LEASE, 9, 1.5, 0)
+        assert await client.push(header, torch.randn(SIZE)) == Receipt(Reply.DUPLICATE, b"\x01")
+
+
+@both_kinds
+async def test_a_worker_that_is_gone_gives_its_turns_back(security: Security) -> None:
+    async with serving(security) as (_, store, address), connected(address, security) as client:
+        for attempt in range(FEW):  # of workers that die before they send
+            await client._rpc.turn(holder=holder_of(replace(LEASE, attempt=attempt)))
+        flat = torch.randn(SIZE)
+        pushing = asyncio.create_task(
+            client.push(PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")])), flat)
+        )
+        await asyncio.sleep(0.2)
+        assert not pushing.done()
+        store.over(replace(LEASE, attempt=0))
+        assert await asyncio.wait_for(pushing, SILENT_SECONDS - 1) == Receipt(Reply.ACCEPTED)
 
 
 @both_kinds

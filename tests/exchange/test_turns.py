@@ -69,6 +69,22 @@ def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
     run(test)
 
 
+def test_who_is_known_to_be_gone_keeps_nobody_waiting() -> None:
+    async def test(turns: Turns, _clock: Clock) -> None:
+        for name in "ab":
+            await turns.take(name)
+        waiting = {name: asyncio.create_task(turns.take(name)) for name in "cde"}
+        await settle()
+        turns.leave("c")
+        turns.leave("a")
+        await settle()
+        assert [name for name, task in waiting.items() if task.done()] == ["c", "d"]
+        turns.leave("b")
+        await asyncio.gather(*waiting.values())
+
+    run(test)
+
+
 def test_who_asks_again_has_its_place_or_its_turn_once() -> None:
     async def test(turns: Turns, _clock: Clock) -> None:
         await turns.take("a")

@@ -56,7 +56,7 @@ def test_rows_that_nobody_owes_or_too_few_change_nothing(small_program: Callable
     owed = Owed(program)
     owed.add(LEASE, subnet, Arrival(memoryview(bytearray(codec.nbytes)), got, 1.0))
     assert owed.take(LeaseId("run", 1, 3, 0, 7)) is None
-    later = LeaseId("run", 1, 3 + ROUNDS_KEPT, 0, 9)
+    later = LeaseId("run", 1, 4 + ROUNDS_KEPT, 0, 9)
     lacking = owed.take(LEASE)
     assert lacking
     assert owed.change(lacking, memoryview(bytearray(ROW_BYTES))) is None

@@ -38,6 +38,7 @@ NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the la
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
 PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
 PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: what counts first, and the rest
+BITS = 8 * PAYLOAD  # pieces of which a datagram says whether they are there
 Address = tuple[str, int]
 
 
@@ -80,7 +81,21 @@ class _Out:
     prompt: int
     heard: float
     patience: float
+    there: Got = field(init=False)  # as far as the receiver told in the end
+    told: set[int] = field(default_factory=set)
     done: Future[Got] = field(default_factory=_lasting)
+
+    def __post_init__(self) -> None:
+        self.there = np.zeros(self.state.pieces, bool)
+
+    def ended(self, start: int, body: bytes) -> bool:
+        """Note a part of what the receiver has in the end, or that it is all; True once it is told whole."""
+        self.state.stop()
+        part = np.unpackbits(np.frombuffer(body, np.uint8), bitorder="little")[: max(0, len(self.there) - start)]
+        self.there[start : start + len(part)] = part
+        self.told |= {start} if len(part) and not start % BITS else set()
+        self.there |= not body
+        return not body or len(self.told) == -(-len(self.there) // BITS)
 
 
 @dataclass
@@ -104,7 +119,7 @@ class _Session:
         self.coming: dict[int, _In] = {}
         self.trip = Trip()
         self.used: set[int] = set()
-        self.finished: dict[int, bytes] = {}  # with what was said at their end
+        self.finished: dict[int, Got] = {}  # with what of them was there
         self.control = 0  # sequence of what is not data: each nonce once
         self.hello: Future[None] | None = None
         self.opener = False
@@ -134,7 +149,8 @@ class Endpoint:
     """
 
     def __init__(self, host: str, sockets: int = 1) -> None:
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         self.counts: Counter[str] = Counter()
         self.link = Link()
         self._sockets = [_bound(host) for _ in range(sockets)]
@@ -188,7 +204,7 @@ class Endpoint:
 
         Args:
             session: An open one.
-                transfer: Its number, never used before in this session and direction.
+            transfer: Its number, never used before in this session and direction.
             content: Its bytes.
             prompt: How many of them, from the first on, go in the class of what counts.
             patience: Seconds without an answer after which it fails with SilentError.
@@ -222,9 +238,7 @@ class Endpoint:
         """Expect a transfer; see `Receiving` for what is enough. SilentError after `patience` seconds of silence."""
         content, pieces = bytearray(size), max(1, -(-size // PAYLOAD))
         asked = functools.partial(enough, memoryview(content)) if enough else None
-        # What came fits into the word that ends it; of more pieces than that, all have to.
-        bound = (needed, least, asked) if pieces <= 8 * PAYLOAD else (None, None, None)
-        state = Receiving(pieces, *bound)
+        state = Receiving(pieces, needed, least, asked)
         coming = _In(content, state, time.monotonic(), patience)
 
         def begin() -> None:
@@ -237,6 +251,16 @@ class Endpoint:
 
         self._ask(begin)
         return coming.done
+
+    def stop(self, session: int, transfer: int) -> None:
+        """Take what has come of a transfer for enough."""
+
+        def enough() -> None:
+            found = self._sessions.get(session)
+            if found and (coming := found.coming.get(transfer)):
+                self._finish(found, transfer, coming)
+
+        self._ask(enough)
 
     def drop(self, session: int, transfer: int) -> None:
         """Send no more of a transfer, whatever the receiver has; one that is over is left alone."""
@@ -258,6 +282,7 @@ class Endpoint:
         self._closing = True
         self._ask(lambda: None)
         self._thread.join()
+        sys.setswitchinterval(self._switch_seconds)
 
     def so_far(self, session: int, transfer: int) -> Future[Received | None]:
         """What has come of a transfer that is under way; its bytes are those that still come."""
@@ -407,17 +432,22 @@ class Endpoint:
 
     def _finish(self, session: _Session, transfer: int, coming: _In) -> None:
         del session.coming[transfer]
-        body = b"" if not coming.state.missing else np.packbits(coming.state.got, bitorder="little").tobytes()
-        session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: body}
-        self._say(session, Kind.STOP, transfer, 0, body)
+        session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: coming.state.got}
+        self._say_end(session, transfer)
         coming.done.set_result(Received(coming.content, coming.state.got))
+
+    def _say_end(self, session: _Session, transfer: int) -> None:
+        got = session.finished[transfer]
+        for start in range(0, 1 if got.all() else len(got), BITS):
+            body = b"" if got.all() else np.packbits(got[start : start + BITS], bitorder="little").tobytes()
+            self._say(session, Kind.STOP, transfer, start, body)
 
     def _probed(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         """Note that the sender asks what is there and what may be sent."""
         coming = session.coming.get(packet.transfer)
         if coming is None:
             if packet.transfer in session.finished:
-                self._say(session, Kind.STOP, packet.transfer, 0, session.finished[packet.transfer])
+                self._say_end(session, packet.transfer)
             return  # else its receiver may not have asked for it yet: the sender probes again
         coming.heard = now if fresh else coming.heard
         if len(packet.body) == 4:
@@ -444,12 +474,9 @@ class Endpoint:
             (asked,) = struct.unpack_from("!I", packet.body)
             there = np.unpackbits(np.frombuffer(packet.body, np.uint8, offset=4), bitorder="little").astype(bool)
             out.state.told_missing(asked, there.tolist(), packet.number, now)
-        elif packet.kind is Kind.STOP:
-            out.state.stop()
+        elif packet.kind is Kind.STOP and out.ended(packet.number, packet.body):
             del session.out[packet.transfer]
-            pieces = out.state.pieces
-            bits = np.frombuffer(packet.body or b"\xff" * -(-pieces // 8), np.uint8)
-            out.done.set_result(np.unpackbits(bits, count=pieces, bitorder="little").astype(bool))
+            out.done.set_result(out.there)
 
     def _coming(self) -> list[Receiving]:
         return [coming.state for session in self._sessions.values() for coming in session.coming.values()]

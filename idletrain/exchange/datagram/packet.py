@@ -39,7 +39,7 @@ class Kind(enum.IntEnum):
     MISSING = 4
     """An answer to a probe: a bit a piece, 1 if it is there, from piece number `number` on."""
     STOP = 5
-    """Enough is there: a bit a piece, or nothing if all are."""
+    """Enough is there: a bit a piece from piece number `number` on, or nothing if all are."""
 
 
 @dataclass(frozen=True, slots=True)

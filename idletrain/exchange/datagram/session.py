@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, Keys, keys_of
+from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, Keys, SilentError, keys_of
 
 OPEN_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0  # of silence; the lease's beats tell earlier whether the head is there
@@ -45,9 +45,11 @@ class Session:
         opened = endpoint.open(keys, (told["host"], told["port"]))
         try:
             await asyncio.wait_for(asyncio.wrap_future(opened), OPEN_SECONDS)
-        except TimeoutError:
+        except BaseException as error:
             await asyncio.to_thread(endpoint.close)
-            return None
+            if isinstance(error, TimeoutError | SilentError):
+                return None
+            raise
         return cls(endpoint, keys.session)
 
     def way(self) -> Way:

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received
+from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received, SilentError
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 from idletrain.exchange.datagram.session import PATIENCE_SECONDS
 from idletrain.exchange.datagram.window import Got
-from idletrain.exchange.wire import Bound
+from idletrain.exchange.wire import Bound, Receipt
 
-Came = Callable[[Received], None]
+Came = Callable[[Received], bool]
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at what has come of a transfer
 ANSWERED_KEPT = 64  # pushes that were answered, which a worker may not have heard
@@ -32,7 +32,7 @@ class Ways:
         self._endpoint: Endpoint | None = None
         self._numbers = itertools.count(1)
         self._sessions: dict[str, int] = {}
-        self._coming: dict[int, dict[int, asyncio.Future[Received] | None]] = {}  # by session; None: answered
+        self._coming: dict[int, dict[int, asyncio.Future[Received] | Receipt]] = {}  # by session; how it was answered
         self._looking: set[asyncio.Task[None]] = set()
 
     async def open(self, worker: str, host: str) -> dict[str, Any]:
@@ -66,19 +66,25 @@ class Ways:
         sent = self._endpoint.send(session, transfer, content, prompt=len(content), patience=PATIENCE_SECONDS)
         sent.add_done_callback(_tell)
 
-    async def receive(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> Received | None:
+    def answer(self, way: Sequence[int]) -> Receipt | None:
+        """How a push was answered, if it was."""
+        session, transfer = way
+        found = self._coming.get(session, {}).get(transfer)
+        return found if isinstance(found, Receipt) else None
+
+    async def receive(self, way: Sequence[int], size: int, bound: Bound, came: Came) -> Received:
         """A payload, as soon as enough of it is there; `came` is told now and then what is, and in the end if that is
-        not all. None if its push was answered, or its worker is gone.
+        not all, and says whether more is wanted.
 
         Raises:
-            SilentError: not enough came.
+            SilentError: not enough came, or the worker is gone.
         """
         session, transfer = way
         mine = self._coming.get(session)
-        if mine is None or (transfer in mine and mine[transfer] is None):
-            return None
+        if mine is None:
+            raise SilentError("the session is closed")
         coming = mine.get(transfer)
-        if coming is None:  # else told again, as the answer did not come
+        if not isinstance(coming, asyncio.Future):  # else told again, as the answer did not come
             coming = mine[transfer] = self._expect(way, size, bound)
             looking = asyncio.create_task(self._look(way, coming, came))
             self._looking.add(looking)
@@ -102,11 +108,11 @@ class Ways:
         )
         return asyncio.wrap_future(coming)
 
-    def forget(self, way: Sequence[int]) -> None:
+    def answered(self, way: Sequence[int], receipt: Receipt) -> None:
         """What came was taken, or refused."""
         session, transfer = way
         if mine := self._coming.get(session):
-            mine[transfer] = None
+            mine[transfer] = receipt
             if len(mine) > ANSWERED_KEPT:
                 del mine[min(mine)]
 
@@ -126,7 +132,8 @@ class Ways:
             found = await asyncio.wrap_future(self._endpoint.so_far(session, transfer))
             if found is not None and found.got.sum() > pieces:
                 pieces = int(found.got.sum())
-                came(found)
+                if not came(found):
+                    self._endpoint.stop(session, transfer)
         if not coming.cancelled():
             coming.exception()  # told where the push waits for it
 

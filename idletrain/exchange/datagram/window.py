@@ -348,7 +348,7 @@ class Sending:
 
     def probe(self, now: float) -> int | None:
         """The number of the probe that is due, if nothing may be sent and nobody answers."""
-        if self.stopped or self.ready or now < self._probe_at:
+        if self.ready or now < self._probe_at:
             return None
         most = max(MOST_PROBE_SECONDS, self._patience)
         self._probe_at = now + min(most, self._patience * PROBE_BACKOFF**self._in_vain)

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from idletrain.exchange.datagram.endpoint import Endpoint, Keys, SilentError
+from idletrain.exchange.datagram.endpoint import BITS, BULK, PROMPT, Endpoint, Keys, SilentError
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
+IP_RECVTOS = 13  # linux/in.h
 WAIT = 20.0
 PATIENCE = 5.0
 Fate = Callable[[bytes, random.Random], list[bytes]]
@@ -33,8 +34,10 @@ class Relay:
         self.front = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.front.bind(("127.0.0.1", 0))
         self.front.settimeout(0.05)
+        self.front.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
         self.backs: dict[tuple[str, int], socket.socket] = {}
         self.seen: list[bytes] = []
+        self.services: list[int] = []  # their classes
         self.closing = False
         self.threads = [threading.Thread(target=self._forth)]
         self.threads[0].start()
@@ -46,7 +49,7 @@ class Relay:
     def _forth(self) -> None:
         while not self.closing:
             try:
-                datagram, address = self.front.recvfrom(4096)
+                datagram, told, _, address = self.front.recvmsg(4096, 64)
             except TimeoutError:
                 continue
             if address not in self.backs:
@@ -56,6 +59,7 @@ class Relay:
                 self.threads.append(threading.Thread(target=self._back, args=(address, back)))
                 self.threads[-1].start()
             self.seen.append(datagram)
+            self.services += [content[0] for _, _, content in told]
             for one in self.fate(datagram, self.random):
                 self.backs[address].sendto(one, self.server)
 
@@ -182,6 +186,45 @@ def test_a_receiver_that_has_enough_stops_the_sender() -> None:
         sent = np.frombuffer(content, np.uint8).reshape(300, PAYLOAD)
         assert (pieces[found.got] == sent[found.got]).all()
         assert not pieces[~found.got].any()
+
+
+def test_of_very_many_pieces_the_sender_learns_which_came() -> None:
+    with pair() as (server, client, _):
+        pieces = BITS + 1000  # more than one datagram can tell of
+        content = bytes(PAYLOAD) * pieces
+        coming = server.receive(7, 1, len(content), patience=PATIENCE, needed=1, least=BITS - 5000)
+        told = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE).result(WAIT)
+        found = coming.result(WAIT)
+        assert BITS - 5000 <= found.got.sum() < pieces
+        assert np.array_equal(told, found.got)
+
+
+def test_what_has_come_is_enough_if_the_receiver_says_so() -> None:
+    with pair() as (server, client, _):
+        content = bytes(PAYLOAD) * 20_000
+        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        going = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
+        while (so_far := server.so_far(7, 1).result(WAIT)) is None or not so_far.got.any():
+            time.sleep(0.001)
+        server.stop(7, 1)
+        found = coming.result(WAIT)
+        assert 0 < found.got.sum() < 20_000
+        assert np.array_equal(going.result(WAIT), found.got)
+        server.stop(7, 1)  # which is over
+        assert across(client, server, b"more", 2) == b"more"
+
+
+def test_what_counts_most_travels_in_a_better_class() -> None:
+    with pair(unharmed) as (server, client, relay):
+        assert relay
+        content = content_of(50 * PAYLOAD)
+        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        client.send(7, 1, memoryview(content), prompt=10 * PAYLOAD, patience=PATIENCE).result(WAIT)
+        coming.result(WAIT)
+        classes = [service for datagram, service in zip(relay.seen, relay.services, strict=True) if datagram[1] == 1]
+        assert classes.count(PROMPT) >= 10
+        assert classes.count(BULK) >= 40
+        assert {PROMPT, BULK} == set(relay.services)
 
 
 def test_a_replayed_datagram_changes_nothing() -> None:

@@ -87,6 +87,7 @@ class World:
         for k, sender in enumerate(self.senders):
             if self.now >= self.killed.get(k, math.inf):
                 sender.stopped = True
+                continue
             while (found := sender.next()) is not None:
                 self.sent += 1
                 sender.sent(self.now)
