@@ -17,7 +17,6 @@ import torch
 from distributed.core import Server, rpc
 from distributed.protocol import to_serialize
 from distributed.security import Security
-from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.exchange.client import StoreClient
@@ -76,8 +75,9 @@ class FixedHead:
         """See `Head`."""
         return Bound(size, 1.0) if header.lease.run == self._token else Reply.NOT_LEASED
 
-    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> None:
+    def came(self, *_: object) -> bool:
         """See `Head`; nothing is of use here before it is whole."""
+        return True
 
     async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
         """See `Head`; nothing here is ever lacking."""

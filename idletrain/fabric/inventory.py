@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from idletrain.rounds.cohort import cpu_model
+
 NET = Path("/sys/class/net")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 # What lets a network card write into a GPU's memory: a peer-memory module, or the kernel's own DMA buffers.
@@ -36,7 +38,7 @@ def describe(address: str) -> dict[str, Any]:
         "link_bits_per_second": link,
         "kernel": platform.release(),
         "congestion": _read(CONGESTION),
-        "cpu": _cpu(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "ram_bytes": psutil.virtual_memory().total,
@@ -107,13 +109,6 @@ def own_address() -> str:
 
     host = str(get_worker().address).split("://", 1)[-1].rsplit(":", 1)[0].strip("[]")
     return str(socket.getaddrinfo(host, None)[0][4][0])
-
-
-def _cpu() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def _read(path: Path) -> str:

@@ -37,7 +37,9 @@ from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.program import Program
 from idletrain.nn.subnets import Subnet
 from idletrain.rounds import coding
+from idletrain.rounds.cohort import numeric_cohort
 from idletrain.rounds.limits import memory_limit_bytes
+from idletrain.rounds.owed import ROUNDS_KEPT
 from idletrain.rounds.spec import Spec
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ ACCOUNT = (
     "train_seconds",
     *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
 )
-DEBTS_KEPT = 4  # what pushes lacked
 RUNS_KEPT = 2  # programs of runs that share this worker
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
@@ -86,7 +87,7 @@ class LocalRun:
 
     def __init__(self, client: StoreClient) -> None:
         self.client = client
-        self.owed: deque[Debt] = deque(maxlen=DEBTS_KEPT)
+        self.owed: deque[Debt] = deque()
         self._loading = threading.Lock()
         self._loaded: Loaded | None = None
 
@@ -167,12 +168,6 @@ def describe() -> dict[str, Any]:
         "pid": os.getpid(),
         "name": str(worker.name),
     }
-
-
-def numeric_cohort(device: torch.device) -> str:
-    """Workers of one cohort compute the same bits: same torch, instruction set, threads and kind of device."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{torch.__version__}/{capability}/{torch.get_num_threads()}/{device.type}"
 
 
 def pick_device() -> torch.device:
@@ -329,7 +324,6 @@ class Attempt:
     def _steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """The steps that are left, with marks."""
         all_steps = loaded.program.training.local_steps
-        work.resume_at(self.steps)
         started = marked = time.perf_counter()
         while self.steps < all_steps and not self._unwanted():
             work.step(loaded.samples, order, self.steps)
@@ -340,7 +334,7 @@ class Attempt:
             if due and left and self._send_beside(functools.partial(self._mark, now - started)):
                 self._node.mark_now.clear()
                 marked = now
-            elif self._run.owed and self._run.owed[0].lease.round < self._spec.lease.round:
+            elif self._has_debts():
                 self._send_beside(self._repay)
         self.account["train_seconds"] = time.perf_counter() - started
 
@@ -355,6 +349,13 @@ class Attempt:
         sent.add_done_callback(lambda _: self._node.moving.release())
         return True
 
+    def _has_debts(self) -> bool:
+        """Whether rows of an earlier round's update are to be sent; those that nobody takes any more are given up."""
+        owed, now = self._run.owed, self._spec.lease.round
+        while owed and owed[0].lease.round < now - ROUNDS_KEPT:
+            self._count("given_up_bytes", owed.popleft())
+        return bool(owed) and owed[0].lease.round < now
+
     async def _repay(self) -> None:
         """Send the rows that an update of an earlier round lacked, now that the link is idle."""
         if not self._run.owed:  # another attempt was first
@@ -365,8 +366,10 @@ class Attempt:
         except ConnectionError:
             self._run.owed.appendleft(debt)
             raise
-        if reply is Reply.ACCEPTED:
-            self.account["repaid_bytes"] = self.account.get("repaid_bytes", 0) + debt.rows.nbytes
+        self._count("repaid_bytes" if reply is Reply.ACCEPTED else "given_up_bytes", debt)
+
+    def _count(self, what: str, debt: Debt) -> None:
+        self.account[what] = self.account.get(what, 0) + debt.rows.nbytes
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)

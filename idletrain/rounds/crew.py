@@ -130,7 +130,11 @@ class Crew:
         if address not in self._known:  # it left while it told
             return
         self.capacities[address] = Capacity(
-            about["memory_bytes"], about["steps_per_second"], about["leases"], streams=about["device"] == "cpu"
+            about["memory_bytes"],
+            about["steps_per_second"],
+            about["leases"],
+            streams=about["device"] == "cpu",
+            cohort=about["cohort"],
         )
         self._names[address] = about["name"]
         fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")

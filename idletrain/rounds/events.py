@@ -23,6 +23,7 @@ class WorkerJoined(Event):
     worker: str
     memory_bytes: int
     leases: int = 1
+    cohort: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,11 +98,12 @@ class Journal:
         """Wait no longer where there is no room: the run is to end."""
         self._stopping = True
 
-    async def begin(self, shares: tuple[float, ...]) -> None:
-        """Raise the epoch: from here on nothing that an older head leased is taken."""
+    async def begin(self, shares: tuple[float, ...], *, drop: bool = False) -> None:
+        """Raise the epoch: from here on nothing that an older head leased is taken, or with `drop` was staged."""
         self.shares = shares
+        self.staged = {} if drop else self.staged
         self._draw()
-        await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares)
+        await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares, drop=drop)
         self._reached("epoch-recorded")
 
     async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, covered: float) -> None:

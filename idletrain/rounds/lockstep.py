@@ -91,6 +91,7 @@ class LockstepAttempt(Attempt):
     """An attempt of which no step is its own."""
 
     _reply: Reply | None = None  # to the push of all steps
+    _agreed = False  # on what these came to
     _why = ""  # the last gang was cut off, where it is not that a member left
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
@@ -102,14 +103,13 @@ class LockstepAttempt(Attempt):
         self._marks = {self.steps: self._flat.clone()} if self.steps else {}
         while gang := self._form():
             self._go_back(gang.step)
-            work.resume_at(self.steps)
             self._why = ""
             try:
                 self._take_steps(loaded, work, order, gang, subnet)
             except CutOffError as error:
                 self._why = str(error)
                 logger.info("subnet %d was cut off after step %d: %s", lease.subnet, self.steps, error or "a peer left")
-            if self.steps == program.training.local_steps and self._reply is None:
+            if self._agreed and self._reply is None:
                 with self._moving("push"):
                     self._reply = super()._push(loaded, subnet, whole=True)
         self._tell_draws(work)
@@ -180,6 +180,7 @@ class LockstepAttempt(Attempt):
             if self.steps == all_steps:
                 values = views(self._flat[: subnet.parameters], subnet.shapes)
                 together.agree(v for v, at in zip(values, subnet.positions, strict=True) if all(p is None for p in at))
+                self._agreed = True
         finally:
             layer.together = None
             self.account["peer_bytes"] = self.account.get("peer_bytes", 0) + link.sent_bytes

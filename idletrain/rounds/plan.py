@@ -22,12 +22,14 @@ class Capacity:
         steps_per_second: Of a reference step.
         leases: How many it can hold at once.
         streams: Whether it can train with its parameters on a disk (a GPU cannot).
+        cohort: Those of one compute the same bits.
     """
 
     memory_bytes: int
     steps_per_second: float
     leases: int = 1
     streams: bool = True
+    cohort: str = ""
 
 
 @dataclass(frozen=True)

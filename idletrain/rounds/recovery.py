@@ -68,6 +68,8 @@ def history(records: Sequence[ledger.Record]) -> History:
         if kind == "epoch":
             epochs, status, params = record["epoch"], None, None
             shares[round_] = tuple(record["shares"])
+            if record["drop"]:
+                staged.pop(round_, None)
         elif kind == "stage":
             staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
         elif kind == "repair":

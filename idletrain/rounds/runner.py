@@ -11,6 +11,7 @@ import functools
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -172,8 +173,10 @@ class Runner:
         """Begin this epoch with the workers that are there."""
         journal, training, preemption = self._journal, self._program.training, self._job.preemption
         salvage = preemption.policy == "salvage"
+        # What is left of a round in lockstep could not train alone.
+        drop = training.mode == "lockstep" and 0 < len(journal.staged) < training.subnets
         keep = journal.shares and (not salvage or journal.staged)
-        await journal.begin(journal.shares if keep else await asyncio.to_thread(self._plan))
+        await journal.begin(journal.shares if keep else await asyncio.to_thread(self._plan), drop=drop)
         rules = state.Rules(
             salvage=salvage,
             local_steps=training.local_steps,
@@ -184,12 +187,10 @@ class Runner:
             lockstep=training.mode == "lockstep",
         )
         staged = {k: update.steps for k, update in journal.staged.items()}
-        if rules.lockstep and len(staged) < training.subnets:  # those that are left could not train alone
-            staged = {}
         now = self._opened_at = time.monotonic()
         needs, alone = await asyncio.to_thread(self._needs)
         workers = {
-            address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases)
+            address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases, cohort=brings.cohort)
             for address, brings in self._capacities().items()
         }
         name, epoch, number = self._job.name, journal.epoch, journal.round
@@ -330,7 +331,11 @@ class Runner:
     def _on_joined(self, address: str) -> None:
         brings = self._capacities()[address]
         joined = events.WorkerJoined(
-            now=time.monotonic(), worker=address, memory_bytes=brings.memory_bytes, leases=brings.leases
+            now=time.monotonic(),
+            worker=address,
+            memory_bytes=brings.memory_bytes,
+            leases=brings.leases,
+            cohort=brings.cohort,
         )
         self._handle(joined)
 
@@ -361,9 +366,11 @@ class Runner:
         capacities = self._capacities()
         if self._state is None or not capacities:
             return
-        if self._state.rules.lockstep and self._state.subnets.waiting and len(capacities) < len(self._state.subnets):
-            here = f"{len(capacities)} workers are here"
-            self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep need a worker each; {here}")
+        alike = max(Counter(brings.cohort for brings in capacities.values()).values())
+        if self._state.rules.lockstep and self._state.subnets.waiting and alike < len(self._state.subnets):
+            here = f"{len(capacities)} workers are here" + (f", {alike} alike" if alike < len(capacities) else "")
+            each = "need a worker each, whose machines are alike"
+            self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
         for address, capacity in capacities.items():
             if capacity.memory_bytes < self._narrowest_bytes:
                 # A subnet that is trained out of core may need less than the narrowest in core.
@@ -438,6 +445,7 @@ class Runner:
         unfit = record["ended"] == "unfit"
         self._handle(events.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed, unfit=unfit))
         self._inbox.drop(lease.attempt)
+        self._store.over(lease)
         if unfit and self._state and worker in self._state.workers and worker in self._crew.capacities:
             memory_bytes = self._state.workers[worker].memory_bytes  # the next rounds are planned with that
             self._crew.capacities[worker] = replace(self._crew.capacities[worker], memory_bytes=memory_bytes)
@@ -491,11 +499,12 @@ class Runner:
             return reply
         return self._inbox.bound(header, size, self._journal.subnets[header.lease.subnet])
 
-    def came(self, header: PushHeader, content: memoryview, pieces: Got, piece: int) -> None:
+    def came(self, header: PushHeader, content: memoryview, pieces: Got, piece: int) -> bool:
         """See `Head`."""
-        if self._state and state.standing(self._state, header.lease) is Reply.ACCEPTED:
-            self._inbox.note(header, content, pieces, piece, self._journal.subnets[header.lease.subnet])
-            self._came(header)
+        if not self._state or state.standing(self._state, header.lease) is not Reply.ACCEPTED:
+            return False
+        self._inbox.note(header, content, pieces, piece, self._journal.subnets[header.lease.subnet])
+        return self._came(header) is Reply.ACCEPTED
 
     def _came(self, header: PushHeader) -> Reply:
         lease, covered = header.lease, 0.0
@@ -521,8 +530,12 @@ class Runner:
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`."""
-        lease = header.lease
-        begun = self._begun(lease.subnet) if 0 <= lease.subnet < len(self._journal.subnets) else None
+        lease, current = header.lease, header.lease.round == self._journal.round
+        if current and lease.subnet in self._staging:  # sent again, as the answer did not come, or too late
+            await asyncio.shield(self._staging[lease.subnet])
+        if missing := self._owed.missing(lease):
+            return Receipt(Reply.DUPLICATE, missing)
+        begun = self._begun(lease.subnet) if current and 0 <= lease.subnet < len(self._journal.subnets) else None
         small = 0 < sum(map(len, frames)) <= INLINE_BYTES
         read = functools.partial(self._inbox.read, header, frames, begun)
         taken = read() if small else await asyncio.to_thread(read)
@@ -532,9 +545,9 @@ class Runner:
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
             self._record("refused", **names, reply=reply.value, where=taken.where)
-        elif lease.subnet in self._staging and header.steps == self._program.training.local_steps:
+        elif lease.subnet in self._staging:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
-        return Receipt(reply, self._owed.missing(lease))  # also if it is sent again, as the answer did not come
+        return Receipt(reply, self._owed.missing(lease))
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""
@@ -558,7 +571,8 @@ class Runner:
     async def _salvage(self, command: events.Store, came: Arrival) -> None:
         """Store what has come of an update whose worker is gone."""
         payload = await asyncio.to_thread(self._inbox.salvaged, came, self._begun(command.subnet))
-        await self._stage(command, Taken(payload, None, command.covered), told=True)
+        lacking = None if came.got.all() else came  # its worker may only have been slow: then the rest follows
+        await self._stage(command, Taken(payload, None, command.covered, lacking), told=True)
 
     async def _stage(self, command: events.Store, taken: Taken, *, told: bool) -> None:
         """Make an update durable; `told`: its seconds were, when its lease was lost."""
@@ -572,7 +586,8 @@ class Runner:
         await self._journal.stage(k, command.attempt, command.steps, taken.payload, taken.covered)
         told = told and not self._state.rules.lockstep
         seconds = 0.0 if told else taken.payload.train_seconds
-        self._record("staged", **names, steps=command.steps, train_seconds=seconds, covered=taken.covered)
+        lost = 1 - float(taken.lacking.got.mean()) if taken.lacking else 0.0
+        self._record("staged", **names, steps=command.steps, train_seconds=seconds, covered=taken.covered, lost=lost)
         self._handle(events.Stored(now=time.monotonic(), subnet=k))
 
     async def _commit(self, command: events.Commit) -> None:

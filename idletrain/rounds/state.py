@@ -17,6 +17,7 @@ from __future__ import annotations
 import bisect
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,11 +92,13 @@ class Worker:
 
     Attributes:
         leases: How many it can hold at once: while it trains one subnet, it pulls the next and pushes the last.
+        cohort: Those of one compute the same bits.
         attempts: Those that it holds, in the order in which it trains them, and their subnets.
     """
 
     memory_bytes: int
     leases: int = 1
+    cohort: str = ""
     draining: bool = False
     attempts: Mapping[int, int] = field(default_factory=dict)
     faults: int = 0
@@ -185,7 +188,8 @@ def advance(state: State, event: Event) -> Step:
 
 
 def _joined(state: State, event: WorkerJoined) -> Step:
-    return _with_worker(state, event.worker, Worker(memory_bytes=event.memory_bytes, leases=event.leases)), ()
+    worker = Worker(memory_bytes=event.memory_bytes, leases=event.leases, cohort=event.cohort)
+    return _with_worker(state, event.worker, worker), ()
 
 
 def _left(state: State, event: WorkerLeft) -> Step:
@@ -399,10 +403,12 @@ def _give_out(state: State, now: float) -> Step:
     one for everybody: who takes the last ones of a round is decided by who is done first.
     """
     commands: tuple[Command, ...] = ()
+    if state.rules.lockstep:
+        state, commands = _leave_others(state, now)
     if any(map(_is_idle, state.workers.values())):  # it mostly is not so, and this comes with every event
         state, first = _lease(state, now, state.subnets.waiting, _is_idle)
         state, moved = _lease(state, now, _ahead(state), _is_idle)  # rather now than behind another
-        commands = first + moved
+        commands += first + moved
     if state.rules.lockstep:
         state, moved = _make_way(state, now)
         return state, commands + moved
@@ -427,6 +433,31 @@ def _make_way(state: State, now: float) -> Step:
     return state, ()
 
 
+def _kind(state: State) -> str:
+    """The cohort that trains in lockstep, as hidden layers have to come out the same on all: one that has a worker for
+    every subnet if there is one, first of all that which is at it.
+    """
+    there = Counter(worker.cohort for worker in state.workers.values() if not worker.draining)
+    held = {
+        state.workers[s.worker].cohort for s in state.subnets if s.phase is Phase.LEASED and s.worker in state.workers
+    }
+    return max(there, key=lambda kind: (there[kind] >= len(state.subnets), kind in held, there[kind], kind), default="")
+
+
+def _leave_others(state: State, now: float) -> Step:
+    """Take back what workers hold that are not of the kind."""
+    kind = _kind(state)
+    others = [
+        k
+        for k, subnet in enumerate(state.subnets)
+        if subnet.phase is Phase.LEASED
+        and subnet.worker in state.workers
+        and state.workers[subnet.worker].cohort != kind
+        and not state.workers[subnet.worker].draining
+    ]
+    return _lose(state, others, now, "moved")
+
+
 def _is_idle(worker: Worker) -> bool:
     return not worker.attempts
 
@@ -444,7 +475,8 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
     """Lease subnets, in their order, each to the smallest willing worker that can hold it beside what it has."""
     if not subnets:
         return state, ()
-    staying = {name: worker for name, worker in state.workers.items() if not worker.draining}
+    kind = _kind(state) if state.rules.lockstep else None
+    staying = {n: w for n, w in state.workers.items() if not w.draining and kind in (None, w.cohort)}
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
     # In lockstep who is busy stays so for as long as a subnet waits.
     others = [w for w in staying.values() if _is_sound(w) and (willing(w) or not state.rules.lockstep)]

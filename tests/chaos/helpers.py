@@ -63,6 +63,10 @@ class Control:
     def hold(self, pid: int | None = None) -> None:
         (self.path / ("hold" if pid is None else f"hold-{pid}")).touch()
 
+    def release_others(self) -> None:
+        """All but those that are held by name."""
+        (self.path / "hold").unlink()
+
     def release(self) -> None:
         for file in self.path.glob("hold*"):
             file.unlink()
@@ -119,7 +123,6 @@ def train_alone(job: Job) -> list[str]:
                 flat = torch.zeros(program.buffer_size(subnet, travelling=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
-                work.resume_at(0)
                 if program.output:
                     order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(round_, k))
                 for step in range(training.local_steps):
@@ -293,7 +296,12 @@ class Run:
         assert [c["round"] for c in commits] == list(range(end["rounds"]))
         epochs = [r["epoch"] for r in self.records("epoch")]
         assert epochs == sorted(set(epochs))
-        staged = Counter((r["round"], r["subnet"]) for r in self.records("stage"))
+        staged: Counter[tuple[int, int]] = Counter()
+        for record in self.records("stage", "epoch"):
+            if record["kind"] == "stage":
+                staged[record["round"], record["subnet"]] += 1
+            elif record["drop"]:
+                staged = Counter({at: count for at, count in staged.items() if at[0] != record["round"]})
         assert set(staged.values()) <= {1}, f"staged twice: {staged}"
         for commit in commits:
             taken = [k for k, _ in commit["staged"]]

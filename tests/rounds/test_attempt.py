@@ -10,7 +10,7 @@ from distributed import Client, Scheduler, Worker
 
 from idletrain.fleet import settings
 from idletrain.rounds import task
-from idletrain.rounds.attempt import Node, measure_speed, numeric_cohort
+from idletrain.rounds.attempt import Node, measure_speed
 from idletrain.rounds.limits import memory_limit_bytes
 
 GIVEN = 1 << 40  # bytes
@@ -40,14 +40,3 @@ def test_a_worker_tells_its_memory_device_speed_cohort_and_name() -> None:
 
 def test_speed_is_measured_in_steps_a_second() -> None:
     assert 1 < measure_speed(torch.device("cpu")) < 1e6
-
-
-def test_the_numeric_cohort_tells_the_number_of_threads() -> None:
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = numeric_cohort(torch.device("cpu"))
-        torch.set_num_threads(2)
-        assert numeric_cohort(torch.device("cpu")) != one
-    finally:
-        torch.set_num_threads(threads)

@@ -35,7 +35,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     network = Network.of(program, prepared.network)
     snapshots.write(run_dir, 0, network, ignore)
     ledger = Ledger(run_dir / "ledger")
-    ledger.append("epoch", epoch=1, round=0, shares=SHARES)
+    ledger.append("epoch", epoch=1, round=0, shares=SHARES, drop=False)
     torch.manual_seed(0)
     for round_ in range(ROUNDS):
         staged, offset = {}, 0
@@ -114,10 +114,24 @@ def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Ne
     ledger.append("end", status="stopped", rounds=ROUNDS, params_sha256="abc")
     past = recovery.history(ledger.records)
     assert (past.status, past.params_sha256) == ("stopped", "abc")
-    ledger.append("epoch", epoch=2, round=ROUNDS, shares=[0.7, 0.3])
+    ledger.append("epoch", epoch=2, round=ROUNDS, shares=[0.7, 0.3], drop=False)
     ledger.close()
     past = recovery.read_history(run_dir)
     assert (past.status, past.epochs, past.shares[ROUNDS]) == (None, 2, (0.7, 0.3))
+
+
+def test_what_an_epoch_drops_of_its_round_is_not_staged_and_what_comes_then_is() -> None:
+    stage = {"kind": "stage", "round": 0, "attempt": 1, "steps": 3, "size_bytes": 4, "checksum": 7}
+    epoch = {"kind": "epoch", "round": 0, "shares": SHARES}
+    records = [
+        {**epoch, "epoch": 1, "drop": False},
+        {**stage, "subnet": 0, "offset": 0},
+        {**stage, "subnet": 1, "offset": 4},
+        {**epoch, "epoch": 2, "drop": True},
+        {**stage, "subnet": 2, "offset": 8},
+        {**epoch, "epoch": 3, "drop": False},
+    ]
+    assert {k: staged.offset for k, staged in recovery.history(records).staged[0].items()} == {2: 8}
 
 
 def test_a_missing_run_is_named_beside_those_that_are_there(run: tuple[Path, Prepared, Network]) -> None:

@@ -82,9 +82,9 @@ class World:
         (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Answer)]
         return answer.reply
 
-    def join(self, *names: str, memory_bytes: int = LARGE, leases: int = 1) -> None:
+    def join(self, *names: str, memory_bytes: int = LARGE, leases: int = 1, cohort: str = "") -> None:
         for name in names:
-            self.do(WorkerJoined, worker=name, memory_bytes=memory_bytes, leases=leases)
+            self.do(WorkerJoined, worker=name, memory_bytes=memory_bytes, leases=leases, cohort=cohort)
 
     def lease_of(self, subnet: int) -> LeaseId:
         return next(c.lease for c in reversed(self.leases) if c.lease.subnet == subnet)
@@ -380,6 +380,29 @@ def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_i
     world.do(WorkerLeft, worker="a")  # its mark of all steps stays
     assert world.tell(Pushed, world.lease_of(2), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == [0, 1, 2]
+
+
+def test_in_lockstep_machines_that_are_alike_train_together() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 3)
+    world.join("a", "b", cohort="Xeon")
+    world.join("c", "d", cohort="Epyc")
+    assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "a"), (1, "b")]
+    world.join("e", cohort="Epyc")  # now there are as many of these as it takes
+    assert [lost.cause for lost in world.lost] == ["moved", "moved"]
+    assert {(c.lease.subnet, c.worker) for c in world.leases[2:]} == {(0, "c"), (1, "d"), (2, "e")}
+    world.join("f", cohort="Xeon")  # who is at it stays
+    assert len(world.leases) == 5
+    world.do(WorkerLeft, worker="e")
+    for k in (0, 1):
+        world.end(next(c.lease for c in world.leases if c.lease.subnet == k))
+    assert {c.worker for c in world.leases[5:]} == {"a", "b", "f"}
+
+
+def test_otherwise_machines_of_any_kind_train() -> None:
+    world = World(needs=(SMALL,) * 2)
+    world.join("a", cohort="Xeon")
+    world.join("b", cohort="Epyc")
+    assert {c.worker for c in world.leases} == {"a", "b"}
 
 
 def test_in_lockstep_who_is_done_and_gone_is_replaced_as_long_as_others_need_it() -> None:
