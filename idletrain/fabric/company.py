@@ -37,16 +37,20 @@ class Company:
         """Whether this node is one of them."""
         return self.rank < self.nodes
 
-    def samples(self, work: Callable[[], Any], budget_seconds: float, *, least_once: bool = False) -> list[float]:
+    def samples(
+        self, work: Callable[[], Any], budget_seconds: float, *, least_once: bool = False, warm: bool = False
+    ) -> list[float]:
         """Seconds of the work, again and again within a budget; none where even a few times would take too long, or
-        with `least_once` the one that told so.
+        with `least_once` the one that told so. It is done once before, for connections, buffers and caches, unless
+        these are `warm`.
         """
-        self.slowest([self.timed(work)])  # connections, buffers, caches
+        if not warm:
+            self.timed(work)
         (once,) = self.slowest([self.timed(work)])
         count = schedule.repeats(self.preset, once, budget_seconds)
         if not count:
             return [once] if least_once else []
-        return self.slowest([self.timed(work) for _ in range(count)])
+        return [once, *self.slowest([self.timed(work) for _ in range(count - 1)])]
 
     def timed(self, work: Callable[[], Any]) -> float:
         """Seconds of the work, begun by all at once."""

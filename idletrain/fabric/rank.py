@@ -86,16 +86,17 @@ def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, t
 
 
 def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: float) -> Any:
-    """How long an all-reduce of so many bytes takes: by the fit, else by the links."""
+    """How long an all-reduce of so many bytes takes: by the fit, but no less than by the links: a fit of small ones may
+    know little of large ones.
+    """
     sizes = [(c.moved_bytes, c.seconds) for c in operations if c.operation == "all-reduce"]
     line = figures.fitted(sizes)
 
     def seconds(moved_bytes: int) -> float:
         if nodes < 2:
             return 0.0
-        if line:
-            return line.alpha + line.beta * moved_bytes
-        return model.all_reduce_seconds(moved_bytes, nodes, bytes_per_second)
+        by_links = model.all_reduce_seconds(moved_bytes, nodes, bytes_per_second)
+        return max(by_links, line.alpha + line.beta * moved_bytes) if line else by_links
 
     return seconds
 

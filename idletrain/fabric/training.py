@@ -98,7 +98,7 @@ def _exchanged(company: Company, module: nn.Module, one: Training, x: torch.Tens
         sizes.clear()
         step()
     buckets = tuple(sizes)
-    steps = company.samples(step, company.preset.step_seconds, least_once=True)
+    steps = company.samples(step, company.preset.step_seconds, least_once=True, warm=True)
     for parameter in module.parameters():
         parameter.grad = None
     del parallel, step
