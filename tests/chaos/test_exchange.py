@@ -13,11 +13,11 @@ import torch
 
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.codec import ROW_BYTES
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply
+from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.prepare import from_settings
 from idletrain.rounds import coding, recovery
 
-from .helpers import Control, Run, ask_store, train_alone, until
+from .helpers import Cluster, Control, Run, ask_store, train_alone, until
 
 WIDE = {"args": {"widths": [64, 512, 512, 10]}}
 SGD = {"name": "sgd", "lr": 0.05}
@@ -113,6 +113,36 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     run.check(None)
     (late,) = run.records("repair")
     assert (late["of"], late["subnet"]) == (0, lease.subnet)
+
+
+def test_a_store_that_restarts_in_the_middle_of_a_push_takes_nothing_of_it(
+    make_run: Callable[..., Run], control: Control, cluster: Cluster
+) -> None:
+    """The test sends half of an update in the place of a worker that it holds, and kills the head."""
+    run = make_run(rounds=2, model=WIDE, training={"exchange": {"push": "int8"}, "optimizer": SGD})
+    for _ in range(2):
+        cluster.idletrain_worker()
+    control.hold()
+    head = run.launch("--scheduler", cluster.address)
+    lease = run.lease_id(run.wait("leases", "leased", count=2))
+    content = torch.zeros(100_000, dtype=torch.uint8)
+    header = PushHeader(lease, 20, 2.5, checksum([content.numpy().data]))
+
+    async def send_half(client: StoreClient) -> Reply:
+        return await client.part(header, 0, content[:50_000])
+
+    async def send_rest(client: StoreClient) -> list[Reply]:
+        return [await client.part(header, 50_000, content[50_000:]), (await client.push(header, None)).reply]
+
+    assert ask_store(run.store(head), send_half) is Reply.ACCEPTED
+    psutil.Process(head.pid).kill()
+    head.exit_code()
+    heir = run.launch("--resume", "--scheduler", cluster.address)
+    run.wait("leases of the heir", "leased", count=4)
+    assert ask_store(run.store(heir), send_rest) == [Reply.STALE_EPOCH, Reply.STALE_EPOCH]
+    control.release()
+    assert heir.exit_code() == 0, heir.text
+    run.check(train_alone(run.job))
 
 
 def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], control: Control) -> None:

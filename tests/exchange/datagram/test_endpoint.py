@@ -214,6 +214,27 @@ def test_what_has_come_is_enough_if_the_receiver_says_so() -> None:
         assert across(client, server, b"more", 2) == b"more"
 
 
+def test_a_receiver_that_stops_reading_is_given_up_and_not_flooded() -> None:
+    silent = threading.Event()
+
+    def fate(datagram: bytes, _random: random.Random) -> list[bytes]:
+        return [] if silent.is_set() else [datagram]
+
+    with pair(fate) as (server, client, _):
+        content = bytes(PAYLOAD) * 20_000
+        coming = server.receive(7, 1, len(content), patience=2 * PATIENCE)
+        going = client.send(7, 1, memoryview(content), prompt=0, patience=1.0)
+        while (so_far := server.so_far(7, 1).result(WAIT)) is None or so_far.got.sum() < 100:
+            time.sleep(0.001)
+        silent.set()
+        time.sleep(0.1)
+        before = client.counts["sent"] + client.counts["again"]
+        with pytest.raises(SilentError):
+            going.result(WAIT)
+        assert client.counts["sent"] + client.counts["again"] == before
+        assert not coming.done()
+
+
 def test_what_counts_most_travels_in_a_better_class() -> None:
     with pair(unharmed) as (server, client, relay):
         assert relay
