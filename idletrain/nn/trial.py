@@ -32,7 +32,7 @@ from idletrain.nn.sparse_rows import Csr
 logger = logging.getLogger(__name__)
 SamplerWords = str | Mapping[str, Any]
 SECONDS = 60.0
-CANDIDATES: tuple[SamplerWords, ...] = ("uniform", "simhash", "dwta", "inverted-file")
+CANDIDATES: tuple[SamplerWords, ...] = ("uniform", "log-uniform", "simhash", "dwta", "inverted-file")
 HELD_OUT = 4000  # rows: standard error 0.5 points at a P@1 of 10 %
 HELD_OUT_PART = 5  # of a small set a fifth
 BEYOND_CHANCE = 2.0  # standard errors of the difference, row by row

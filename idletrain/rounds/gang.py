@@ -5,7 +5,7 @@ of its members is replaced or cut off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from idletrain.exchange.wire import Gang, LeaseId, Reply
@@ -27,10 +27,15 @@ def common_step(offers: Iterable[Collection[int]]) -> int:
 
 
 class Gangs:
-    """The gangs of a run, one after the other."""
+    """The gangs of a run, one after the other.
 
-    def __init__(self) -> None:
+    Args:
+        formed: Told the step that a gang goes on from, before its members are.
+    """
+
+    def __init__(self, formed: Callable[[int], None]) -> None:
         self._asked: dict[int, Asked] = {}
+        self._tell_step = formed
         self._formed = 0
 
     async def join(self, lease: LeaseId, address: str, steps: Collection[int], now: State | None) -> Gang | Reply:
@@ -64,6 +69,7 @@ class Gangs:
         self._formed += 1
         members = [self._asked.pop(k) for k in range(len(now.subnets))]
         step = common_step(member.steps for member in members)
+        self._tell_step(step)
         gang = Gang(self._formed, step, tuple(member.address for member in members))
         for member in members:
             _tell(member, gang)

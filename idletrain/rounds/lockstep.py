@@ -139,6 +139,7 @@ class LockstepAttempt(Attempt):
     def _go_back(self, step: int) -> None:
         """To the step that all can go on from; parameters move when a step's exchange is over, and not before."""
         if step != self.steps:
+            self._agreed, self._reply = False, None
             if step in self._marks:
                 self._flat.copy_(self._marks[step])
             else:

@@ -30,6 +30,10 @@ class Marks:
             for k, marks in self._held.items():
                 self._held[k] = {at: kept for at, kept in marks.items() if at >= oldest}
 
+    def forget_above(self, steps: int) -> None:
+        """Drop all of more steps."""
+        self._held = {k: {at: mark for at, mark in held.items() if at <= steps} for k, held in self._held.items()}
+
     def steps(self, subnet: int) -> Collection[int]:
         """Those that a subnet's marks hold."""
         return self._held.get(subnet, {}).keys()

@@ -11,7 +11,6 @@ import functools
 import logging
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -41,7 +40,7 @@ from idletrain.rounds.gang import Gangs
 from idletrain.rounds.inbox import Begun, Inbox, Taken, travelling
 from idletrain.rounds.journal import INLINE_BYTES, Journal, Payload
 from idletrain.rounds.marks import Marks
-from idletrain.rounds.owed import Owed
+from idletrain.rounds.owed import ROUNDS_KEPT, Owed
 from idletrain.rounds.spec import How, Spec, version
 
 logger = logging.getLogger(__name__)
@@ -101,7 +100,8 @@ class Runner:
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
         self._inbox = Inbox(self._program, salvage=job.preemption.policy == "salvage")
         self._owed = Owed(self._program)
-        self._gangs = Gangs()
+        self._repairs: dict[LeaseId, asyncio.Task[Reply]] = {}
+        self._gangs = Gangs(self._go_back)
         self._marks = self._no_marks()
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -322,6 +322,11 @@ class Runner:
         size = 4 * self._program.buffer_size(self._journal.subnets[k], travelling=True)
         return Taken(travelling(self._marks.latest(k), size))
 
+    def _go_back(self, step: int) -> None:
+        if self._state:
+            self._state = state.gone_back(self._state, step)
+            self._marks.forget_above(step)
+
     def _no_marks(self) -> Marks:
         training = self._program.training
         return Marks(training.subnets if training.mode == "lockstep" else 0)
@@ -366,9 +371,13 @@ class Runner:
         capacities = self._capacities()
         if self._state is None or not capacities:
             return
-        alike = max(Counter(brings.cohort for brings in capacities.values()).values())
+        if self._state.rules.lockstep:
+            chosen = state.kind(self._state)
+            capacities = {address: brings for address, brings in capacities.items() if brings.cohort == chosen}
+        alike = len(capacities)
         if self._state.rules.lockstep and self._state.subnets.waiting and alike < len(self._state.subnets):
-            here = f"{len(capacities)} workers are here" + (f", {alike} alike" if alike < len(capacities) else "")
+            here = f"{len(self._crew.capacities)} workers are here"
+            here += f", {alike} alike" if alike < len(self._crew.capacities) else ""
             each = "need a worker each, whose machines are alike"
             self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
         for address, capacity in capacities.items():
@@ -379,7 +388,7 @@ class Runner:
                 if has < needs:
                     what = f"{address} has {has >> 20} MiB free and the narrowest subnet needs {needs >> 20}"
                     self._tell_misfit(f"{what}: it gets no work")
-        largest = max(capacity.memory_bytes for capacity in capacities.values())
+        largest = max((capacity.memory_bytes for capacity in capacities.values()), default=0)
         for k in self._state.subnets.waiting:
             need = self._state.subnets[k].need_bytes
             if need <= largest:  # and so do all that follow
@@ -518,7 +527,15 @@ class Runner:
             return Reply.STALE_EPOCH
         if lease.round == self._journal.round:  # what it adds to is not in the network yet
             return Reply.STALE_ROUND
-        rows, lacking = memoryview(bytearray().join(frames)), self._owed.take(lease)
+        if lease not in self._repairs:
+            if not self._owed.missing(lease):
+                return Reply.NOT_LEASED
+            self._repairs = {k: v for k, v in self._repairs.items() if k.round >= lease.round - ROUNDS_KEPT}
+            self._repairs[lease] = self._spawn(self._repair(lease, memoryview(bytearray().join(frames))))
+        return await asyncio.shield(self._repairs[lease])  # also if it is sent again, as the answer did not come
+
+    async def _repair(self, lease: LeaseId, rows: memoryview) -> Reply:
+        lacking = self._owed.take(lease)
         change = await asyncio.to_thread(self._owed.change, lacking, rows) if lacking else None
         if change is None or not change.isfinite().all():
             return Reply.NOT_LEASED

@@ -17,7 +17,6 @@ from __future__ import annotations
 import bisect
 import enum
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -433,28 +432,38 @@ def _make_way(state: State, now: float) -> Step:
     return state, ()
 
 
-def _kind(state: State) -> str:
+def kind(state: State) -> str:
     """The cohort that trains in lockstep, as hidden layers have to come out the same on all: one that has a worker for
     every subnet if there is one, first of all that which is at it.
     """
-    there = Counter(worker.cohort for worker in state.workers.values() if not worker.draining)
+    there: dict[str, list[int]] = {}
+    for worker in state.workers.values():
+        if not worker.draining:
+            there.setdefault(worker.cohort, []).append(worker.memory_bytes)
+    needs = sorted((subnet.need_bytes for subnet in state.subnets), reverse=True)
+
+    def holds_all(memories: list[int]) -> bool:
+        largest = sorted(memories, reverse=True)[: len(needs)]
+        return len(largest) == len(needs) and all(has >= need for has, need in zip(largest, needs, strict=True))
+
     held = {
         state.workers[s.worker].cohort for s in state.subnets if s.phase is Phase.LEASED and s.worker in state.workers
     }
-    return max(there, key=lambda kind: (there[kind] >= len(state.subnets), kind in held, there[kind], kind), default="")
+    return max(there, key=lambda name: (holds_all(there[name]), name in held, len(there[name]), name), default="")
 
 
 def _leave_others(state: State, now: float) -> Step:
-    """Take back what workers hold that are not of the kind."""
-    kind = _kind(state)
+    """Take back what workers hold that are not of the kind, once a mark of who is warned can be home."""
+    chosen = kind(state)
     others = [
         k
         for k, subnet in enumerate(state.subnets)
         if subnet.phase is Phase.LEASED
         and subnet.worker in state.workers
-        and state.workers[subnet.worker].cohort != kind
-        and not state.workers[subnet.worker].draining
+        and state.workers[subnet.worker].cohort != chosen
     ]
+    if any(state.workers[state.subnets[k].worker].draining for k in others):
+        return state, ()
     return _lose(state, others, now, "moved")
 
 
@@ -475,8 +484,8 @@ def _lease(state: State, now: float, subnets: Sequence[int], willing: Callable[[
     """Lease subnets, in their order, each to the smallest willing worker that can hold it beside what it has."""
     if not subnets:
         return state, ()
-    kind = _kind(state) if state.rules.lockstep else None
-    staying = {n: w for n, w in state.workers.items() if not w.draining and kind in (None, w.cohort)}
+    only = kind(state) if state.rules.lockstep else None
+    staying = {n: w for n, w in state.workers.items() if not w.draining and only in (None, w.cohort)}
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
     # In lockstep who is busy stays so for as long as a subnet waits.
     others = [w for w in staying.values() if _is_sound(w) and (willing(w) or not state.rules.lockstep)]
@@ -571,6 +580,14 @@ def _close(state: State, now: float) -> Step:
             if kept:
                 commands.append(Store(k, subnet.attempt, subnet.steps))
     return state, tuple(commands)
+
+
+def gone_back(state: State, step: int) -> State:
+    """All go on from a step in lockstep: what is home of later ones is another gang's, whose bits may be others."""
+    for k, subnet in enumerate(state.subnets):
+        if subnet.phase in (Phase.WAITING, Phase.LEASED) and subnet.steps > step:
+            state = _with_subnet(state, k, replace(subnet, steps=step, seen_steps=step))
+    return state
 
 
 def standing(state: State, lease: LeaseId) -> Reply:

@@ -176,7 +176,7 @@ class Process:
         """Those of its family that still run."""
         self.look()
         self._popen.poll()
-        return [p for p in self.family.values() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [p for p in self.family.values() if runs(p)]
 
     def send(self, number: signal.Signals) -> None:
         self.look()
@@ -364,11 +364,15 @@ def ask_store(address: str, ask: Callable[[StoreClient], Awaitable[T]]) -> T:
 def gone(processes: Iterable[psutil.Process], seconds: float) -> None:
     """Wait until none of them runs."""
     waiting = list(processes)
-    until(
-        f"the end of {waiting}",
-        lambda: not [p for p in waiting if p.is_running() and p.status() != psutil.STATUS_ZOMBIE],
-        seconds,
-    )
+    until(f"the end of {waiting}", lambda: not [p for p in waiting if runs(p)], seconds)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Neither gone, nor a zombie, nor gone while this looks."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def destroy_all(started: list[Process]) -> None:

@@ -162,6 +162,28 @@ def test_what_is_lost_leaves_the_mean_where_it_is(kind: str) -> None:
         assert share == pytest.approx(1, abs=0.01)
 
 
+def _carried(_rank: int, kind: str) -> tuple[list[float], list[float]]:
+    """What a process has left of a gradient, and the mean of what all then send beside a gradient of zeros."""
+    found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
+    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * K, 1))
+    found._mean(torch.linspace(-1, 1, parameter.numel()), [parameter], 0)
+    left = found._left[0][1].tolist() if found._left else []
+    mean = found._mean(torch.zeros(parameter.numel()), [parameter], 0)
+    found.close()
+    return left, mean.tolist()
+
+
+def test_a_refinement_that_is_lost_comes_with_the_next_gradient() -> None:
+    told = together(_carried, "int8")
+    left, mean = torch.tensor(told[1][0]), torch.tensor(told[0][1])
+    assert told[0][0] == []  # nothing of this one's was lost
+    assert left.any()
+    assert torch.allclose(mean, left / WORLD, atol=0.02 * float(left.abs().max()))
+    whole, nothing = together(_carried, "int4")[1]
+    assert not any(whole)  # chunks that did not come at all: the owner took the others' mean
+    assert not any(nothing)
+
+
 def _left_behind(_rank: int) -> list[bool]:
     """Whether what was left of a gradient is added to the next, of the same parameters and of others."""
     found = Exchange("int8", "bf16", 0.3, Streams(), 0)

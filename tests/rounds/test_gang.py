@@ -24,7 +24,8 @@ class World:
     def __init__(self) -> None:
         rules = state.Rules(salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True)
         self.state = state.open_run(rules, "run", 1, 0, (1, 1), {}, 0.0, {})
-        self.gangs = Gangs()
+        self.formed: list[int] = []
+        self.gangs = Gangs(self.formed.append)
         self.leases: dict[int, LeaseId] = {}
         for name in "ab":
             self.do(WorkerJoined(now=0.0, worker=name, memory_bytes=10, leases=2))
@@ -65,6 +66,7 @@ def test_who_is_left_waits_for_the_heir_and_all_go_back_to_its_step() -> None:
         assert not mine.done()
         world.do(WorkerJoined(now=2.0, worker="c", memory_bytes=10, leases=2))
         assert await world.ask(1, 20) == await mine == Gang(2, 20, ("tcp://1", "tcp://3"))
+        assert world.formed == [0, 20]
 
     played(scene())
 

@@ -40,3 +40,13 @@ def test_a_mark_that_only_one_has_leaves_the_common_one_where_it_is() -> None:
     assert sorted(marks.steps(0)) == [10, 13]
     assert sorted(marks.steps(1)) == [10, 17]
     assert marks.latest(1) == mark(17)
+
+
+def test_marks_of_more_steps_are_forgotten() -> None:
+    marks = Marks(2)
+    for k, steps in ((0, 3), (0, 5), (1, 3)):
+        marks.keep(k, steps, mark(steps))
+    marks.forget_above(3)
+    assert [sorted(marks.steps(k)) for k in (0, 1)] == [[3], [3]]
+    marks.forget_above(0)
+    assert [sorted(marks.steps(k)) for k in (0, 1)] == [[], []]

@@ -398,6 +398,39 @@ def test_in_lockstep_machines_that_are_alike_train_together() -> None:
     assert {c.worker for c in world.leases[5:]} == {"a", "b", "f"}
 
 
+def test_in_lockstep_those_train_who_have_the_memory() -> None:
+    world = World(lockstep=True, needs=(LARGE,) * 2)
+    world.join("a", "b", "c", memory_bytes=SMALL, cohort="small")
+    world.join("d", "e", memory_bytes=LARGE, cohort="large")
+    assert {c.worker for c in world.leases} == {"d", "e"}
+
+
+def test_in_lockstep_who_is_warned_leaves_its_mark_before_others_take_over() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 2)
+    world.join("a", "b", cohort="Xeon")
+    world.join("c", "d", cohort="Epyc")
+    world.do(NoticeGiven, worker="a")
+    assert (world.lost, len(world.leases)) == ([], 2)
+    for k in (0, 1):
+        assert world.tell(Pushed, world.lease_of(k), steps=STEPS - 1) is Reply.ACCEPTED
+    world.end(world.lease_of(0))
+    assert [lost.kept_steps for lost in world.lost] == [STEPS - 1] * 2
+    assert {(c.worker, c.step) for c in world.leases[2:]} == {("c", STEPS - 1), ("d", STEPS - 1)}
+
+
+def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 2)
+    world.join("a", "b")
+    assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
+    assert world.tell(Pushed, world.lease_of(1), steps=1) is Reply.ACCEPTED
+    world.state = state.gone_back(world.state, 1)
+    assert [subnet.steps for subnet in world.state.subnets] == [1, 1]
+    assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.ACCEPTED
+    assert world.to_store == []
+    assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED  # again, of this gang
+    assert world.to_store == [0, 1]
+
+
 def test_otherwise_machines_of_any_kind_train() -> None:
     world = World(needs=(SMALL,) * 2)
     world.join("a", cohort="Xeon")

@@ -119,7 +119,7 @@ class _Session:
         self.coming: dict[int, _In] = {}
         self.trip = Trip()
         self.used: set[int] = set()
-        self.finished: dict[int, Got] = {}  # with what of them was there
+        self.finished: dict[int, bytes] = {}  # with what of them was there, a bit a piece; nothing if all was
         self.control = 0  # sequence of what is not data: each nonce once
         self.hello: Future[None] | None = None
         self.opener = False
@@ -136,6 +136,26 @@ class _Session:
         return True
 
 
+class _Switching:
+    """How long another thread may keep the interpreter: little, while any endpoint is open."""
+
+    _lock, _open, _before = threading.Lock(), 0, 0.0
+
+    @classmethod
+    def quicken(cls) -> None:
+        with cls._lock:
+            cls._before = cls._before if cls._open else sys.getswitchinterval()
+            cls._open += 1
+            sys.setswitchinterval(min(cls._before, SWITCH_SECONDS))
+
+    @classmethod
+    def slacken(cls) -> None:
+        with cls._lock:
+            cls._open -= 1
+            if not cls._open:
+                sys.setswitchinterval(cls._before)
+
+
 class Endpoint:
     """See above.
 
@@ -149,8 +169,7 @@ class Endpoint:
     """
 
     def __init__(self, host: str, sockets: int = 1) -> None:
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
+        _Switching.quicken()
         self.counts: Counter[str] = Counter()
         self.link = Link()
         self._sockets = [_bound(host) for _ in range(sockets)]
@@ -282,7 +301,7 @@ class Endpoint:
         self._closing = True
         self._ask(lambda: None)
         self._thread.join()
-        sys.setswitchinterval(self._switch_seconds)
+        _Switching.slacken()
 
     def so_far(self, session: int, transfer: int) -> Future[Received | None]:
         """What has come of a transfer that is under way; its bytes are those that still come."""
@@ -432,15 +451,15 @@ class Endpoint:
 
     def _finish(self, session: _Session, transfer: int, coming: _In) -> None:
         del session.coming[transfer]
-        session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: coming.state.got}
+        there = b"" if not coming.state.missing else np.packbits(coming.state.got, bitorder="little").tobytes()
+        session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: there}
         self._say_end(session, transfer)
         coming.done.set_result(Received(coming.content, coming.state.got))
 
     def _say_end(self, session: _Session, transfer: int) -> None:
-        got = session.finished[transfer]
-        for start in range(0, 1 if got.all() else len(got), BITS):
-            body = b"" if got.all() else np.packbits(got[start : start + BITS], bitorder="little").tobytes()
-            self._say(session, Kind.STOP, transfer, start, body)
+        there = session.finished[transfer]
+        for start in range(0, max(1, len(there)), PAYLOAD):
+            self._say(session, Kind.STOP, transfer, 8 * start, there[start : start + PAYLOAD])
 
     def _probed(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         """Note that the sender asks what is there and what may be sent."""
