@@ -91,9 +91,10 @@ def foreseen(case: str, entry: Entry, fleet: Fleet) -> Expected:
 def compared(case: str, entry: Entry, fleet: Fleet, link: str) -> Iterator[Figure]:
     """A case's rounds, and how far off the forecast was."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        expected = foreseen(case, entry, fleet)
         run(CASES[case], entry, fleet.nodes, link, events=Path(folder))
         committed = of_kind(list(read(Path(folder) / "events.jsonl")), "round_committed")[WARM_UP_ROUNDS:]
-    seconds, expected = [event["seconds"] for event in committed], foreseen(case, entry, fleet)
+    seconds = [event["seconds"] for event in committed]
     typical = statistics.median(seconds)
     name = f"case {case}, {entry.method}, {entry.settings['local_steps']} steps, {fleet.nodes} nodes, {link}"
     yield at_most(f"{name}: off by", abs(expected.round / typical - 1), "", OFF, seconds)

@@ -25,7 +25,7 @@ from idletrain.rounds.spec import version
 
 Say = Callable[[str], None]
 VISIT_SECONDS = 60.0  # beyond what a visit should take
-PACE_STEPS = 20
+PACE_SECONDS = 0.3
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
@@ -94,9 +94,9 @@ async def _nodes(team: Team) -> list[dict[str, Any]]:
         SilentError: one does not.
     """
     told = await team.ask_everybody(tasks.describe)
-    paces = await team.ask_everybody(tasks.pace, PACE_STEPS)
+    paces = await team.ask_everybody(tasks.pace, PACE_SECONDS)
     return [
-        {"name": name, "worker": address, **about, "pace_seconds": figures.median(pace)}
+        {"name": name, "worker": address, **about, "pace_seconds": pace}
         for name, address, about, pace in zip(team.names, team.addresses, told, paces, strict=True)
     ]
 

@@ -13,7 +13,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
 
-MEASURED_STEPS = 5  # after one to warm up; a plan should take a second, not a minute
+MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after one to warm up; a plan should take a second, not a minute
 
 
 @contextlib.contextmanager
@@ -40,7 +40,8 @@ def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
 
         order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(0, number))
     work.step(samples, order, 0)
-    started = time.perf_counter()
-    for step in range(1, 1 + MEASURED_STEPS):
+    step, started = 0, time.perf_counter()
+    while step < MEASURED_STEPS or time.perf_counter() - started < MEASURED_SECONDS:
+        step += 1
         work.step(samples, order, step)
-    return (time.perf_counter() - started) / MEASURED_STEPS
+    return (time.perf_counter() - started) / step

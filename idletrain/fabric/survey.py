@@ -32,9 +32,10 @@ from idletrain.rounds.spec import version
 
 KEPT_SECONDS = 24 * 3600.0
 ALONE = 3  # nodes whose links are tried one by one
-CALLS, PACE_STEPS = 5, 20
+CALLS, PACE_SECONDS = 5, 2.0
+TOGETHER = 18  # transfers of all at once, beside which the call takes little
 FIRST_BYTES, GROWTH = 64 * schedule.KB, 4  # of transfers, which grow until they last long enough to tell the rate
-PROBE_BYTES = 4_000_000  # of the commit
+PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
 HEAD = -1
 
 
@@ -84,10 +85,10 @@ async def _alone(team: Team, visits: list[Visit], over: str) -> float:
 
 
 async def _together(team: Team, visits: list[Visit], over: str, alone: float) -> float:
-    """What all nodes get at once, added up."""
-    size = schedule.transfer_bytes(QUICK, alone / len(visits))
-    found = await asyncio.gather(*(_points(team, visit, over, size, QUICK.transfers) for visit in visits))
-    return sum(figures.rate(point) for (point,) in found)
+    """What all nodes get at once, from the first's call to the last's answer (who is early is alone, and fast)."""
+    size, started = schedule.transfer_bytes(QUICK, alone / len(visits)), time.perf_counter()
+    found = await asyncio.gather(*(_points(team, visit, over, size, TOGETHER) for visit in visits))
+    return sum(point.moved_bytes for (point,) in found) / (time.perf_counter() - started)
 
 
 async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) -> tuple[Point, ...]:
@@ -101,28 +102,31 @@ async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) 
 
 async def _slowness(team: Team) -> float:
     """The slowest node's seconds for a step, while all compute, over this process' while none does."""
-    told = await team.ask_everybody(tasks.pace, PACE_STEPS)
-    return max(figures.median(seconds) for seconds in told) / await asyncio.to_thread(own_pace)
+    told: list[float] = await team.ask_everybody(tasks.pace, PACE_SECONDS)
+    return max(told) / await asyncio.to_thread(own_pace)
 
 
 def own_pace() -> float:
     """Seconds of a step in this process, on one thread, as a local worker computes."""
     with one_thread():
-        return figures.median(tasks.pace(PACE_STEPS))
+        return tasks.pace(PACE_SECONDS)
 
 
 def commit_rate() -> float:
-    """Bytes a second at which updates are written, synced, read and added to the network."""
+    """Bytes a second at which updates that are written are synced, read and added to the network."""
     update = np.random.default_rng(0).random(PROBE_BYTES // 4, dtype=np.float32)
-    network = np.zeros_like(update)
+    network, seconds = np.zeros_like(update), []
     with tempfile.TemporaryDirectory(prefix="idletrain-survey-") as folder:
-        path, started = Path(folder) / "update", time.perf_counter()
-        with path.open("wb") as file:
-            file.write(update.data)
-            file.flush()
-            os.fsync(file.fileno())
-        network += np.fromfile(path, dtype=np.float32)
-        return PROBE_BYTES / (time.perf_counter() - started)
+        for probe in range(PROBES):
+            path = Path(folder) / str(probe)
+            with path.open("wb") as file:
+                file.write(update.data)  # as it comes, before the round ends
+                file.flush()
+                started = time.perf_counter()
+                os.fsync(file.fileno())
+            network += np.fromfile(path, dtype=np.float32)
+            seconds.append(time.perf_counter() - started)
+    return PROBE_BYTES / figures.median(seconds)
 
 
 async def _timed(work: Callable[[], Any]) -> float:

@@ -56,19 +56,20 @@ def describe() -> dict[str, Any]:
     return inventory.describe(inventory.own_address())
 
 
-def pace(steps: int) -> list[float]:
-    """Seconds of each of some training steps of a small layer, as the clock tells: all nodes at once shows what they
-    leave each other of a machine that they share.
+def pace(seconds: float) -> float:
+    """Seconds of a training step of a small layer, on average over some time, as the clock tells: all nodes at once
+    shows what they leave each other of a machine that they share. That takes many turns of its scheduler, each of which
+    is longer than a step.
     """
     import torch
 
     layer, x = torch.nn.Linear(512, 512), torch.ones(128, 512)
-    seconds = []
-    for _ in range(steps + 1):
-        started = time.perf_counter()
+    layer(x).square().sum().backward()
+    steps, started = 0, time.perf_counter()
+    while (passed := time.perf_counter() - started) < seconds:
         layer(x).square().sum().backward()
-        seconds.append(time.perf_counter() - started)
-    return seconds[1:]
+        steps += 1
+    return passed / steps
 
 
 def open_post(token: str, secrets: Mapping[str, str]) -> Door:

@@ -24,7 +24,8 @@ CHANCE = 0.05  # that any interval of a comparison misses
 # What two measurements of the same fabric may differ by without meaning anything, as a rate may be off by as much; also
 # how sure one has to be to call two fabrics alike.
 NOISE, SURE = 0.05, 0.10
-LEAST_SAMPLES = 4  # of each side, for an interval that means something
+# Of each side: seven and seven can be dealt in 3,432 ways, fewer in too few to be sure of that many figures at once.
+LEAST_SAMPLES = 7
 GBIT = 1e9 / 8
 POINTS = (
     ("round trip", "socket"),
@@ -34,10 +35,24 @@ POINTS = (
     ("one way", "push"),
 )
 Figure = tuple[str, str, bool]  # what it is of, its unit, whether more is better
-Samples = tuple[Sequence[float], Sequence[float]]  # and by the median of which others they count, if any
 Operation = tuple[str, str, int, int]  # which, over what, of how many nodes, and its size
 # Of a node's description, what must be the same for a comparison to be of fabrics and nothing else.
 ALIKE = ("cpu", "cores", "gpus", "torch", "threads")
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Of a figure.
+
+    Attributes:
+        each: What was seen.
+        by: By the median of what it counts, if any.
+        cpu: How much of the time processors worked, of what costs that.
+    """
+
+    each: Sequence[float]
+    by: Sequence[float] = ()
+    cpu: float = 0.0
 
 
 class Outcome(enum.StrEnum):
@@ -57,6 +72,7 @@ class Difference:
         low: Of the ratio's interval.
         high: Likewise.
         spread: Between the middle halves of either's samples, the larger, as a share of the median.
+        cpu: How much more of the time processors took on one side: the same work, so they were slower, not the fabric.
         larger_is_better: Of the figure.
     """
 
@@ -68,13 +84,14 @@ class Difference:
     low: float
     high: float
     spread: float
+    cpu: float
     larger_is_better: bool
 
     @property
     def outcome(self) -> Outcome:
         """Whether there is a difference that means something."""
         apart, beyond = abs(self.ratio - 1), self.low > 1 or self.high < 1
-        if apart > NOISE and beyond and apart > self.spread:
+        if apart > NOISE and beyond and apart > max(self.spread, self.cpu):
             return Outcome.DIFFERENT
         alike = not beyond or apart <= NOISE
         if alike and max(self.high - 1, 1 - self.low) <= SURE:
@@ -87,6 +104,11 @@ class Difference:
         within = f"{_signed(self.low)} to {_signed(self.high)}"
         if self.outcome is Outcome.NO_EFFECT:
             return f"{self.what}: no significant effect ({_signed(self.ratio)}; {within})"
+        if self.outcome is Outcome.NO_VERDICT and self.cpu > self.spread:
+            return (
+                f"{self.what}: no verdict, as processors differ by {self.cpu:.0%} of the time (interval {within}) and "
+                f"the two by {abs(self.ratio - 1):.0%}; measure again when the machines are idle"
+            )
         if self.outcome is Outcome.NO_VERDICT:
             return (
                 f"{self.what}: no verdict, as samples spread by {self.spread:.0%} (interval {within}) and differ by "
@@ -133,7 +155,9 @@ def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
     chance = np.random.default_rng(seed)
     operations = _largest_common(first, second)
     mine, theirs = (_compared_samples(fabric, operations) for fabric in (first, second))
-    both = [of for of in mine if min(len(mine[of][0]), len(theirs.get(of, ((), ()))[0])) >= LEAST_SAMPLES]
+    both = [
+        of for of in mine if min(len(side[of].each) if of in side else 0 for side in (mine, theirs)) >= LEAST_SAMPLES
+    ]
     return [_difference(of, mine[of], theirs[of], CHANCE / len(both), chance) for of in both]
 
 
@@ -169,28 +193,31 @@ def _values(nodes: Sequence[Mapping[str, object]], field: str) -> str:
     return "; ".join(sorted({str(node.get(field)) for node in nodes}))
 
 
-def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, Samples]:
+def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, _Samples]:
     """Samples of every figure that counts; of collectives those of the given sizes."""
-    found: dict[Figure, Samples] = {}
+    found: dict[Figure, _Samples] = {}
     for one in fabric.training:
         if one.step:
             # By their arithmetic: a processor that is slower today is not the fabric's doing.
             what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
-            found[what, "x", False] = one.step, one.compute
+            found[what, "x", False] = _Samples(one.step, one.compute)
     for what, over in POINTS:
-        if samples := _of_points(figures.of_kind(fabric, what, over)):
-            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = samples, ()
+        if points := figures.of_kind(fabric, what, over):
+            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = _of_points(
+                points
+            )
     for c in fabric.collectives:
         if _operation(c) in operations:
             what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"
-            found[what, "s", False] = c.seconds, ()
+            found[what, "s", False] = _Samples(c.seconds)
     return found
 
 
-def _of_points(points: Sequence[Point]) -> list[float]:
+def _of_points(points: Sequence[Point]) -> _Samples:
     """A figure for each pair where there are enough pairs, else what those are made of."""
+    cpu = median([p.cpu_seconds * figures.rate(p) / p.moved_bytes if p.moved_bytes else 0.0 for p in points])
     each = [median(p.samples) if p.what == "round trip" else figures.rate(p) for p in points]
-    return each if len(each) >= LEAST_SAMPLES else [sample for point in points for sample in point.samples]
+    return _Samples(each if len(each) >= LEAST_SAMPLES else [s for point in points for s in point.samples], cpu=cpu)
 
 
 def _largest_common(first: Fabric, second: Fabric) -> set[Operation]:
@@ -203,19 +230,21 @@ def _operation(of: Collective) -> Operation:
     return of.operation, of.backend, of.nodes, of.moved_bytes
 
 
-def _difference(of: Figure, mine: Samples, theirs: Samples, missing: float, chance: np.random.Generator) -> Difference:
+def _difference(
+    of: Figure, mine: _Samples, theirs: _Samples, missing: float, chance: np.random.Generator
+) -> Difference:
     """A figure's, with an interval that misses with that chance."""
     ratios = _resampled(theirs, chance) / _resampled(mine, chance)
     low, high = np.quantile(ratios, (missing / 2, 1 - missing / 2))
-    a, b = (median(samples) / (median(by) if by else 1.0) for samples, by in (mine, theirs))
-    wide = max(figures.spread(samples) for samples in (*mine, *theirs) if samples)
+    a, b = (median(side.each) / (median(side.by) if side.by else 1.0) for side in (mine, theirs))
+    wide = max(figures.spread(some) for side in (mine, theirs) for some in (side.each, side.by) if some)
     what, unit, better = of
-    return Difference(what, unit, a, b, b / a, float(low), float(high), wide, better)
+    return Difference(what, unit, a, b, b / a, float(low), float(high), wide, abs(theirs.cpu - mine.cpu), better)
 
 
-def _resampled(samples: Samples, chance: np.random.Generator) -> NDArray[np.float64]:
+def _resampled(samples: _Samples, chance: np.random.Generator) -> NDArray[np.float64]:
     """Medians of as many samples, drawn with replacement, by those of what they count by."""
-    drawn = [chance.choice(np.asarray(one), size=(RESAMPLES, len(one))) for one in samples if one]
+    drawn = [chance.choice(np.asarray(one), size=(RESAMPLES, len(one))) for one in (samples.each, samples.by) if one]
     medians = [np.asarray(np.median(one, axis=1), np.float64) for one in drawn]
     return medians[0] / medians[1] if len(medians) > 1 else medians[0]
 

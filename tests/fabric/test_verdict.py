@@ -72,6 +72,26 @@ def test_a_spread_beyond_the_difference_is_no_verdict() -> None:
     assert "no verdict, as samples spread by" in step.sentence
 
 
+def pushes(rate: float, cpu: float) -> Fabric:
+    """Of two nodes, and how many seconds of processors a second of it takes."""
+    point = Point("one way", "push", 0, 1, tuple(rate * (1 + k / 1000) for k in range(9)), 1, 10**6, cpu * 1e6 / rate)
+    return replace(fabric(100 * MBIT, 1), points=[point], training=[])
+
+
+def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
+    (told,) = verdict.compared(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
+    assert told.outcome is Outcome.NO_VERDICT
+    assert "processors differ by 15% of the time" in told.sentence
+    (told,) = verdict.compared(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
+    assert told.outcome is Outcome.DIFFERENT
+
+
+def test_too_few_samples_are_not_compared() -> None:
+    few = [replace(one, step=one.step[:6]) for one in fabric(100 * MBIT, 1).training]
+    told = verdict.compared(replace(fabric(100 * MBIT, 1), training=few), fabric(50 * MBIT, 2))
+    assert {difference.what for difference in told} == {"one way over socket"}
+
+
 def test_two_without_common_figures_get_no_verdict() -> None:
     empty = replace(fabric(100 * MBIT, 1), points=[], training=[])
     assert verdict.compared(empty, empty) == []
