@@ -61,16 +61,16 @@ def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 def summary(results: list[dict[str, Any]]) -> str:
     """The figures that have a target, in one table."""
-    rows = ["| bench | figure | value | target | | date |", "|---|---|---|---|---|---|"]
+    rows = ["| bench | figure | value | target | | on | date |", "|---|---|---|---|---|---|---|"]
     rows += [
         f"| {result['benchmark'].replace('_', ' ')} | {f['what']} | {f['value']:.3g} {f['unit']} | {f['target']} "
-        f"| {'met' if f['met'] else '**missed**'} | {result['date'][:10]} |"
+        f"| {'met' if f['met'] else '**missed**'} | {result['machine']['cpu']} | {result['date'][:10]} |"
         for result in results
         for f in result["figures"]
         if f["met"] is not None
     ]
-    machine = results[0]["machine"]
-    return "\n".join([f"On {machine['cores']} shared cores of an {machine['cpu']}:\n", *rows])
+    cores = sorted({result["machine"]["cores"] for result in results})
+    return "\n".join([f"On {' or '.join(map(str, cores))} shared cores:\n", *rows])
 
 
 def choice(results: list[dict[str, Any]]) -> str:
