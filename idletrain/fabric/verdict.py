@@ -203,9 +203,8 @@ def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict
             found[what, "x", False] = _Samples(one.step, one.compute)
     for what, over in POINTS:
         if points := figures.of_kind(fabric, what, over):
-            found[f"{what} over {over}", "s" if what == "round trip" else "B/s", what != "round trip"] = _of_points(
-                points
-            )
+            time = what == "round trip"
+            found[f"{what} over {over}", "s" if time else "B/s", not time] = _of_points(points)
     for c in fabric.collectives:
         if _operation(c) in operations:
             what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"

@@ -373,13 +373,13 @@ class Runner:
             return
         if self._state.rules.lockstep:
             chosen = state.kind(self._state)
-            capacities = {address: brings for address, brings in capacities.items() if brings.cohort == chosen}
-        alike = len(capacities)
-        if self._state.rules.lockstep and self._state.subnets.waiting and alike < len(self._state.subnets):
-            here = f"{len(self._crew.capacities)} workers are here"
-            here += f", {alike} alike" if alike < len(self._crew.capacities) else ""
-            each = "need a worker each, whose machines are alike"
-            self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
+            alike = {address: brings for address, brings in capacities.items() if brings.cohort == chosen}
+            if self._state.subnets.waiting and len(alike) < len(self._state.subnets):
+                here = f"{len(capacities)} workers are here"
+                here += f", {len(alike)} alike" if len(alike) < len(capacities) else ""
+                each = "need a worker each, whose machines are alike"
+                self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
+            capacities = alike
         for address, capacity in capacities.items():
             if capacity.memory_bytes < self._narrowest_bytes:
                 # A subnet that is trained out of core may need less than the narrowest in core.
