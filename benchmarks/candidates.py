@@ -46,14 +46,16 @@ def _entries(case: str, link: str) -> Iterator[Entry]:
         yield Entry(method="ist", settings={**ours, "local_steps": every}, steps=ist, snapshot_every=every)
     for every in INTERVALS:
         each: dict[str, Any] = {**rates, "horizon": local, "sync_every": every}
-        goes = {"steps": local, "snapshot_every": every}
+        goes: dict[str, Any] = {"steps": local, "snapshot_every": every}
         yield Entry(method="local-sgd", settings={**ours, "local_steps": every}, **goes)
         yield Entry(method="post-local-sgd", settings={**each, "warmup": 0}, **goes)
         yield Entry(method="torchft-local-sgd", settings=each, **goes)
         yield Entry(method="torchft-diloco", settings=each, **goes)
         for delay in (True, False):  # nodes meet when they together have done so many steps, so at any of their own
             yield Entry(method="hivemind", settings={**each, "delay": delay}, steps=local, snapshot_every=1)
-    steps = {"steps": whole, "snapshot_every": 20} if link == "none" else {"steps": PROBE, "snapshot_every": 0}
+    steps: dict[str, Any] = {"steps": whole, "snapshot_every": 20}
+    if link != "none":
+        steps = {"steps": PROBE, "snapshot_every": 0}
     parallel = {**rates, "horizon": whole}
     yield Entry(method="ddp", settings=parallel, **steps)
     yield Entry(method="ddp-fp16", settings=parallel, **steps)

@@ -71,7 +71,8 @@ class Stage:
         self._port = free_port()
         self._settings = {**self.method.settings, **entry.settings}
         if self.method.ours:
-            self._settings = {"tree": job_tree(case, entry, nodes, folder, snapshot_seconds)}
+            tree = job_tree(case, entry, nodes, folder, snapshot_seconds)
+            self._settings = {"tree": tree, "foreseen": entry.foreseen}
         (folder / "snapshots").mkdir(exist_ok=True)
 
     def open(self) -> None:

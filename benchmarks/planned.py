@@ -12,25 +12,66 @@ Target: at most 10 % behind the best of the sweep.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from distributed import Client
+
 from benchmarks.candidates import IST_INTERVALS, RATES, STEPS, WHOLE
 from benchmarks.contest import job_tree, run
-from benchmarks.forecast import fleet_of
 from benchmarks.lossy_rounds import seconds_to
+from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.fabric import outlook
 from idletrain.fabric.forecast import Fleet
+from idletrain.fabric.survey import survey
+from idletrain.fleet import scheduler, settings
 from idletrain.job import LEFT_OPEN, parse_job
 
 BEHIND = 1.1
 SNAPSHOTS = 16  # of a run, at the least
 BUDGET_SECONDS = 300.0
 LOCAL_INTERVALS = (10, 25, 50)
+START_SECONDS, LOOK_SECONDS = 120.0, 120.0
+
+
+async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
+    """A head: the scheduler, and a look at the fleet once all workers are there."""
+    settings.apply()
+    with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
+        async with scheduler.started(Path(folder), host=host) as address:
+            _print({"kind": "serving", "address": address})
+            async with Client(address, asynchronous=True, set_as_default=False) as client:
+                await client.wait_for_workers(nodes)
+                _print({"kind": "fleet", "fleet": asdict(await survey(client, parse_job(tree)))})
+
+
+def _print(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> Fleet:
+    """What a launch of a job would see of machines with such links."""
+    with (
+        tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
+        machines(nodes, link) as bed,
+        Cast(bed, Path(folder)) as cast,
+    ):
+        words = "head", bed.address("head"), str(nodes), json.dumps(tree)
+        cast.start("head", [sys.executable, "-m", "benchmarks.planned", *words])
+        (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
+        for name in bed.names[1:]:
+            cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
+        (line,) = cast.output.wait("fleet", 1, START_SECONDS + LOOK_SECONDS, cast.all_alive)
+    return Fleet(**line["fleet"])
 
 
 def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
@@ -49,16 +90,16 @@ def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
     )
 
 
-def planned(case: Case, fleet: Fleet) -> tuple[Entry, tuple[str, ...]]:
+def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
     """What a launch would take, and why."""
-    asked = entry(case, "ist", {"subnets": fleet.nodes, "local_steps": 50}, fleet.nodes)
-    tree = job_tree(case, asked, fleet.nodes, Path(), BUDGET_SECONDS)
+    asked = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
+    tree = job_tree(case, asked, nodes, Path(), BUDGET_SECONDS)
     tree["training"] = {name: value for name, value in tree["training"].items() if name not in LEFT_OPEN}
-    job, choice = outlook.chosen(parse_job(tree), fleet)
+    job, choice = outlook.chosen(parse_job(tree), fleet_of(nodes, link, tree))
     training = job.training
     exchange = training.exchange.model_dump(exclude_defaults=True)
     chosen = {"subnets": training.subnets, "local_steps": training.local_steps, "exchange": exchange}
-    return entry(case, training.method, chosen, fleet.nodes), choice.why
+    return entry(case, training.method, chosen, nodes), choice.why
 
 
 def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
@@ -80,8 +121,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     case, nodes, link = CASES[options.case], options.nodes, options.link
     if options.tiny:
         case, nodes, link = replace(CASES["tiny"], target=0.3), 2, "none"
-    fleet = fleet_of(nodes, link)
-    mine, why = planned(case, fleet)
+    mine, why = planned(case, nodes, link)
     by_hand = list(sweep(case, nodes, mine.settings["exchange"]))
     figures, records = [], []
     for name, one in (("planned", mine), *(("by hand", one) for one in (by_hand[:1] if options.tiny else by_hand))):
@@ -97,4 +137,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    match sys.argv[1:]:
+        case ["head", host, nodes, tree]:
+            asyncio.run(lead(host, int(nodes), json.loads(tree)))
+        case _:
+            main()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` 
 app = typer.Typer()
 LOCAL_NODES = 4  # or as many as there are cores, but two
 MOST_SURVEYED = 8  # local workers: of more, each gets so much less of the machine
+FREE = {"rounds", "local_steps", "seed", "evaluate_every"}  # of a job's training: neither makes a step longer
 
 
 class PresetName(enum.StrEnum):
@@ -88,8 +89,8 @@ def decided(
 ) -> tuple[Job, Choice | None]:
     """The job with what it leaves open chosen for its fleet, and the choice; said, with its reasons.
 
-    A fleet is looked at once a day, and for a launch only if there is something to choose: `always` says otherwise. One
-    that is at work is left alone, and the job is taken as it is.
+    A fleet is looked at once a day for the same network and data, and for a launch only if there is something to
+    choose: `always` says otherwise. One that is at work is left alone, and the job is taken as it is.
     """
     from idletrain.fabric import outlook, survey
     from idletrain.nn.data import CACHE
@@ -97,19 +98,21 @@ def decided(
     if not outlook.is_foreseen(job):
         return job, None
     folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
-    here = (platform.node(), len(os.sched_getaffinity(0)), count)
-    key = survey.key_of(*(asyncio.run(_workers_of(scheduler)) if scheduler else here))
+    here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count)
+    where = asyncio.run(_workers_of(scheduler)) if scheduler else here
+    training = job.training.model_dump(exclude=FREE, exclude_unset=True)
+    key = survey.key_of(*where, job.model, job.data, job.memory, training)
     fleet = survey.kept(folder, key, now)
     if fleet is None and (always or outlook.leaves_open(job)):
         say("looking at the fleet for some seconds, to see what it can do")
-        fleet, why = _looked_at(scheduler, count)
+        fleet, why = _looked_at(scheduler, count, job)
         if fleet is None:
             say(f"{why}: the job is taken as it is")
         else:
             survey.keep(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    job, choice = outlook.chosen(job, fleet if scheduler else fleet.scaled(job.nodes.count))
+    job, choice = outlook.chosen(job, fleet if scheduler else fleet.crowded(job.nodes.count / count))
     for line in outlook.lines(choice):
         say(line)
     return job, choice
@@ -123,15 +126,15 @@ async def _workers_of(scheduler: str) -> list[str]:
     return [scheduler, *sorted(str(worker["host"]) for worker in told["workers"].values())]
 
 
-def _looked_at(scheduler: str | None, count: int) -> tuple[Fleet | None, str]:
+def _looked_at(scheduler: str | None, count: int, job: Job) -> tuple[Fleet | None, str]:
     """A fleet, or why it is not looked at: a launch has its own ways to wait for workers and to turn them away."""
     try:
-        return asyncio.run(_survey(scheduler, count)), "the fleet is at work"
+        return asyncio.run(_survey(scheduler, count, job)), "the fleet is at work"
     except (RunError, RefusedError) as error:
         return None, f"the fleet cannot be looked at ({error})"
 
 
-async def _survey(address: str | None, count: int) -> Fleet | None:
+async def _survey(address: str | None, count: int, job: Job) -> Fleet | None:
     from idletrain.fabric import cluster
     from idletrain.fabric.survey import survey
     from idletrain.fabric.team import occupied
@@ -140,7 +143,7 @@ async def _survey(address: str | None, count: int) -> Fleet | None:
     if address:
         await check_reachable(address)
     async with cluster.there(address) if address else cluster.here(count) as client:
-        return None if await occupied(client) else await survey(client)
+        return None if await occupied(client) else await survey(client, job, None if address else job.nodes.count)
 
 
 async def _check_free(client: Client, address: str) -> None:

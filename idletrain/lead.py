@@ -12,7 +12,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from distributed import Client
@@ -102,11 +101,10 @@ async def _decided(job: Job, identity: Identity, scheduler: str) -> tuple[Job, E
             with contextlib.suppress(TimeoutError):  # of those who are there it is known
                 await client.wait_for_workers(1, FIRST_NODE_SECONDS)
                 await client.wait_for_workers(job.nodes.count, OTHER_NODES_SECONDS)
-            fleet = await survey(client)
+            fleet = await survey(client, job, job.nodes.count)
         except (RunError, RefusedError) as error:  # a node was taken meanwhile
             logger.warning("the fleet cannot be looked at (%s): the job is taken as it is", error)
             return job, Expectation()
-    fleet = replace(fleet, nodes=job.nodes.count)
     job, choice = await asyncio.to_thread(outlook.chosen, job, fleet)
     for line in outlook.lines(choice):
         logger.info(line)

@@ -101,7 +101,7 @@ def job(**training: object) -> Job:
     return parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
 
 
-FLEET = Fleet(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1.0, 1e9, 1 << 30)
+FLEET = Fleet(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
 
 
 def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
@@ -109,7 +109,7 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
 ) -> None:
     looks: list[int] = []
 
-    async def look(_address: str | None, count: int) -> Fleet:
+    async def look(_address: str | None, count: int, _job: Job) -> Fleet:
         looks.append(count)
         return FLEET
 
@@ -124,15 +124,17 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
     assert choice is not None
     assert open_.training.subnets == choice.option.subnets
     assert looks == [4]
-    again, choice = cli_fabric.decided(stated, None, said.append)
-    assert again == stated
+    longer, choice = cli_fabric.decided(job(rounds=9), None, said.append)
     assert choice is not None
     assert choice.expected.round > 0
+    assert longer.training.rounds == 9
     assert looks == [4]
+    cli_fabric.decided(job(batch_size=16), None, said.append)
+    assert looks == [4, 4]
 
 
 def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def busy(_address: str | None, _count: int) -> None:
+    async def busy(_address: str | None, _count: int, _job: Job) -> None:
         return None
 
     monkeypatch.setattr(cli_fabric, "_survey", busy)
@@ -142,7 +144,7 @@ def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def empty(_address: str | None, _count: int) -> None:
+    async def empty(_address: str | None, _count: int, _job: Job) -> None:
         raise RunError("the cluster has no worker")
 
     monkeypatch.setattr(cli_fabric, "_survey", empty)

@@ -1,14 +1,17 @@
 """What a round will take on a fleet, and with which settings a job gets on fastest. Pure.
 
-A round is a pull, local steps, a push and a commit. All nodes pull at once, so each gets its share of the head's link
-at best; likewise up. With more subnets than nodes, a worker pulls the next and pushes the last while one trains.
+A round is a pull, local steps, a push and a commit. Nodes pull in turns, as many at once as it takes to fill the head's
+link, and push likewise (`exchange.turns`; TCP): who pulled first computes and pushes while others still pull. With more
+subnets than nodes, a worker pulls the next and pushes the last while one trains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from idletrain.exchange.turns import FEW
 
 PARTS = ("pull", "compute", "push", "commit")
 # Local steps between two exchanges that are tried, and beyond which accuracy suffers: the most that paid in
@@ -34,9 +37,9 @@ class Fleet:
         down_all: What all of them together pull at.
         up_all: What they push at.
         call_seconds: From the head to a worker and back, through the scheduler.
-        slowness: How much longer than on the head a step takes on the slowest node while all compute.
         commit_bytes_per_second: At which the head writes and reads updates.
         memory_bytes: That every node has for a subnet.
+        step_seconds: Of a local step on the slowest node while all compute, by the `key_of` its way to train.
     """
 
     nodes: int
@@ -45,14 +48,19 @@ class Fleet:
     down_all: float
     up_all: float
     call_seconds: float
-    slowness: float
     commit_bytes_per_second: float
     memory_bytes: int
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def scaled(self, nodes: int) -> Fleet:
-        """The same with another number of nodes on the same machine: they share its cores and its memory."""
-        times = nodes / self.nodes
-        return replace(self, nodes=nodes, slowness=self.slowness * times, memory_bytes=int(self.memory_bytes / times))
+    def crowded(self, times: float) -> Fleet:
+        """The same where so many times the nodes share a machine's cores and memory."""
+        slower = {way: seconds * times for way, seconds in self.step_seconds.items()}
+        return replace(self, memory_bytes=int(self.memory_bytes / times), step_seconds=slower)
+
+
+def key_of(method: str, subnets: int) -> str:
+    """A way to train, as far as it makes a step's time."""
+    return f"{method} {subnets}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Option:
         down_bytes: Of the largest subnet, as it travels.
         up_bytes: Likewise.
         plain_bytes: Of it in float32.
-        step_seconds: Of one local step on the head, alone.
+        step_seconds: Of one local step on the slowest node while all compute.
     """
 
     method: str
@@ -124,20 +132,30 @@ def expected(option: Option, local_steps: int, fleet: Fleet) -> Expected:
     """The seconds of a round."""
     active = min(option.subnets, fleet.nodes)
     turns = -(-option.subnets // fleet.nodes)
-    pull = _moved(option, option.down_bytes, option.pull, active, fleet.down, fleet.down_all) + fleet.call_seconds
-    push = _moved(option, option.up_bytes, option.push, active, fleet.up, fleet.up_all)
-    compute = local_steps * option.step_seconds * fleet.slowness
+    down = _way(option.down_bytes, option.pull, option.plain_bytes, active, fleet.down, fleet.down_all)
+    up = _way(option.up_bytes, option.push, option.plain_bytes, active, fleet.up, fleet.up_all)
+    compute = local_steps * option.step_seconds
     commit = option.subnets * option.plain_bytes / fleet.commit_bytes_per_second + fleet.call_seconds
+    # The slower way is busy from one end to the other; of the other, the first turn or the last stands alone.
+    exchange = max(down.all + up.one, down.one + up.all) + fleet.call_seconds
     # Between the first pull and the last push, each turn takes what is longer.
-    beside = (turns - 1) * max(0.0, pull + push - compute)
-    share = pull / (pull + push)
-    return Expected(pull + beside * share, turns * compute, push + beside * (1 - share), commit)
+    exchange += (turns - 1) * max(0.0, down.all - compute, up.all - compute)
+    share = down.all / (down.all + up.all)
+    return Expected(exchange * share, turns * compute, exchange * (1 - share), commit)
 
 
-def _moved(option: Option, size: int, kind: str, active: int, alone: float, together: float) -> float:
-    """Seconds until every node has a subnet of that size, or has sent it."""
-    coded = 0.0 if kind == "fp32" else option.plain_bytes / CODED_BYTES_PER_SECOND * (1 + active) / 2
-    return max(size / alone, active * size / together) + coded
+class _Way(NamedTuple):
+    """Seconds until the first nodes, and until all, have moved a subnet."""
+
+    one: float
+    all: float
+
+
+def _way(size: int, kind: str, plain: int, active: int, alone: float, together: float) -> _Way:
+    coded = 0.0 if kind == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # at either end
+    at_once = min(active, max(FEW, round(together / alone)))
+    one, every = (max(size / alone, nodes * size / together) + (1 + nodes) * coded for nodes in (at_once, active))
+    return _Way(one, every)
 
 
 def least_steps(option: Option, fleet: Fleet, allowed: Sequence[int]) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from idletrain.errors import JobError
-from idletrain.fabric import forecast
+from idletrain.fabric import forecast, steps
 from idletrain.fabric.forecast import Choice, Expected, Fleet, Option
-from idletrain.fabric.steps import one_thread, step_seconds
+from idletrain.fabric.steps import one_thread
 from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import need_of
 from idletrain.nn.prepare import Prepared, from_settings
@@ -51,23 +52,46 @@ def _options(job: Job, fleet: Fleet) -> list[Option]:
     Raises:
         JobError: nothing of it is possible.
     """
-    found: list[list[Option]] = []
+    found = [list(_by_wire(job, variant, fleet)) for variant in variants(job, fleet.nodes, fleet.memory_bytes)]
+    # First all that travel as they are, then those that are coded.
+    most = max(len(options) for options in found)
+    return [options[wire] for wire in range(most) for options in found if wire < len(options)]
+
+
+class Variant(NamedTuple):
+    """A way to train that the job leaves open, and whether a subnet of it fits a node's memory."""
+
+    prepared: Prepared
+    fits: bool
+
+    @property
+    def key(self) -> str:
+        """See `forecast.key_of`."""
+        training = self.prepared.program.training
+        return forecast.key_of(training.method, training.subnets)
+
+
+def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
+    """Methods and numbers of subnets that are possible; whole networks only where they fit, or the job says so.
+
+    Raises:
+        JobError: none is.
+    """
+    found: list[Variant] = []
     faults: list[JobError] = []
-    for training in _variants(job, fleet.nodes):
+    for training in _variants(job, nodes):
         try:
             prepared = from_settings(job.model, job.data, training, job.memory)
         except JobError as fault:
             faults.append(fault)
             continue
         width = 1 / training.subnets if prepared.program.layout.groups else 1.0
-        fits = need_of(prepared.program)(width) <= fleet.memory_bytes
+        fits = need_of(prepared.program)(width) <= memory_bytes
         if fits or training.method == "ist" or "method" in job.training.model_fields_set:
-            found.append(list(_by_wire(job, prepared)))
+            found.append(Variant(prepared, fits))
     if not found:
         raise faults[0]
-    # First all that travel as they are, then those that are coded.
-    most = max(len(options) for options in found)
-    return [options[wire] for wire in range(most) for options in found if wire < len(options)]
+    return found
 
 
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
@@ -80,11 +104,12 @@ def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
             yield training.model_copy(update={"method": method, "subnets": subnets})
 
 
-def _by_wire(job: Job, prepared: Prepared) -> Iterator[Option]:
+def _by_wire(job: Job, variant: Variant, fleet: Fleet) -> Iterator[Option]:
     """A way to train with each way for parameters to travel."""
-    training = prepared.program.training
-    subnet = prepared.program.subnets(0, (1 / training.subnets,) * training.subnets)[0]
-    seconds = step_seconds(prepared, subnet, 0)
+    prepared, training = variant.prepared, variant.prepared.program.training
+    subnet = steps.typical(prepared.program)
+    # What does not fit a node is not tried there.
+    seconds = fleet.step_seconds.get(variant.key) or steps.step_seconds(prepared, subnet, 0)
     free = leaves_open(job) and "exchange" not in training.model_fields_set
     exchange = training.exchange
     for pull, push in forecast.WIRES if free else ((exchange.pull, exchange.push),):

@@ -15,36 +15,46 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from distributed import Client
 from distributed.utils import get_ip
 
-from idletrain.fabric import figures, schedule, tasks
+from idletrain.fabric import figures, outlook, schedule, tasks
 from idletrain.fabric.forecast import Fleet
+from idletrain.fabric.outlook import Variant
 from idletrain.fabric.post import Post
 from idletrain.fabric.samples import Point
 from idletrain.fabric.schedule import QUICK
-from idletrain.fabric.steps import one_thread
 from idletrain.fabric.tasks import Visit
 from idletrain.fabric.team import SilentError, Team
+from idletrain.job import Job
 from idletrain.rounds import task
 from idletrain.rounds.spec import version
 
 KEPT_SECONDS = 24 * 3600.0
 ALONE = 3  # nodes whose links are tried one by one
-CALLS, PACE_SECONDS = 5, 2.0
+CALLS = 5
+OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
+STEP_SECONDS = 2.0  # many turns of a scheduler, each of which is longer than a step, where nodes share a machine
 TOGETHER = 18  # transfers of all at once, beside which the call takes little
 FIRST_BYTES, GROWTH = 64 * schedule.KB, 4  # of transfers, which grow until they last long enough to tell the rate
 PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
 HEAD = -1
 
 
-async def survey(client: Client) -> Fleet:
+async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
     """How fast subnets get to a cluster's workers and back, and how fast they compute.
+
+    Args:
+        client: An asynchronous client of the cluster.
+        job: What will be trained there.
+        nodes: For how many, if not for as many as there are.
 
     Raises:
         RunError: there is no worker, or one fails.
         RefusedError: workers run other versions.
+        JobError: the job does not fit together, in no way that it leaves open.
     """
     team = await Team.of(client)
     token = secrets.token_hex(16)
@@ -57,16 +67,18 @@ async def survey(client: Client) -> Fleet:
     finally:
         post.close()
     calls = [await _timed(lambda: team.ask(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
+    memory_bytes = min(told["memory_bytes"] for told in await team.ask_everybody(task.describe))
+    variants = await asyncio.to_thread(outlook.variants, job, nodes or len(team), memory_bytes)
     return Fleet(
-        len(team),
+        nodes or len(team),
         alone["pull"],
         alone["push"],
         every["pull"],
         every["push"],
         figures.median(calls),
-        await _slowness(team),
         await asyncio.to_thread(commit_rate),
-        min(told["memory_bytes"] for told in await team.ask_everybody(task.describe)),
+        memory_bytes,
+        await _step_seconds(team, variants),
     )
 
 
@@ -100,16 +112,18 @@ async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) 
     return found.points
 
 
-async def _slowness(team: Team) -> float:
-    """The slowest node's seconds for a step, while all compute, over this process' while none does."""
-    told: list[float] = await team.ask_everybody(tasks.pace, PACE_SECONDS)
-    return max(told) / await asyncio.to_thread(own_pace)
-
-
-def own_pace() -> float:
-    """Seconds of a step in this process, on one thread, as a local worker computes."""
-    with one_thread():
-        return tasks.pace(PACE_SECONDS)
+async def _step_seconds(team: Team, variants: list[Variant]) -> dict[str, float]:
+    """Of a local step on the slowest node while all compute, for each way to train that fits."""
+    found: dict[str, float] = {}
+    for variant in variants:
+        if not variant.fits:
+            continue
+        try:
+            await team.ask_everybody(tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS)
+            found[variant.key] = max(await team.ask_everybody(tasks.work_pace, STEP_SECONDS))
+        finally:
+            await team.ask_all(tasks.close_work, [(node, ()) for node in range(len(team))])
+    return found
 
 
 def commit_rate() -> float:

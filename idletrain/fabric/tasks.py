@@ -72,6 +72,28 @@ def pace(seconds: float) -> float:
     return passed / steps
 
 
+def open_work(content: bytes) -> None:
+    """See `steps.opened`."""
+    from idletrain.fabric import steps
+
+    steps.opened(get_worker(), content)
+
+
+def work_pace(seconds: float) -> float:
+    """Seconds of a step of what was opened: all nodes at once show what they leave each other of what they share."""
+    from idletrain.fabric import steps
+
+    work: steps.Work = get_worker().extensions[steps.KEY]
+    return work.pace(1, seconds)
+
+
+def close_work() -> None:
+    """See `steps.closed`."""
+    from idletrain.fabric import steps
+
+    steps.closed(get_worker())
+
+
 def open_post(token: str, secrets: Mapping[str, str]) -> Door:
     """See `post.opened`."""
     from distributed.security import Security

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from idletrain.errors import JobError
-from idletrain.fabric import outlook
+from idletrain.fabric import forecast, outlook
 from idletrain.job import Job, parse_job
 
 from .test_forecast import FLEET, LOOPBACK
@@ -30,6 +31,12 @@ def test_what_the_job_says_stays_and_its_rounds_are_foreseen() -> None:
     assert decided == said
     assert (choice.option.subnets, choice.local_steps) == (2, 7)
     assert choice.expected.round > 0
+
+
+def test_steps_that_nodes_were_timed_at_are_taken() -> None:
+    timed = replace(FLEET, step_seconds={forecast.key_of("ist", 2): 123.0})
+    _, choice = outlook.chosen(job(method="ist", subnets=2, local_steps=7), timed)
+    assert choice.expected.compute == 7 * 123.0
 
 
 def test_what_it_leaves_open_is_chosen_for_the_fleet() -> None:
@@ -56,8 +63,7 @@ def test_very_wide_outputs_and_lockstep_are_left_alone() -> None:
 
 
 def test_a_network_too_large_for_a_node_is_cut() -> None:
-    tight = FLEET.scaled(8)
-    decided, _ = outlook.chosen(job(), type(tight)(**{**vars(tight), "memory_bytes": 1}))
+    decided, _ = outlook.chosen(job(), replace(FLEET, memory_bytes=1))
     assert decided.training.method == "ist"
 
 

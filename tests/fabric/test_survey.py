@@ -8,14 +8,16 @@ from idletrain.fabric import survey
 
 from .test_forecast import FLEET
 from .test_measure import on
+from .test_outlook import job
 
 
 def test_a_fleet_of_two_is_looked_at() -> None:
-    fleet = on(2, survey.survey)
+    fleet = on(2, lambda client: survey.survey(client, job()))
     assert fleet.nodes == 2
     assert min(fleet.down, fleet.up, fleet.down_all, fleet.up_all) > 1e6
     assert 0 < fleet.call_seconds < 5
-    assert 0.05 < fleet.slowness < 50
+    assert set(fleet.step_seconds) == {"local-sgd 2", "ist 2", "ist 4"}
+    assert all(1e-5 < seconds < 5 for seconds in fleet.step_seconds.values())
     assert fleet.memory_bytes > 1 << 20
 
 
@@ -35,4 +37,3 @@ def test_a_damaged_file_is_looked_past(tmp_path: Path) -> None:
 
 def test_updates_are_committed_at_some_rate() -> None:
     assert survey.commit_rate() > 1e5
-    assert survey.own_pace() > 0
