@@ -323,14 +323,15 @@ class Attempt:
 
     def _steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """The steps that are left, with marks."""
-        all_steps = loaded.program.training.local_steps
+        all_steps, began = loaded.program.training.local_steps, self.steps
         started = marked = time.perf_counter()
         while self.steps < all_steps and not self._unwanted():
             work.step(loaded.samples, order, self.steps)
             self.steps += 1
             now = time.perf_counter()
-            due = now - marked > self._spec.mark_seconds or self._node.mark_now.is_set()
-            left = self.steps < all_steps  # else the update itself comes next
+            left = all_steps - self.steps  # after the last comes the update itself
+            seconds_left = left * (now - started) / (self.steps - began)
+            due = self._is_mark_due(now - marked, seconds_left)
             if due and left and self._send_beside(functools.partial(self._mark, now - started)):
                 self._node.mark_now.clear()
                 marked = now
@@ -370,6 +371,13 @@ class Attempt:
 
     def _count(self, what: str, debt: Debt) -> None:
         self.account[what] = self.account.get(what, 0) + debt.rows.nbytes
+
+    def _is_mark_due(self, since_last: float, seconds_left: float) -> bool:
+        if self._node.mark_now.is_set():
+            return True
+        # One that is still under way at the end holds up the update: it may be as slow as the pull was.
+        takes = self.account["pull_seconds"] * self._flat.nbytes / self.account["pull_bytes"]
+        return since_last > self._spec.mark_seconds and seconds_left > takes
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)
