@@ -373,11 +373,8 @@ class Attempt:
         self.account[what] = self.account.get(what, 0) + debt.rows.nbytes
 
     def _is_mark_due(self, since_last: float, seconds_left: float) -> bool:
-        if self._node.mark_now.is_set():
-            return True
-        # One that is still under way at the end holds up the update: it may be as slow as the pull was.
-        takes = self.account["pull_seconds"] * self._flat.nbytes / self.account["pull_bytes"]
-        return since_last > self._spec.mark_seconds and seconds_left > takes
+        takes = self.account["pull_seconds"] * self._flat.nbytes / self.account["pull_bytes"]  # as long as the pull
+        return self._node.mark_now.is_set() or self._spec.wants_mark(since_last, seconds_left, takes)
 
     def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)

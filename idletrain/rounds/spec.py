@@ -29,6 +29,16 @@ class Spec:
     lease_seconds: float
     salvage: bool = False
 
+    def wants_mark(self, since_last: float, seconds_left: float, takes: float) -> bool:
+        """Whether to send a mark while steps go on; one that is still under way at the end would hold up the update.
+
+        Args:
+            since_last: Seconds.
+            seconds_left: Until the last step is done.
+            takes: Seconds that a mark is on its way.
+        """
+        return since_last > self.mark_seconds and seconds_left > takes
+
 
 def version() -> str:
     """The installed package's version."""
