@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port
+FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port; may always wait there
 SLACK_SECONDS = 0.002  # of the link's rate on top of what a round trip takes: the interpreter's own pauses
 RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
 KEPT_SECONDS = 10.0  # rates and round trips
@@ -84,7 +84,7 @@ class Link:
 
     def window(self, trip_seconds: float) -> int:
         """How many pieces may be on their way, if all come from so far away."""
-        return max(FIRST_WINDOW, math.ceil(self.rate * (self._gain * trip_seconds + SLACK_SECONDS)))
+        return math.ceil(self.rate * self._gain * trip_seconds + self._slack)
 
     def without_waiting(self, trip_seconds: float, nearest_seconds: float) -> float:
         """A round trip without what may have been waiting before the link meanwhile: all that the nearest may send."""
@@ -95,14 +95,20 @@ class Link:
         """How many pieces may be granted by now: no faster than they can come, or what a whole window lets go at once
         would overrun a buffer that is smaller than that.
         """
-        most = max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
-        gained = (now - self._refilled_at) * self._gain * self.rate if self.rate else most
-        self._tokens, self._refilled_at = min(most, self._tokens + gained), now
+        gained = (now - self._refilled_at) * self._gain * self.rate if self.rate else self._slack
+        self._tokens, self._refilled_at = min(self._slack, self._tokens + gained), now
         return max(0, int(self._tokens))
 
     def spend(self, pieces: int) -> None:
         """Note what was granted."""
         self._tokens -= pieces
+
+    @property
+    def _slack(self) -> float:
+        """Pieces that may wait before the link. No fewer where it seems slow: a loop whose pauses are longer than its
+        round trip would never find that it is not.
+        """
+        return max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
 
     @property
     def _gain(self) -> float:

@@ -295,3 +295,9 @@ def test_a_probe_waits_for_its_answer_and_then_longer_and_longer() -> None:
     sender.granted(5, 5.0)
     assert sender.ready
     assert sender.probe(9.0) is None  # there is something to send
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pauses_longer_than_the_round_trip_do_not_make_a_link_seem_slow_for_good(seed: int) -> None:
+    net = Net(jitter=0.006)
+    assert World(net, [400] * 8, seed).run() < 2 * 3200 / net.rate
