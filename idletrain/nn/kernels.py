@@ -125,33 +125,6 @@ def most_hits(
     return written
 
 
-@_compiled
-def best_of_lists(
-    query_BH: Floats,
-    weight_RH: Floats,
-    probes_BP: Ids,
-    starts: NDArray[np.int32],
-    members: NDArray[np.int32],
-    out_BK: Ids,
-    scores_BK: Floats,
-) -> None:
-    """For each query the K rows with the largest products among the members of its lists; -1 where there are fewer."""
-    (B, K), lanes = out_BK.shape, np.empty(LANES, np.float32)
-    for b in range(B):
-        out_BK[b, :] = -1
-        scores_BK[b, :] = -np.inf
-        for p in range(probes_BP.shape[1]):
-            for at in range(starts[probes_BP[b, p]], starts[probes_BP[b, p] + 1]):
-                row = members[at]
-                score = _dot(query_BH[b], weight_RH[row], lanes)
-                if score > scores_BK[b, K - 1]:
-                    k = K - 1
-                    while k > 0 and score > scores_BK[b, k - 1]:
-                        scores_BK[b, k], out_BK[b, k] = scores_BK[b, k - 1], out_BK[b, k - 1]
-                        k -= 1
-                    scores_BK[b, k], out_BK[b, k] = score, row
-
-
 class Distinct:
     """Finds distinct numbers below `size` in time that grows with how many there are, not with `size`."""
 

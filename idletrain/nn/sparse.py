@@ -183,10 +183,6 @@ class SparseLinear(nn.Module):
                 f"sampler: its tables over {labels} labels take {takes >> 20} MiB and {most_table_bytes >> 20} MiB are "
                 "allowed; use fewer tables, another sampler or a larger most_table_bytes"
             )
-        if dtype != torch.float32 and "inverted-file" in str(sampler):
-            raise JobError(
-                "sampler: inverted-file scores rows as they are stored and needs float32; use simhash or dwta"
-            )
         self.weight = nn.Parameter(torch.empty(labels, hidden))
         nn.init.normal_(self.weight, std=1 / math.sqrt(hidden))
         self.weight.data = self.weight.data.to(dtype)

@@ -154,14 +154,22 @@ class InvertedFile:
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
         """See `Tables`."""
         assert len(rows_RH) == len(self._members), "the lists were built over other rows"
-        query = query_BH.float().contiguous()
-        probes = (query @ self._centres_LH.T).topk(min(self._probes, len(self._centres_LH)), sorted=True).indices
-        out = np.empty((len(query), keep), np.int64)
-        scores = np.empty((len(query), keep), np.float32)
-        rows = rows_RH.contiguous().numpy()
-        kernels.best_of_lists(query.numpy(), rows, probes.numpy(), self._starts, self._members, out, scores)
-        found: NDArray[np.int64] = out[out >= 0]
-        return found
+        query = query_BH.float()
+        probes_BP = (query @ self._centres_LH.T).topk(min(self._probes, len(self._centres_LH))).indices
+        out = torch.full((len(query), probes_BP.shape[1], keep), -1)
+        scores = torch.full(out.shape, -torch.inf)
+        by_list = probes_BP.flatten().argsort(stable=True)
+        lists, asked = probes_BP.flatten()[by_list].unique_consecutive(return_counts=True)
+        # Each list's rows are gathered once, for all queries that look through it.
+        for one, places in zip(lists.tolist(), by_list.split(asked.tolist()), strict=True):
+            members = torch.from_numpy(self._members[self._starts[one] : self._starts[one + 1]])
+            queries, probes = places // probes_BP.shape[1], places % probes_BP.shape[1]
+            best = (query[queries] @ rows_RH[members].float().T).topk(min(keep, len(members)))
+            out[queries, probes, : best.values.shape[1]] = members[best.indices].long()
+            scores[queries, probes, : best.values.shape[1]] = best.values
+        places_BK = scores.flatten(1).topk(keep).indices
+        found: NDArray[np.int64] = out.flatten(1).gather(1, places_BK).numpy()
+        return found[found >= 0]
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -82,16 +82,3 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
         best = sorted(hits.values(), reverse=True)[: len(mine)]
         assert sorted((hits[row] for row in mine), reverse=True) == best
     assert next(found, None) is None
-
-
-def test_the_best_of_lists_are_the_largest_products_within_them() -> None:
-    weight, query = RANDOM.normal(size=(30, 4)).astype(np.float32), RANDOM.normal(size=(5, 4)).astype(np.float32)
-    members = RANDOM.permutation(30).astype(np.int32)
-    starts = np.array([0, 10, 10, 22, 30], np.int32)
-    probes = np.array([[0, 2], [1, 0], [3, 2], [1, 1], [2, 3]])
-    out, scores = np.empty((5, 11), np.int64), np.empty((5, 11), np.float32)
-    kernels.best_of_lists(query, weight, probes, starts, members, out, scores)
-    for b, lists in enumerate(probes):
-        within = np.concatenate([members[starts[p] : starts[p + 1]] for p in lists])
-        best = within[np.argsort(-(weight[within] @ query[b]))][:11].tolist()
-        assert out[b].tolist() == best + [-1] * (11 - len(best))

@@ -87,6 +87,31 @@ def test_an_inverted_file_takes_what_it_says() -> None:
     assert held <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000
 
 
+@pytest.mark.parametrize(("probes", "keep"), [(1, 2), (3, 5), (16, 40)])
+def test_an_inverted_file_finds_the_largest_products_within_the_lists_that_it_looks_through(
+    probes: int, keep: int
+) -> None:
+    tables = InvertedFile(16, probes)
+    rows, queries = rows_and_queries()
+    tables.build(rows, 0)
+    nearest = (queries @ tables._centres_LH.T).topk(probes).indices
+    lists = np.split(tables._members, tables._starts[1:-1])
+    found = tables.retrieve(queries, rows, keep)
+    assert len(found) == len(queries) * keep
+    for query, looked, mine in zip(queries, nearest, found.reshape(-1, keep), strict=True):
+        within = np.concatenate([lists[one] for one in looked])
+        best = within[np.argsort(-(rows[within] @ query).numpy())[:keep]]
+        assert mine.tolist() == best.tolist()
+
+
+def test_an_inverted_file_looks_through_bfloat16() -> None:
+    rows, queries = rows_and_queries()
+    tables = InvertedFile(16, 2)
+    tables.build(rows.bfloat16(), 0)
+    found = tables.retrieve(queries, rows.bfloat16(), 1)
+    assert (found == np.arange(64)).mean() > 0.9
+
+
 def test_more_bits_than_buckets_can_have_are_refused() -> None:
     with pytest.raises(JobError, match=r"sampler.k: 7 codes make buckets' numbers of 21 bits; 20 are the most"):
         HashTables("dwta", 7, 1, 1)
