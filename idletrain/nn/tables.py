@@ -158,12 +158,13 @@ class InvertedFile:
         probes_BP = (query @ self._centres_LH.T).topk(min(self._probes, len(self._centres_LH))).indices
         out = torch.full((len(query), probes_BP.shape[1], keep), -1)
         scores = torch.full(out.shape, -torch.inf)
-        by_list = probes_BP.flatten().argsort(stable=True)
-        lists, asked = probes_BP.flatten()[by_list].unique_consecutive(return_counts=True)
+        asked = probes_BP.flatten().numpy()
+        by_list = asked.argsort(kind="stable")
+        lists, firsts = np.unique(asked[by_list], return_index=True)
         # Each list's rows are gathered once, for all queries that look through it.
-        for one, places in zip(lists.tolist(), by_list.split(asked.tolist()), strict=True):
+        for one, places in zip(lists, np.split(by_list, firsts[1:]), strict=True):
             members = torch.from_numpy(self._members[self._starts[one] : self._starts[one + 1]])
-            queries, probes = places // probes_BP.shape[1], places % probes_BP.shape[1]
+            queries, probes = (torch.from_numpy(part) for part in divmod(places, probes_BP.shape[1]))
             best = (query[queries] @ rows_RH[members].float().T).topk(min(keep, len(members)))
             out[queries, probes, : best.values.shape[1]] = members[best.indices].long()
             scores[queries, probes, : best.values.shape[1]] = best.values
