@@ -202,9 +202,8 @@ def _check_fabric(written):
 
 def _check_forecast(written):
     figures = {figure["what"].split(": ")[1]: figure["value"] for figure in written["figures"]}
-    assert figures["compute, measured"] > 0
+    assert min(figures["compute, measured"], figures["compute, expected"]) > 0
     assert all(value >= 0 for value in figures.values())
-    assert written["fleets"][0]["nodes"] == 2
 
 
 def _check_planned(written):
