@@ -131,6 +131,13 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
     assert looks == [4]
     cli_fabric.decided(job(batch_size=16), None, said.append)
     assert looks == [4, 4]
+    assert cli_fabric.decided(stated, None, said.append, always=True)[0] == stated
+    assert looks == [4, 4, 4]
+    again, choice = cli_fabric.decided(stated, None, said.append)
+    assert again == stated
+    assert choice is not None
+    assert choice.expected.round > 0
+    assert looks == [4, 4, 4]
 
 
 def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
