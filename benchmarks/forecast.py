@@ -22,7 +22,7 @@ from benchmarks.methods import CASES, Entry
 from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.runs import of_kind
 from benchmarks.time_to_accuracy import numbers, words
-from idletrain.observe.expectation import PARTS
+from idletrain.fabric.forecast import PARTS
 from idletrain.observe.records import read
 
 OFF = 0.15

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from idletrain.observe.records import Event
 
-PARTS = ("pull", "compute", "push", "commit")
-
 
 class Expectation:
     """Adds `measured` and, where there is a forecast, `expected` to the records of rounds, before they are written.

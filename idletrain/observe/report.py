@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from idletrain.fabric.forecast import PARTS
 from idletrain.fleet import cost
 from idletrain.observe import draw, time_use
 from idletrain.observe.display import final_lines
-from idletrain.observe.expectation import PARTS
 from idletrain.observe.records import Event
 from idletrain.observe.summary import Summary, summary_of
 from idletrain.observe.view import View, thinned, view_of
