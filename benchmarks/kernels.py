@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Plan:
     hidden: int = 128
     labels: int = 670_091
     active: int = 1500
-    repeats: int = 30
+    repeats: int = 100
 
 
 TINY = Plan(batch=16, words=5, features=300, hidden=16, labels=500, active=50, repeats=3)
@@ -65,12 +65,12 @@ def bag_gradients(plan: Plan) -> tuple[Work, Work]:
 def updates(plan: Plan) -> tuple[Work, Work]:
     """A step of row-wise Adagrad on the active rows: ours, torch's."""
     weight, sums = torch.randn(plan.labels, plan.hidden), torch.zeros(plan.labels)
-    index = torch.randperm(plan.labels)[: plan.active]
+    index = torch.randperm(plan.labels)[: plan.active].sort().values
     grad = torch.randn(plan.active, plan.hidden)
-    arrays = weight.numpy(), sums.numpy(), index.numpy(), grad.numpy()
+    gradient = torch.sparse_coo_tensor(index[None], grad, weight.shape, check_invariants=True).coalesce()
 
     def ours() -> None:
-        kernels.adagrad_rows(*arrays, 0.05, 1e-6, row_steps.ADAGRAD_EPS)
+        row_steps.row_adagrad(weight, gradient, sums, lr=0.05, start=1e-6)
 
     def torchs() -> None:
         sums[index] += grad.square().mean(1)
@@ -106,14 +106,15 @@ def retrievals(plan: Plan) -> tuple[Work, Work]:
     return lambda: tables.retrieve(query, rows, 2), counted
 
 
-def milliseconds(work: Work, repeats: int) -> list[float]:
-    """Times of some repeats, the first left out."""
-    times = []
+def milliseconds(works: Sequence[Work], repeats: int) -> list[list[float]]:
+    """Times of each, in turns, the first left out."""
+    times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats + 1):
-        started = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - started) * 1000)
-    return times[1:]
+        for work, mine in zip(works, times, strict=True):
+            started = time.perf_counter()
+            work()
+            mine.append((time.perf_counter() - started) * 1000)
+    return [mine[1:] for mine in times]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     pairs += [("Adagrad rows", *updates(plan)), ("distinct", *sets(plan)), ("hash hits", *retrievals(plan))]
     figures: list[Figure] = []
     for name, ours, torchs in pairs:
-        mine, theirs = milliseconds(ours, plan.repeats), milliseconds(torchs, plan.repeats)
+        mine, theirs = milliseconds((ours, torchs), plan.repeats)
         figures += [
             Figure(f"{name}: compiled", statistics.median(mine), "ms", samples=mine),
             Figure(f"{name}: torch", statistics.median(theirs), "ms", samples=theirs),

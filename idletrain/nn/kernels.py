@@ -14,25 +14,7 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-LANES = 16  # sums are added up in so many parts: without that no loop over them vectorises, and in others the bits
-# would be each machine's own.
 _compiled = numba.njit(cache=True, nogil=True)
-
-
-@_compiled
-def _dot(a_H: Floats, b_H: Floats, lanes: Floats) -> np.float32:
-    """The product of two vectors; `lanes` is scratch."""
-    whole = len(a_H) // LANES * LANES
-    lanes[:] = 0
-    for h in range(0, whole, LANES):
-        for lane in range(LANES):
-            lanes[lane] += a_H[h + lane] * b_H[h + lane]
-    total = np.float32(0)
-    for h in range(whole, len(a_H)):
-        total += a_H[h] * b_H[h]
-    for lane in range(LANES):
-        total += lanes[lane]
-    return total
 
 
 @_compiled
@@ -65,16 +47,22 @@ def distinct(ids: Ids, seen_R: NDArray[np.int32], unique: Ids, places: Ids) -> i
 
 @_compiled
 def adagrad_rows(
-    weight_RH: Floats, sums_R: Floats, index_A: Ids, grad_AH: Floats, lr: float, start: float, eps: float
+    weight_RH: Floats,
+    sums_R: Floats,
+    index_A: Ids,
+    grad_AH: Floats,
+    mean_A: Floats,
+    lr: float,
+    start: float,
+    eps: float,
 ) -> None:
-    """Row-wise Adagrad: one sum of mean squared gradients a row."""
-    H, lanes = weight_RH.shape[1], np.empty(LANES, np.float32)
+    """Row-wise Adagrad on A distinct rows, whose mean squared gradients are added to their sums."""
     for a in range(len(index_A)):
         row = index_A[a]
-        sums_R[row] += _dot(grad_AH[a], grad_AH[a], lanes) / np.float32(H)
-        step = np.float32(lr) / (np.sqrt(sums_R[row] + np.float32(start)) + np.float32(eps))
-        for h in range(H):
-            weight_RH[row, h] -= step * grad_AH[a, h]
+        sums_R[row] += mean_A[a]
+        rate = np.float32(lr) / (np.sqrt(sums_R[row] + np.float32(start)) + np.float32(eps))
+        for h in range(weight_RH.shape[1]):
+            weight_RH[row, h] -= rate * grad_AH[a, h]
 
 
 @_compiled

@@ -75,12 +75,13 @@ def row_adagrad(parameter: Tensor, gradient: Tensor, sums_R: Tensor, *, lr: floa
     else:
         index, grad = torch.arange(len(parameter), device=parameter.device), gradient
     flat, grad = parameter.view(len(parameter), -1), grad.reshape(len(index), -1)
+    grad = grad.float()
+    means = torch.linalg.vector_norm(grad, dim=1).square_() / grad.shape[1]
     if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
-        arrays = (t.detach().contiguous().numpy() for t in (flat, sums_R, index, grad))
+        arrays = (t.detach().contiguous().numpy() for t in (flat, sums_R, index, grad, means))
         kernels.adagrad_rows(*arrays, lr, start, ADAGRAD_EPS)
         return
-    grad = grad.float()
-    sums = sums_R[index] + grad.square().mean(1)
+    sums = sums_R[index] + means
     sums_R[index] = sums
     step = (lr / ((sums + start).sqrt() + ADAGRAD_EPS))[:, None] * grad
     moved = flat[index].float() - step

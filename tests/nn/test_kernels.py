@@ -49,17 +49,14 @@ def test_numbers_beyond_are_refused(odd: int) -> None:
         kernels.Distinct(100)(np.array([5, odd]))
 
 
-@pytest.mark.parametrize("size", [1, 16, 37, 128])
-def test_a_product_is_added_up_in_an_order_of_its_own_on_every_machine(size: int) -> None:
-    a, b = RANDOM.normal(size=(2, size)).astype(np.float32)
-    lanes = np.zeros(kernels.LANES, np.float32)
-    whole = size // kernels.LANES * kernels.LANES
-    for part in (a * b)[:whole].reshape(-1, kernels.LANES):
-        lanes += part
-    total = np.float32(0)
-    for product in [*(a * b)[whole:], *lanes]:
-        total += product
-    assert kernels._dot(a, b, np.empty(kernels.LANES, np.float32)) == total
+def test_rows_move_each_at_its_own_rate_and_others_stay() -> None:
+    weight, sums = torch.randn(20, 6), torch.rand(20)
+    index, grad, means = torch.tensor([7, 0, 19]), torch.randn(3, 6), torch.rand(3)
+    summed = sums.index_add(0, index, means)
+    rates = 0.1 / ((summed[index] + 0.01).sqrt() + 0.001)
+    expected = weight.index_add(0, index, -rates[:, None] * grad)
+    kernels.adagrad_rows(*(t.numpy() for t in (weight, sums, index, grad, means)), 0.1, 0.01, 0.001)
+    torch.testing.assert_close((weight, sums), (expected, summed))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5, 50])
