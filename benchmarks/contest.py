@@ -71,8 +71,7 @@ class Stage:
         self._port = free_port()
         self._settings = {**self.method.settings, **entry.settings}
         if self.method.ours:
-            tree = job_tree(case, entry, nodes, folder, snapshot_seconds)
-            self._settings = {"tree": tree, "foreseen": entry.foreseen}
+            self._settings = {"tree": job_tree(case, entry, nodes, folder, snapshot_seconds)}
         (folder / "snapshots").mkdir(exist_ok=True)
 
     def open(self) -> None:

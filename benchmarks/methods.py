@@ -98,7 +98,6 @@ class Entry:
         steps: Local steps of every node after which it ends.
         snapshot_every: Steps between two points of the curve; 0 for a timing alone.
         budget_seconds: When it is ended whatever it has done.
-        foreseen: Whether idletrain looks at the fleet first, so that its rounds hold what they were expected to take.
     """
 
     method: str
@@ -106,4 +105,3 @@ class Entry:
     steps: int
     snapshot_every: int = 0
     budget_seconds: float = 600.0
-    foreseen: bool = False

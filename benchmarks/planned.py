@@ -22,16 +22,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from distributed import Client
-
 from benchmarks.candidates import IST_INTERVALS, RATES, STEPS, WHOLE
 from benchmarks.contest import job_tree, run
+from benchmarks.forecast import look, tell
 from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.fabric import outlook
 from idletrain.fabric.forecast import Fleet
-from idletrain.fabric.survey import survey
 from idletrain.fleet import scheduler, settings
 from idletrain.job import LEFT_OPEN, parse_job
 
@@ -47,15 +45,8 @@ async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
     settings.apply()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         async with scheduler.started(Path(folder), host=host) as address:
-            _print({"kind": "serving", "address": address})
-            async with Client(address, asynchronous=True, set_as_default=False) as client:
-                await client.wait_for_workers(nodes)
-                _print({"kind": "fleet", "fleet": asdict(await survey(client, parse_job(tree)))})
-
-
-def _print(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+            tell({"kind": "serving", "address": address})
+            tell({"kind": "fleet", "fleet": asdict(await look(address, nodes, parse_job(tree)))})
 
 
 def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> Fleet:
@@ -94,7 +85,7 @@ def seconds_to(record: dict[str, Any]) -> float:
     before, below = 0.0, 0.0
     for _, seconds, _, accuracy in record["curve"]:
         if accuracy >= record["target"]:
-            return before + (seconds - before) * (record["target"] - below) / (accuracy - below)
+            return float(before + (seconds - before) * (record["target"] - below) / (accuracy - below))
         before, below = seconds, accuracy
     return math.inf
 
@@ -127,9 +118,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--nodes", type=int, default=8)
     command.add_argument("--link", default="100mbit")
     options = command.parse_args(argv)
-    case, nodes, link = CASES[options.case], options.nodes, options.link
+    case, nodes, link, slower = CASES[options.case], options.nodes, options.link, SLOWER
     if options.tiny:
-        case, nodes, link = replace(CASES["tiny"], target=0.3), 2, "none"
+        case, nodes, link, slower = replace(CASES["tiny"], target=0.3), 2, "none", math.inf
     mine, why = planned(case, nodes, link)
     by_hand = list(sweep(case, nodes, mine.settings["exchange"]))
     figures, records, budget = [], [], BUDGET_SECONDS
@@ -139,7 +130,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         words = f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
         best = max((accuracy for *_, accuracy in told["curve"]), default=0.0)
         seconds = min(seconds_to(told), budget)
-        budget = min(budget, SLOWER * seconds)
+        budget = min(budget, slower * seconds)
         figures.append(Figure(words, seconds, "s", samples=[best]))
         print(f"{words}: {seconds:.1f} s (best {best:.4f})", flush=True)
     best = min(figure.value for figure in figures[1:])

@@ -201,7 +201,7 @@ def _start(cast: Cast, bed: Bed, plan: Plan, job: dict[str, Any]) -> None:
         batch_size=plan.batch,
         seed=0,
         steps=0,
-        settings={"tree": job, "foreseen": False},
+        settings={"tree": job},
     )
     cast.start("head", [sys.executable, "-m", "benchmarks.peers.idletrain_head", json.dumps(asdict(spec))])
     serving = cast.output.wait("serving", 1, PATIENCE_SECONDS, cast.all_alive)[0]["address"]

@@ -201,9 +201,12 @@ def _check_fabric(written):
 
 
 def _check_forecast(written):
-    figures = {figure["what"].split(": ")[1]: figure["value"] for figure in written["figures"]}
-    assert min(figures["compute, measured"], figures["compute, expected"]) > 0
-    assert all(value >= 0 for value in figures.values())
+    figures = {figure["what"].split(": ")[1]: figure for figure in written["figures"]}
+    assert all(len(figure["samples"]) == 2 for figure in figures.values())  # one a look
+    assert all(value >= 0 for figure in figures.values() for value in figure["samples"])
+    assert min(*figures["compute, measured"]["samples"], *figures["compute, expected"]["samples"]) > 0
+    off, ratios = figures["off by"]["value"], figures["off by"]["samples"]
+    assert off == pytest.approx(abs(sum(ratios) / 2 - 1))
 
 
 def _check_planned(written):

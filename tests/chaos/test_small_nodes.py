@@ -62,7 +62,7 @@ def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
             batch_size=tree["training"]["batch_size"],
             seed=0,
             steps=0,
-            settings={"tree": tree, "foreseen": False},
+            settings={"tree": tree},
         )
         cast.start("head", [sys.executable, "-m", "benchmarks.peers.idletrain_head", json.dumps(asdict(spec))])
         address = cast.output.wait("serving", 1, PATIENCE_SECONDS, cast.all_alive)[0]["address"]
