@@ -36,7 +36,7 @@ KEPT_SECONDS = 24 * 3600.0
 ALONE = 3  # nodes whose links are tried one by one
 CALLS = 5
 OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
-STEP_SECONDS = 2.0  # many turns of a scheduler, each of which is longer than a step, where nodes share a machine
+STEP_SECONDS = 3.0  # of all ways to train together: what is left of ten
 TOGETHER = 18  # transfers of all at once, beside which the call takes little
 FIRST_BYTES, GROWTH = 64 * schedule.KB, 4  # of transfers, which grow until they last long enough to tell the rate
 PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
@@ -116,12 +116,11 @@ async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) 
 async def _step_seconds(team: Team, variants: list[Variant]) -> dict[str, float]:
     """Of a local step on the slowest node while all compute, for each way to train that fits."""
     found: dict[str, float] = {}
-    for variant in variants:
-        if not variant.fits:
-            continue
+    fitting = [variant for variant in variants if variant.fits]
+    for variant in fitting:
         try:
             await team.ask_everybody(tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS)
-            found[variant.key] = max(await team.ask_everybody(tasks.work_pace, STEP_SECONDS))
+            found[variant.key] = max(await team.ask_everybody(tasks.work_pace, STEP_SECONDS / len(fitting)))
         finally:
             await team.ask_all(tasks.close_work, [(node, ()) for node in range(len(team))])
     return found
