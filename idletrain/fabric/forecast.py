@@ -7,6 +7,7 @@ subnets than nodes, a worker pulls the next and pushes the last while one trains
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,6 +57,18 @@ class Fleet:
         """The same where so many times the nodes share a machine's cores and memory."""
         slower = {way: seconds * times for way, seconds in self.step_seconds.items()}
         return replace(self, memory_bytes=int(self.memory_bytes / times), step_seconds=slower)
+
+
+def slowest(paces: Iterable[tuple[str, float]]) -> float:
+    """Seconds of a step on the slowest processor, by what every node's steps took on which.
+
+    Nodes that share one end together, whatever each had of it while it was looked at: what one that is done leaves, the
+    others take.
+    """
+    shared: dict[str, list[float]] = {}
+    for processor, seconds in paces:
+        shared.setdefault(processor, []).append(seconds)
+    return max(statistics.harmonic_mean(each) for each in shared.values())
 
 
 def key_of(method: str, subnets: int) -> str:

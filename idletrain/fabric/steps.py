@@ -35,7 +35,11 @@ def one_thread() -> Iterator[None]:
 
 
 class Work:
-    """A subnet whose steps are timed, with its data open and its first step done."""
+    """A subnet whose steps are timed, with its data open and its first step done.
+
+    Attributes:
+        on_gpu: Where it is.
+    """
 
     def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int) -> None:
         self._steps = LocalSteps(program, subnet, flat, number, 0)
@@ -46,7 +50,7 @@ class Work:
 
             place = shards.Place(0, number)
             self._order = shards.open_output(program, self._steps.module, subnet, self._samples, flat, place)
-        self._on_gpu, self._next = flat.is_cuda, 0
+        self.on_gpu, self._next = flat.is_cuda, 0
         self.pace(1, 0.0)
 
     def pace(self, least: int, seconds: float) -> float:
@@ -55,7 +59,7 @@ class Work:
         while done < least or time.perf_counter() - started < seconds:
             self._steps.step(self._samples, self._order, self._next)
             done, self._next = done + 1, self._next + 1
-        if self._on_gpu:
+        if self.on_gpu:
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / done
 

@@ -20,7 +20,7 @@ import numpy as np
 from distributed import Client
 from distributed.utils import get_ip
 
-from idletrain.fabric import figures, outlook, schedule, tasks
+from idletrain.fabric import figures, forecast, outlook, schedule, tasks
 from idletrain.fabric.forecast import Fleet
 from idletrain.fabric.outlook import Variant
 from idletrain.fabric.post import Post
@@ -120,7 +120,8 @@ async def _step_seconds(team: Team, variants: list[Variant]) -> dict[str, float]
     for variant in fitting:
         try:
             await team.ask_everybody(tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS)
-            found[variant.key] = max(await team.ask_everybody(tasks.work_pace, STEP_SECONDS / len(fitting)))
+            paces = await team.ask_everybody(tasks.work_pace, STEP_SECONDS / len(fitting))
+            found[variant.key] = forecast.slowest(paces)
         finally:
             await team.ask_all(tasks.close_work, [(node, ()) for node in range(len(team))])
     return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -79,12 +80,13 @@ def open_work(content: bytes) -> None:
     steps.opened(get_worker(), content)
 
 
-def work_pace(seconds: float) -> float:
-    """Seconds of a step of what was opened: all nodes at once show what they leave each other of what they share."""
+def work_pace(seconds: float) -> tuple[str, float]:
+    """What computes, which other nodes may share, and the seconds of a step of what was opened."""
     from idletrain.fabric import steps
 
-    work: steps.Work = get_worker().extensions[steps.KEY]
-    return work.pace(1, seconds)
+    worker = get_worker()
+    work: steps.Work = worker.extensions[steps.KEY]
+    return worker.address if work.on_gpu else platform.node(), work.pace(1, seconds)
 
 
 def close_work() -> None:

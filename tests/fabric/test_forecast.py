@@ -70,6 +70,13 @@ def test_nodes_with_slow_links_move_all_at_once() -> None:
     assert slow.pull + slow.push == pytest.approx(0.8 + 0.8 + 0.01)
 
 
+def test_nodes_that_share_a_processor_end_together_and_others_wait_for_the_slowest() -> None:
+    assert forecast.slowest([("mine", 0.1), ("yours", 0.3)]) == 0.3
+    # Of 1,000 steps each, the one is done after 100 s and the other has 667 left: 50 s at 13.3 a second.
+    assert forecast.slowest([("ours", 0.1), ("ours", 0.3)]) == pytest.approx(0.15)
+    assert forecast.slowest([("ours", 0.1), ("ours", 0.3), ("theirs", 0.2)]) == 0.2
+
+
 def test_nodes_that_share_a_machine_make_each_other_slow() -> None:
     looked = replace(FLEET, step_seconds={forecast.key_of("ist", 8): 0.02})
     crowded = looked.crowded(2.0)
