@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -47,7 +48,8 @@ from idletrain.observe.records import Event
 OFF, LOOK_SECONDS = 0.15, 10.0
 LOOKS = 3
 STEADY = 0.05  # of the CPU time: what a host may take more or less of in a look than in the rounds behind
-WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each look; the first loads the program
+WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each look, at least; the first loads the program
+WARM_UP_SECONDS, SECONDS = 3.0, 4.0  # that short ones take together
 TRIES = 4  # for each that counts
 LOOKING_SECONDS = 180.0  # beyond which no other look is taken
 TICK_SECONDS = 0.1
@@ -126,6 +128,11 @@ async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Li
     seconds = time.monotonic() - started
     _, choice = await asyncio.to_thread(outlook.chosen, job, fleet)
     expectation = Expectation(choice.expected.as_record(), choice.why)
+    warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
+    enough = warm_up + max(ROUNDS, math.ceil(SECONDS / choice.expected.round))
+    training = job.training.model_copy(update={"rounds": enough})
+    job = job.model_copy(update={"training": training})
+    prepared = replace(prepared, program=replace(prepared.program, training=training))
     rounds: list[Event] = []
     ticks: list[Ticks] = []
 
@@ -136,15 +143,15 @@ async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Li
 
     job.run_dir.mkdir(parents=True)
     await launch(job, prepared, Options(cluster=(address, Security()), sinks=(note,), expectation=expectation))
-    in_rounds = ticks[WARM_UP_ROUNDS - 1].share_until(ticks[-1])
-    return {"kind": "look", "seconds": seconds, "rounds": rounds[WARM_UP_ROUNDS:], "stolen": (in_look, in_rounds)}
+    in_rounds = ticks[warm_up - 1].share_until(ticks[-1])
+    return {"kind": "look", "seconds": seconds, "rounds": rounds[warm_up:], "stolen": (in_look, in_rounds)}
 
 
 def looks_of(case: str, method: str, local_steps: int, nodes: int, link: str, looks: int) -> list[Line]:
     """The rounds behind each look, as many as it takes until so many looks count."""
     rates = RATES.get(case, {"lr": 0.05})
     told = {**rates, **WHOLE.get(case, {}), "state": "reset", "local_steps": local_steps}
-    entry = Entry(method=method, settings=told, steps=(WARM_UP_ROUNDS + ROUNDS) * local_steps)
+    entry = Entry(method=method, settings=told, steps=ROUNDS * local_steps)
     with run_folder() as folder, machines(nodes, link) as bed, Cast(bed, folder) as cast:
         tree = job_tree(CASES[case], entry, nodes, folder, 3600.0)
         told_head = "head", bed.address("head"), str(nodes), json.dumps(tree), str(looks)
