@@ -157,7 +157,7 @@ def looks_of(case: str, method: str, local_steps: int, nodes: int, link: str, lo
         told_head = "head", bed.address("head"), str(nodes), json.dumps(tree), str(looks)
         cast.start("head", [sys.executable, "-m", "benchmarks.forecast", *told_head])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
-        for name in list(bed.names)[1:]:
+        for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
         cast.output.wait("ended", 1, CASE_SECONDS, cast.all_alive)
     return cast.output.of("look")
