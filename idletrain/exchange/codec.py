@@ -26,6 +26,8 @@ HEAD_BYTES = 4  # of a chunk: scale and norm
 ROW_BYTES = 128  # a chunk's four bits a value
 K = 2 * ROW_BYTES
 LAYERS = {"int8": 2, "int4": 1}
+KINDS = ("bf16", *LAYERS)
+SMALL = 4096  # values; smaller tensors are sent as they are: of a network of 10 M parameters a thousandth
 Got = NDArray[np.bool_]
 Rows = NDArray[np.uint8]
 
@@ -39,12 +41,19 @@ class Codec:
         spans: `[start, stop)` of what is coded, ascending; chunks do not reach from one into the next.
         size: Values in the buffer.
         ranked: Whether the chunks with the largest norm go first; else they go as they lie.
+
+    Raises:
+        ValueError: there is no such kind.
     """
 
     kind: str
     spans: tuple[tuple[int, int], ...]
     size: int
     ranked: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.kind!r} is not one of {', '.join(KINDS)}")
 
     @property
     def coded(self) -> int:
@@ -250,7 +259,7 @@ class Codec:
 
 def warm() -> None:
     """Load what coding takes, Numba's compiled loops."""
-    for kind in ("bf16", *LAYERS):
+    for kind in KINDS:
         codec = Codec(kind, ((0, K),), K)
         for base in (None, torch.zeros(K)):
             codec.decode(codec.encode(torch.zeros(K), base), base)

@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from idletrain.exchange.codec import Codec, Got, K, spans_of
-from idletrain.exchange.datagram.endpoint import Endpoint, Keys, Received
+from idletrain.exchange.codec import KINDS, SMALL, Codec, Got, K, spans_of
+from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, Keys, Received
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
 logger = logging.getLogger(__name__)
-SMALL = 4096  # values; smaller tensors are sent as they are
 PATIENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
 OPEN_SECONDS = 10.0
 Hook = Callable[["Exchange", GradBucket], torch.futures.Future[Tensor]]
@@ -61,7 +60,7 @@ class Transport(Protocol):
 
 def ddp_hook(
     push: Literal["bf16", "int8", "int4"] = "int8",
-    pull: Literal["bf16", "int8"] = "bf16",
+    pull: Literal["bf16", "int8", "int4"] = "bf16",
     *,
     loss: float = 0.0,
     norm_loss: float = 0.02,
@@ -70,6 +69,8 @@ def ddp_hook(
     seed: int = 0,
 ) -> tuple[Exchange, Hook]:
     """State and hook for `model.register_comm_hook(*ddp_hook(...))`, in every process after `init_process_group`.
+
+    The model is replicated over all of the default group.
 
     Args:
         push: How gradients travel to their owners; whole numbers are rounded up or down by chance.
@@ -82,8 +83,13 @@ def ddp_hook(
         seed: Of the chances.
 
     Raises:
-        ValueError: a bound outside 0 to 0.3, or a loss where there is nothing to lose.
+        ValueError: an unknown code or transport, a bound outside 0 to 0.3, a loss where there is nothing to lose.
     """
+    for name, kind, known in (("push", push, KINDS), ("pull", pull, KINDS), ("transport", transport, ("tcp", "udp"))):
+        if kind not in known:
+            raise ValueError(f"{name}: {kind!r} is not one of {', '.join(known)}")
+    if seed < 0:
+        raise ValueError(f"seed: {seed} is negative")
     for name, bound in (("loss", loss), ("norm_loss", norm_loss)):
         if not 0 <= bound <= 0.3:
             raise ValueError(f"{name}: {bound} is not within 0 and 0.3")
@@ -255,17 +261,23 @@ class Datagrams:
     def __init__(self, host: str, norm_loss: float) -> None:
         self._rank, self._world, self._norm_loss = dist.get_rank(), dist.get_world_size(), norm_loss
         self._group = dist.new_group(backend="gloo")
-        self._endpoint = Endpoint(host)
         self._transfer = 0
+        try:
+            self._endpoint: Endpoint | None = Endpoint(host, PATH_SOCKETS)
+        except OSError as error:  # the others have to hear of it
+            logger.warning("no datagrams from %s: %s", host, error)
+            self._endpoint = None
         passed = torch.tensor(int(self._opened()))
         dist.all_reduce(passed, dist.ReduceOp.MIN, group=self._group)
         self.open = bool(passed)
 
     def _opened(self) -> bool:
         """Whether they pass between this process and those behind it."""
-        addresses = _told_all(self._endpoint.address, self._group)
+        addresses = _told_all(self._endpoint.address if self._endpoint else ("-", 0), self._group)
         secret = torch.tensor(list(os.urandom(32)), dtype=torch.uint8)
         dist.broadcast(secret, 0, group=self._group)
+        if self._endpoint is None or not all(port for _, port in addresses):
+            return False
         keys = bytes(secret.tolist())
         for k in range(self._rank):
             self._endpoint.open(_keys(keys, k, self._rank).turned()).result(OPEN_SECONDS)
@@ -295,16 +307,19 @@ class Datagrams:
     def close(self) -> None:
         """See `Transport`."""
         dist.barrier(group=self._group)  # somebody may still ask whether the last of this one's has come
-        self._endpoint.close()
+        if self._endpoint:
+            self._endpoint.close()
         dist.destroy_process_group(self._group)
 
     def _send(self, k: int, content: Tensor) -> Future[Got]:
+        assert self._endpoint
         view = content.numpy().data
         return self._endpoint.send(
             self._session(k), self._transfer, view, prompt=len(view) // 2, patience=PATIENCE_SECONDS
         )
 
     def _receive(self, k: int, codec: Codec, loss: float) -> Future[Received]:
+        assert self._endpoint
         pieces = -(-codec.nbytes // PAYLOAD)
         gains: list[NDArray[np.float64]] = []
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from idletrain.exchange.codec import Codec, spans_of
+from idletrain.exchange.codec import SMALL, Codec, spans_of
 from idletrain.exchange.wire import LeaseId
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import key
@@ -15,7 +15,6 @@ from idletrain.nn.subnets import Subnet
 
 Way = Literal["pull", "push"]
 WAYS: tuple[Way, ...] = ("pull", "push")
-SMALL = 4096  # values; of a network of 10 M parameters, tensors below are a thousandth
 
 
 def codec(program: Program, subnet: Subnet, way: Way) -> Codec | None:

@@ -211,8 +211,16 @@ def _open_where_nothing_passes(rank: int) -> list[str]:
     return [name]
 
 
-def test_where_datagrams_do_not_pass_all_processes_take_gloo_s_connections() -> None:
-    assert together(_open_where_nothing_passes) == [["Streams"]] * WORLD
+def _open_where_one_has_no_socket(rank: int) -> list[str]:
+    exchange, _ = ddp_hook("int8", "bf16", transport="udp", host="127.0.0.1" if rank != 1 else "192.0.2.1")
+    name = type(exchange.transport).__name__
+    exchange.close()
+    return [name]
+
+
+@pytest.mark.parametrize("opened", [_open_where_nothing_passes, _open_where_one_has_no_socket])
+def test_where_datagrams_do_not_pass_all_processes_take_gloo_s_connections(opened: Callable[[int], list[str]]) -> None:
+    assert together(opened) == [["Streams"]] * WORLD
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
@@ -246,9 +254,13 @@ def _train_with(rank: int, steps: int, words: dict[str, Any]) -> dict[str, Any]:
         ({"loss": 0.1}, "needs transport='udp'"),
         ({"norm_loss": 0.5}, "norm_loss: 0.5 is not within 0 and 0.3"),
         ({"loss": 0.1, "transport": "udp", "push": "bf16"}, "needs transport='udp'"),
+        ({"push": "fp32"}, "push: 'fp32' is not one of bf16, int8, int4"),
+        ({"pull": "int3"}, "pull: 'int3' is not one of bf16, int8, int4"),
+        ({"transport": "quic"}, "transport: 'quic' is not one of tcp, udp"),
+        ({"seed": -1}, "seed: -1 is negative"),
     ],
 )
-def test_a_bound_that_makes_no_sense_is_refused(words: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused(words: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ddp_hook(**words)
 
