@@ -35,9 +35,14 @@ GREET_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005  # for which another thread may keep the interpreter: by default 5 ms, twice a shallow buffer
 TURN_SECONDS = 0.0005  # between two looks at what may be granted: each costs as much as several datagrams
 NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the latest
+MOST_NUMBER = (1 << 32) - 1  # of what is not data in a session
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
 PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
 PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: what counts first, and the rest
+CLASS_OF = {
+    socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TOS),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
+}
 BITS = 8 * PAYLOAD  # pieces of which a datagram says whether they are there
 Address = tuple[str, int]
 
@@ -164,15 +169,17 @@ class Endpoint:
         sockets: How many, each a path of its own.
 
     Attributes:
-        counts: What happened, by name: `sent`, `again`, `received`, `duplicate`, `dropped`.
+        counts: What happened, by name: `sent`, `again`, `received`, `duplicate`, `dropped`, `unsent`, `too large`.
         link: What is known of this side's link, as a receiver.
     """
 
     def __init__(self, host: str, sockets: int = 1) -> None:
-        _Switching.quicken()
         self.counts: Counter[str] = Counter()
         self.link = Link()
-        self._sockets = [_bound(host) for _ in range(sockets)]
+        with contextlib.ExitStack() as failed:
+            self._sockets = [failed.enter_context(_bound(host)) for _ in range(sockets)]
+            failed.pop_all()
+        _Switching.quicken()
         self._sessions: dict[int, _Session] = {}
         self._asked: deque[Callable[[], None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -302,6 +309,7 @@ class Endpoint:
         self._ask(lambda: None)
         self._thread.join()
         _Switching.slacken()
+        logger.info("datagrams: %s", dict(self.counts))
 
     def so_far(self, session: int, transfer: int) -> Future[Received | None]:
         """What has come of a transfer that is under way; its bytes are those that still come."""
@@ -326,9 +334,13 @@ class Endpoint:
             self._answer_asked()
 
     def _answer_asked(self) -> None:
-        while self._asked:
+        while True:
+            try:
+                what = self._asked.popleft()
+            except IndexError:  # once it is over, more than one thread answers
+                return
             self._due_at = 0.0
-            self._asked.popleft()()
+            what()
 
     def _run(self) -> None:
         try:
@@ -367,7 +379,7 @@ class Endpoint:
         wakes = [state.wake_at() for state in sending]
         coming = self._coming()
         wakes += [state.answer_at for state in coming]
-        if any(state.wants > 0 for state in coming):  # room grows with time
+        if any(state.wants > 0 and state.is_there(now) for state in coming):  # room grows with time
             wakes.append(now + TURN_SECONDS)
         wakes += [session.greeted_at + GREET_SECONDS for session in self._sessions.values() if session.hello]
         return min((now + IDLE_SECONDS, *wakes))
@@ -507,7 +519,7 @@ class Endpoint:
         now = time.monotonic()
         if any(session.coming for session in self._sessions.values()):
             share(self.link, self._coming(), now)
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             for transfer, coming in list(session.coming.items()):
                 if (asked := coming.state.answer(now)) is not None:
                     self._answer(session, transfer, coming, asked, now)
@@ -560,6 +572,9 @@ class Endpoint:
         body: bytes = b"",
         path: tuple[socket.socket, Address] | None = None,
     ) -> None:
+        if session.control == MOST_NUMBER:  # a nonce serves once
+            self._end(session.number)
+            return
         session.control += 1
         packet = Packet(kind, session.number, transfer, session.control, number, body)
         path = path or (session.paths[session.control % len(session.paths)] if session.paths else None)
@@ -569,11 +584,8 @@ class Endpoint:
         if path is None:
             return
         one, address = path
-        options = (
-            [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", service))] if one.family == socket.AF_INET else []
-        )
         try:
-            one.sendmsg([datagram], options, 0, address)
+            one.sendmsg([datagram], [(*CLASS_OF[one.family], struct.pack("i", service))], 0, address)
         except OSError as error:  # a full queue loses it as the network would
             self.counts["unsent"] += 1
             if error.errno == errno.EMSGSIZE:
@@ -583,7 +595,11 @@ class Endpoint:
 def _bound(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     one = socket.socket(family, socket.SOCK_DGRAM)
-    one.bind((host, 0))
+    try:
+        one.bind((host, 0))
+    except OSError:
+        one.close()
+        raise
     one.setblocking(False)
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         one.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)

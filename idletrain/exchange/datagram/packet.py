@@ -33,11 +33,11 @@ class Kind(enum.IntEnum):
     DATA = 1
     """Number `number` of a transfer's pieces."""
     PROBE = 2
-    """All that may be sent is sent, up to the sequence in `number`: what is missing?"""
+    """All that may be sent is sent, up to the sequence in `number`: what is missing? Its body is the probe's number."""
     GRANT = 3
     """Data up to sequence `number` may be sent."""
     MISSING = 4
-    """An answer to a probe: a bit a piece, 1 if it is there, from piece number `number` on."""
+    """An answer: the probe's number, then a bit a piece, 1 if it is there, from piece number `number` on."""
     STOP = 5
     """Enough is there: a bit a piece from piece number `number` on, or nothing if all are."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from idletrain.exchange.datagram.endpoint import BITS, BULK, PROMPT, Endpoint, Keys, SilentError
+from idletrain.exchange.datagram.endpoint import BITS, BULK, MOST_NUMBER, PROMPT, Endpoint, Keys, SilentError
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
 IP_RECVTOS = 13  # linux/in.h
@@ -303,6 +304,52 @@ def test_who_hears_nothing_gives_up() -> None:
             client.send(7, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
         with pytest.raises(SilentError, match="closed"):
             client.send(8, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
+
+
+def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    give = Endpoint._give
+    monkeypatch.setattr(Endpoint, "_give", lambda self: (looks.append(time.monotonic()), give(self))[1])
+    with pair() as (server, client, _):
+        content = content_of(300_000)
+        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        time.sleep(1.0)
+        assert 0 < len(looks) < 100  # twice a millisecond it would be 2,000
+        client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
+        assert bytes(coming.result(WAIT).content) == content
+
+
+def test_a_session_ends_before_it_would_use_a_nonce_again() -> None:
+    with pair() as (server, client, _):
+        content = content_of(300_000)
+        server._sessions[7].control = MOST_NUMBER - 3  # of which the first grants are some
+        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        going = client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
+        with pytest.raises(SilentError, match="the session is closed"):
+            coming.result(WAIT)
+        with pytest.raises(SilentError, match="no answer"):
+            going.result(WAIT)
+
+
+def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
+    before = sys.getswitchinterval()
+    with pytest.raises(OSError, match="assign"):
+        Endpoint("192.0.2.1", 2)
+    assert sys.getswitchinterval() == before
+
+
+def test_over_ipv6_the_class_travels_too() -> None:
+    server, client = Endpoint("::1"), Endpoint("::1")
+    try:
+        keys = Keys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        server.open(keys.turned()).result(WAIT)
+        client.open(keys, server.address).result(WAIT)
+        content = content_of(50_000)
+        assert across(client, server, content) == content
+        assert not client.counts["unsent"] + server.counts["unsent"]
+    finally:
+        client.close()
+        server.close()
 
 
 def test_a_session_that_no_datagram_comes_through_does_not_open() -> None:
