@@ -1,4 +1,4 @@
-"""A worker's side of the exchange. Another transport (bounded loss, UDP) is another class with these methods."""
+"""A worker's side of the exchange."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ class StoreClient:
         if session:
             await session.close()
 
-    async def push(self, header: PushHeader, payload: Tensor | None, prompt: int = 0) -> Receipt:
+    async def push(
+        self, header: PushHeader, payload: Tensor | None, prompt: int = 0, *, urgent: bool = False
+    ) -> Receipt:
         """Send an update or a mark; sent again, with the same header, when the connection breaks.
 
         What is large goes in parts, from its beginning on: of an update as whole numbers, what was there when its
@@ -120,6 +122,7 @@ class StoreClient:
             header: What it is.
             payload: It, or None if it was sent in parts.
             prompt: How many of its bytes, from the first on, count most.
+            urgent: Whether it goes before all that wait for their turn: its worker will be gone.
 
         Raises:
             ConnectionError: the store cannot be reached.
@@ -130,7 +133,7 @@ class StoreClient:
             if receipt:
                 return receipt
         if len(content) > TURN_BYTES:
-            await self._sent(lambda: self._rpc.turn(holder=holder_of(header.lease)))
+            await self._sent(lambda: self._rpc.turn(holder=holder_of(header.lease), urgent=urgent))
         if len(content) > PART_BYTES:
             reply = await self._in_parts(header, content)
             if reply is not Reply.ACCEPTED and reply not in MAY_LACK:

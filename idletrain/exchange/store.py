@@ -120,15 +120,15 @@ class Store:
 
     async def close(self) -> None:
         """Stop to serve."""
-        await self._ways.close()
         await self._server.close()
+        await self._ways.close()
 
     def _program(self) -> Any:
         return {"program": self._head.program()}
 
-    async def _turn(self, holder: str) -> Any:
+    async def _turn(self, holder: str, urgent: bool = False) -> Any:
         """A push may begin; its turn is over when its last byte is here."""
-        await self._pushes.take(holder)
+        await self._pushes.take(holder, urgent=urgent)
         return {}
 
     def _turned(self, holder: str, size: int) -> Any:

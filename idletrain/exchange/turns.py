@@ -46,14 +46,17 @@ class Turns:
     _before: float = 0.0  # bytes a second with one fewer
     _again_at: float = 0.0
 
-    async def take(self, holder: str, patience: float = SILENT_SECONDS) -> None:
-        """Wait for a turn, behind those that came before; without a byte in `patience` seconds it is lost again."""
+    async def take(self, holder: str, patience: float = SILENT_SECONDS, *, urgent: bool = False) -> None:
+        """Wait for a turn, behind those that came before, or before all if it is urgent; without a byte in `patience`
+        seconds it is lost again.
+        """
         if holder in self._holders:  # asked again, as the answer did not come
             return
         mine = next((told for waiting, _, told in self._waiting if waiting == holder), None)
         if mine is None:
             mine = asyncio.get_running_loop().create_future()
-            self._waiting.append((holder, patience, mine))
+            place = 0 if urgent else len(self._waiting)
+            self._waiting.insert(place, (holder, patience, mine))
         try:
             self._give_out()
             while not mine.done():

@@ -390,7 +390,8 @@ class Attempt:
             payload = self._coded(loaded, subnet, payload)
         self.account["push_bytes"] = payload.nbytes
         prompt = codec.first_row + ROW_BYTES * codec.chunks if codec else payload.nbytes
-        receipt = self._call(self._send(payload, self.account["train_seconds"], update=update, prompt=prompt))
+        seconds = self.account["train_seconds"]
+        receipt = self._call(self._send(payload, seconds, update=update, prompt=prompt, urgent=not whole))
         if codec and receipt.missing:
             self._owe(codec, payload, receipt.missing)
         return receipt.reply
@@ -410,10 +411,12 @@ class Attempt:
         begun = coding.received(loaded.program, subnet, self._begun)
         return coding.update(loaded.program, subnet, flat, begun, self._spec.lease)
 
-    def _send(self, payload: Tensor, seconds: float, *, update: bool, prompt: int = 0) -> Coroutine[Any, Any, Receipt]:
+    def _send(
+        self, payload: Tensor, seconds: float, *, update: bool, prompt: int = 0, urgent: bool = False
+    ) -> Coroutine[Any, Any, Receipt]:
         digest = checksum([payload.numpy().data.cast("B")])
         header = PushHeader(self._spec.lease, self.steps, seconds, digest, update)
-        return self._run.client.push(header, payload, prompt)
+        return self._run.client.push(header, payload, prompt, urgent=urgent)
 
     async def _beat(self) -> None:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""

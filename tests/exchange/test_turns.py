@@ -49,6 +49,24 @@ def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
     run(test)
 
 
+def test_what_is_urgent_goes_before_all_that_wait() -> None:
+    async def test(turns: Turns, _clock: Clock) -> None:
+        for name in "ab":
+            await turns.take(name)
+        waiting = asyncio.create_task(turns.take("c"))
+        await settle()
+        urgent = asyncio.create_task(turns.take("d", urgent=True))
+        await settle()
+        turns.give("a")
+        await settle()
+        assert urgent.done()
+        assert not waiting.done()
+        turns.give("b")
+        await asyncio.gather(waiting, urgent)
+
+    run(test)
+
+
 def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
     async def test(turns: Turns, clock: Clock) -> None:
         for name in "ab":
