@@ -119,12 +119,17 @@ class Inbox:
         codec = coding.codec(self._program, begun.subnet, "push")
         assert codec
         content = bytearray().join(self._parts.payload(attempt, (steps, True)))
-        seconds = self._parts.train_seconds(attempt, (steps, True))
         got = codec.rows_before(len(content))
         found = self._scattered.get((attempt, steps))
         if found and found.got.sum() > got.sum():
             return found
+        seconds = self.train_seconds(attempt, steps)
         return Arrival(memoryview(content.ljust(codec.nbytes, b"\0")), got, seconds)
+
+    def train_seconds(self, attempt: int, steps: int) -> float:
+        """Time in the steps of an update that has begun to come."""
+        found = self._scattered.get((attempt, steps))
+        return found.train_seconds if found else self._parts.train_seconds(attempt, (steps, True))
 
     def salvaged(self, came: Arrival, begun: Begun) -> Payload:
         """What has come of an update whose worker is gone, as values; what has not is no change."""

@@ -313,8 +313,7 @@ class Runner:
         """Time of the lost lease's steps that are safe at home."""
         if lost.covered:
             assert self._state
-            steps = self._state.subnets[lost.subnet].steps
-            return self._inbox.came(lost.attempt, steps, self._begun(lost.subnet)).train_seconds
+            return self._inbox.train_seconds(lost.attempt, self._state.subnets[lost.subnet].steps)
         return self._marks.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
 
     def _mark(self, k: int) -> Taken:
@@ -496,7 +495,7 @@ class Runner:
             return reply
         subnet = self._journal.subnets[lease.subnet]
         if not self._inbox.hold(header, start, frames, subnet):
-            return Reply.WRONG_SHAPE
+            return self._refused(lease, Reply.WRONG_SHAPE)
         reply = self._came(header)
         enough = header.update and self._inbox.is_enough(lease.attempt, header.steps, subnet)
         return Reply.ENOUGH if enough and reply is Reply.ACCEPTED else reply
@@ -506,7 +505,8 @@ class Runner:
         reply = state.standing(self._state, header.lease) if self._state else Reply.STALE_ROUND
         if reply is not Reply.ACCEPTED:
             return reply
-        return self._inbox.bound(header, size, self._journal.subnets[header.lease.subnet])
+        bound = self._inbox.bound(header, size, self._journal.subnets[header.lease.subnet])
+        return self._refused(header.lease, bound) if isinstance(bound, Reply) else bound
 
     def came(self, header: PushHeader, content: memoryview, pieces: Got, piece: int) -> bool:
         """See `Head`."""
@@ -560,11 +560,15 @@ class Runner:
         event = events.Pushed(now=now, lease=lease, steps=header.steps, update=header.update, fault=fault)
         reply = self._handle(event, taken)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
-            names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
-            self._record("refused", **names, reply=reply.value, where=taken.where)
+            self._refused(lease, reply, taken.where)
         elif lease.subnet in self._staging:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
         return Receipt(reply, self._owed.missing(lease))
+
+    def _refused(self, lease: LeaseId, reply: Reply, where: str = "") -> Reply:
+        names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
+        self._record("refused", **names, reply=reply.value, where=where)
+        return reply
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""
