@@ -39,7 +39,7 @@ from idletrain.nn.subnets import Subnet
 from idletrain.rounds import coding
 
 PLAIN = ("fp32", "fp32")
-CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"))  # pull, push
+CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
 BROKEN, CAME = 0.5, 0.2
 FATES = ("whole", "dropped", "salvaged")
 

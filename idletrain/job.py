@@ -32,6 +32,8 @@ FIXED = (
     "training.batch_size",
     "training.loss",
     "training.optimizer",
+    "training.exchange.pull",
+    "training.exchange.push",
     "training.seed",
     "preemption.policy",
 )
@@ -144,7 +146,7 @@ class OptimizerSettings(_Settings):
 class ExchangeSettings(_Settings):
     """How parameters travel: what is coded has fewer bytes and is rounded; biases, norms, optimizer state never are."""
 
-    pull: Literal["fp32", "bf16", "int8"] = "fp32"
+    pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """To the workers, as values."""
     push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """From the workers, as changes; whole numbers are rounded up or down by chance, so that their mean stays."""

@@ -102,8 +102,8 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             "training.exchange.push: 'int3' should be 'fp32', 'bf16', 'int8' or 'int4'",
         ),
         (
-            tree(training={"exchange": {"pull": "int4"}}),
-            "training.exchange.pull: 'int4' should be 'fp32', 'bf16' or 'int8'",
+            tree(training={"exchange": {"pull": "int2"}}),
+            "training.exchange.pull: 'int2' should be 'fp32', 'bf16', 'int8' or 'int4'",
         ),
         (
             tree(training={"exchange": {"loss": 0.4}}),

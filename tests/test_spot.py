@@ -138,6 +138,10 @@ def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_ar
     for changed, fault in (
         (began, r"training\.rounds: run night is complete after 5 rounds; ask for more to go on"),
         (job(training={"rounds": 6, "seed": 1}), r"training\.seed: 1 is not what the run began with, 0"),
+        (
+            job(training={"rounds": 6, "exchange": {"push": "int8"}}),
+            r"training\.exchange\.push: int8 is not what the run began with, fp32",
+        ),
     ):
         plan = spot.make_plan(changed, account, cache)
         with pytest.raises(JobError, match=fault):
