@@ -215,10 +215,9 @@ def figures_of(case: Case, found: dict[str, list[float]]) -> list[Figure]:
             at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.0),
         ]
     elif case.loss in (None, "0%"):
-        tcp = typical["CUBIC"] if case.loss is None else better
-        told.append(at_most(f"{case.name}: datagrams / TCP", typical["datagrams"] / tcp, "", 1.05))
-    elif case.loss == "1%":
-        limit = 1.15 if case.one_way == "1ms" else 1.3
+        told.append(at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.05))
+    limit = 1.3 if case.one_way == "10ms" else 1.15 if (case.one_way, case.loss) == ("1ms", "1%") else None
+    if limit:
         told.append(at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", limit))
     return told
 
