@@ -143,9 +143,12 @@ def plan(
     from idletrain.observe.preview import preview
 
     said = _job(job, nodes)
+    if memory:
+        said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": memory})})
     prepared = _prepare(said)  # whatever is wrong with the job comes before what takes seconds
-    settings, _ = cli_fabric.decided(said, scheduler, typer.echo, always=True)
-    Console().print(preview(settings, prepared if settings == said else _prepare(settings), memory))
+    settings, choice = cli_fabric.decided(said, scheduler, typer.echo, always=True)
+    prepared = prepared if settings == said else _prepare(settings)
+    Console().print(preview(settings, prepared, foreseen=choice is not None))
 
 
 @app.command()

@@ -66,6 +66,8 @@ def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     assert "neuron groups" in result.stdout
     assert "25.0%" in result.stdout
+    assert " s a round on this fleet: " in result.stdout
+    assert "this machine's pace" not in result.stdout  # one forecast, of the fleet
 
 
 @pytest.mark.parametrize(

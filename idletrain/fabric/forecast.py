@@ -54,9 +54,8 @@ class Fleet:
     step_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def crowded(self, times: float) -> Fleet:
-        """The same where so many times the nodes share a machine's cores and memory."""
-        slower = {way: seconds * times for way, seconds in self.step_seconds.items()}
-        return replace(self, memory_bytes=int(self.memory_bytes / times), step_seconds=slower)
+        """The same where so many times the nodes share a machine's cores."""
+        return replace(self, step_seconds={way: seconds * times for way, seconds in self.step_seconds.items()})
 
 
 def slowest(paces: Iterable[tuple[str, float]]) -> float:

@@ -24,20 +24,20 @@ GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary nod
 
 
 @one_thread()
-def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> RenderableType:
+def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> RenderableType:
     """Groups, widths per worker, bytes per round, memory per worker and expected time per round.
 
     Args:
-        job: The job.
+        job: The job; a worker has the RAM that it says, or its share of this machine's.
         prepared: Its program.
-        memory_bytes: RAM of each worker; the job's, or this machine's shared out, if None.
+        foreseen: Whether the time of a round on the fleet has been told; else it is guessed.
 
     Raises:
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
     shared = (available_bytes() - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
-    memory = max(0, (memory_bytes or job.nodes.memory or shared) - WORKER_BYTES)
+    memory = max(0, (job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     foresight = Foresight(program)
     need, how = foresight.need_bytes, program.out_of_core
@@ -63,9 +63,10 @@ def preview(job: Job, prepared: Prepared, memory_bytes: int | None) -> Renderabl
     lines = [
         f"{job.name}: {whole:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
         f"each round moves {size(down)} down and {size(up)} up and covers {covered:.0%} of the neurons",
-        f"expected {compute + exchange:.2f} s a round: {compute:.2f} s compute at this machine's pace, a core each;",
-        f"{exchange:.2f} s exchange at 1 Gbit/s",
     ]
+    if not foreseen:
+        paced = f"{compute:.2f} s compute at this machine's pace, a core each"
+        lines.append(f"expected {compute + exchange:.2f} s a round: {paced}; {exchange:.2f} s exchange at 1 Gbit/s")
     if planned:
         most = max(
             2 * 4 * len(program.slots) * subnets[k].parameters

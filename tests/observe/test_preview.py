@@ -24,9 +24,13 @@ def prepared() -> Prepared:
     return from_settings(DIGITS.model, DIGITS.data, DIGITS.training)
 
 
+def with_memory(job: Job, memory_bytes: int | None) -> Job:
+    return job.model_copy(update={"nodes": job.nodes.model_copy(update={"memory": memory_bytes})})
+
+
 def shown(prepared: Prepared, memory_bytes: int | None, job: Job = DIGITS) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(preview(job, prepared, memory_bytes))
+    Console(file=out, width=160).print(preview(with_memory(job, memory_bytes), prepared))
     return out.getvalue()
 
 
@@ -47,7 +51,7 @@ def test_groups_are_listed_with_the_tensors_that_they_cut(prepared: Prepared) ->
 
 def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:
     with pytest.raises(RunError, match="narrowest subnet needs"):
-        preview(DIGITS, prepared, 1 << 20)
+        preview(with_memory(DIGITS, 1 << 20), prepared)
 
 
 def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
@@ -59,9 +63,7 @@ def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
         }
     )
     prepared = from_settings(job.model, job.data, job.training, job.memory)
-    out = io.StringIO()
-    Console(file=out, width=160).print(preview(job, prepared, 1 << 30))
-    text = out.getvalue()
+    text = shown(prepared, 1 << 30, job)
     assert text.count("out of core") >= 4
     for words in (
         "2-4",
