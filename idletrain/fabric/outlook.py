@@ -13,6 +13,7 @@ from idletrain.fabric.steps import one_thread
 from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import need_of
 from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.program import Program
 from idletrain.rounds import coding
 
 CHOSEN = ("method", "subnets", "local_steps")  # and with them how parameters travel
@@ -85,13 +86,17 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
         except JobError as fault:
             faults.append(fault)
             continue
-        width = 1 / training.subnets if prepared.program.layout.groups else 1.0
-        fits = need_of(prepared.program)(width) <= memory_bytes
+        fits = _fits(prepared.program, memory_bytes)
         if fits or training.method == "ist" or "method" in job.training.model_fields_set:
             found.append(Variant(prepared, fits))
     if not found:
         raise faults[0]
     return found
+
+
+def _fits(program: Program, memory_bytes: int) -> bool:
+    """Whether a node has the room for one of its subnets."""
+    return need_of(program)(1 / program.training.subnets if program.layout.groups else 1.0) <= memory_bytes
 
 
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
@@ -115,6 +120,8 @@ def _by_wire(job: Job, variant: Variant, fleet: Fleet) -> Iterator[Option]:
     for pull, push in forecast.WIRES if free else ((exchange.pull, exchange.push),):
         coded = training.model_copy(update={"exchange": ExchangeSettings.model_validate({"pull": pull, "push": push})})
         program = replace(prepared.program, training=coded)
+        if free and variant.fits and not _fits(program, fleet.memory_bytes):  # coding takes memory, too
+            continue
         plain = 4 * program.buffer_size(subnet, travelling=True)
         down, up = (coding.nbytes(program, subnet, way) for way in coding.WAYS)
         yield Option(training.method, training.subnets, pull, push, down, up, plain, seconds)

@@ -10,6 +10,8 @@ import pytest
 from idletrain.errors import JobError
 from idletrain.fabric import forecast, outlook
 from idletrain.job import Job, parse_job
+from idletrain.nn.memory import need_of
+from idletrain.nn.prepare import from_settings
 
 from .test_forecast import FLEET, LOOPBACK
 
@@ -65,6 +67,16 @@ def test_very_wide_outputs_and_lockstep_are_left_alone() -> None:
 def test_a_network_too_large_for_a_node_is_cut() -> None:
     decided, _ = outlook.chosen(job(), replace(FLEET, memory_bytes=1))
     assert decided.training.method == "ist"
+
+
+def test_what_has_no_room_for_codes_travels_as_it_is() -> None:
+    said = job(method="ist", subnets=2)
+    wide = said.model.model_copy(update={"args": {"widths": [64, 512, 512, 10]}})
+    said = said.model_copy(update={"model": wide})
+    slow = replace(FLEET, down=1e3, up=1e3, down_all=1e3, up_all=1e3)
+    assert outlook.chosen(said, slow)[0].training.exchange.push != "fp32"
+    program = from_settings(said.model, said.data, said.training).program
+    assert outlook.chosen(said, replace(slow, memory_bytes=need_of(program)(0.5)))[0].training.exchange.push == "fp32"
 
 
 def test_a_job_that_fits_in_no_way_is_a_sentence() -> None:
