@@ -50,7 +50,7 @@ class Cost:
 
     Attributes:
         measured: Whether steps were; computed of the fitted all-reduce otherwise.
-        exposed: Seconds that a step takes longer; its 95 % interval is `exposed_error` wide each way.
+        exposed: Seconds that a step takes longer.
         scaling: Samples a second on all nodes over nodes times those of one, None where one was not measured.
         at_other_speeds: The step for the model: the overlap is what was measured only where there was room for more.
         needed: The links' speed at which it is efficient enough, bytes a second.
@@ -260,8 +260,8 @@ def largest_world(costs: Sequence[Cost]) -> list[Cost]:
 
 def stencil_efficiency(fabric: Fabric, one: Stencil) -> float | None:
     """Cells a second on these nodes over nodes times those of one node; None where one node was not measured."""
-    same = (s for s in fabric.stencil if (s.scaling, s.blocking, s.nodes) == (one.scaling, one.blocking, 1))
-    single = next(same, None)
+    alone = (one.backend, one.scaling, one.blocking, 1)
+    single = next((s for s in fabric.stencil if (s.backend, s.scaling, s.blocking, s.nodes) == alone), None)
     if single is None:
         return None
     return one.cells / median(one.step) / (one.nodes * single.cells / median(single.step))

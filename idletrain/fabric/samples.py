@@ -80,7 +80,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Stencil:
-    """Samples of steps of a 7-point stencil on a 3-D grid that is cut among the nodes.
+    """Samples of steps of a 7-point stencil on a 3-D grid that is cut among the nodes; a sample is the slowest node's.
 
     Attributes:
         scaling: `strong` (the same grid for any number of nodes) or `weak` (the same block for each).
@@ -89,6 +89,7 @@ class Stencil:
         halo: The exchange of the faces alone.
     """
 
+    backend: str
     scaling: str
     blocking: bool
     nodes: int

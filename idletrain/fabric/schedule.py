@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,7 @@ def pairs(nodes: int) -> list[tuple[int, int]]:
     """
     if nodes <= ALL_PAIRS:
         return [(a, b) for a in range(nodes) for b in range(nodes) if a != b]
-    steps = [3**i % nodes or 1 for i in range(PARTNERS)]
+    steps = [3**i % nodes for i in range(PARTNERS)]
     found = {(a, (a + step) % nodes) for a in range(nodes) for step in steps}
     return sorted(found | {(b, a) for a, b in found})
 
@@ -169,12 +170,14 @@ def repeats(preset: Preset, once_seconds: float, budget_seconds: float) -> int:
     return int(min(most, max(least, budget_seconds / max(once_seconds, 1e-9))))
 
 
-def backends(nodes: Sequence[Mapping[str, object]], preset: Preset) -> list[tuple[str, Mapping[str, str]]]:
+def backends(nodes: Sequence[Mapping[str, Any]], preset: Preset) -> list[tuple[str, Mapping[str, str]]]:
     """Backends of torch.distributed that all nodes have, with the environment of each."""
     found: list[tuple[str, Mapping[str, str]]] = []
     if all(node["gloo"] for node in nodes):
         found.append(("gloo", {}))
-    if all(node["nccl"] and node["gpus"] for node in nodes):
+    sharing = Counter(node["host"] for node in nodes)
+    # No two processes may use the same GPU.
+    if all(node["nccl"] and len(node["gpus"]) >= sharing[node["host"]] for node in nodes):
         found.append(("nccl", {}))
         if preset.thorough:
             found.append(("nccl staged", STAGED))

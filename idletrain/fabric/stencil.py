@@ -93,8 +93,13 @@ class Block:
         self._cells, self._next = self._next, self._cells
 
 
-def measure(company: Company) -> list[Stencil]:
-    """Strong and weak scaling at this number of nodes, with the exchange waited for or hidden."""
+def measure(company: Company, label: str) -> list[Stencil]:
+    """Strong and weak scaling at this number of nodes, with the exchange waited for or hidden.
+
+    Args:
+        company: The nodes.
+        label: What results call their backend.
+    """
     edge, budget = company.preset.edge, company.preset.operation_seconds
     cut = dims(company.nodes)
     found = []
@@ -107,5 +112,5 @@ def measure(company: Company) -> list[Stencil]:
         kinds: dict[bool, Callable[[], None]] = {True: block.step_blocking, False: block.step_overlapping}
         for blocking, step in kinds.items():
             steps = tuple(company.samples(step, budget, least_once=True))
-            found.append(Stencil(scaling, blocking, company.nodes, cells, compute, halo, steps))
+            found.append(Stencil(label, scaling, blocking, company.nodes, cells, compute, halo, steps))
     return found

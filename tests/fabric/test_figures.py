@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,9 @@ def test_of_several_worlds_the_largest_counts() -> None:
 
 
 def test_a_stencil_s_efficiency_is_cells_a_second_and_node() -> None:
-    one, four = (Stencil("weak", True, n, 1000 * n, (), (), (t,)) for n, t in ((1, 0.1), (4, 0.2)))
-    fabric = Fabric({}, nodes(4), stencil=[one, four])
+    one, four = (Stencil("gloo", "weak", True, n, 1000 * n, (), (), (t,)) for n, t in ((1, 0.1), (4, 0.2)))
+    gpu = replace(one, backend="nccl", step=(0.01,))
+    fabric = Fabric({}, nodes(4), stencil=[gpu, one, four])
     assert figures.stencil_efficiency(fabric, four) == pytest.approx(0.5)
     assert figures.stencil_efficiency(Fabric({}, nodes(4), stencil=[four]), four) is None
 

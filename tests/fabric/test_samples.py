@@ -19,7 +19,7 @@ collectives = st.builds(Collective, st.just("gloo"), st.just("all-reduce"), st.i
 def test_a_fabric_is_read_as_it_was_written(links: list[Point], operations: list[Collective]) -> None:
     nodes = [{"name": "a", "gpus": []}, {"name": "b", "gpus": ["H100"]}]
     training = [Training("gloo", "mlp", 2, 8, 100, (60, 40), (0.1,), (0.2,), (0.3,))]
-    stencil = [Stencil("weak", True, 2, 1000, (0.1,), (0.2,), (0.3,))]
+    stencil = [Stencil("gloo", "weak", True, 2, 1000, (0.1,), (0.2,), (0.3,))]
     fabric = Fabric({"preset": "quick"}, nodes, links, operations, training, stencil, ["a fault"], ["a gap"])
     assert from_json(fabric.as_json(), "a.json") == fabric
 

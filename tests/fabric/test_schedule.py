@@ -80,11 +80,19 @@ def test_repeats_keep_to_the_budget_or_do_not_begin(once: float, budget: float) 
 
 
 def test_backends_are_those_that_all_nodes_have() -> None:
-    plain: dict[str, Any] = {"gloo": True, "nccl": False, "gpus": []}
-    gpu: dict[str, Any] = {"gloo": True, "nccl": True, "gpus": ["H100"]}
+    plain: dict[str, Any] = {"host": "a", "gloo": True, "nccl": False, "gpus": []}
+    gpu: dict[str, Any] = {"host": "b", "gloo": True, "nccl": True, "gpus": ["H100"]}
+    other = {**gpu, "host": "c"}
     assert [name for name, _ in schedule.backends([plain, gpu], FULL)] == ["gloo"]
-    assert [name for name, _ in schedule.backends([gpu, gpu], QUICK)] == ["gloo", "nccl"]
+    assert [name for name, _ in schedule.backends([gpu, other], QUICK)] == ["gloo", "nccl"]
     assert schedule.backends([gpu], FULL)[2] == ("nccl staged", schedule.STAGED)
+
+
+def test_nccl_wants_a_gpu_for_each_worker_of_a_machine() -> None:
+    one: dict[str, Any] = {"host": "a", "gloo": True, "nccl": True, "gpus": ["H100"]}
+    two = {**one, "gpus": ["H100", "H100"]}
+    assert [name for name, _ in schedule.backends([one, one], QUICK)] == ["gloo"]
+    assert [name for name, _ in schedule.backends([two, two], QUICK)] == ["gloo", "nccl"]
 
 
 @given(st.integers(1, 300))

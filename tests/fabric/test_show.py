@@ -46,7 +46,7 @@ def example(rate: float = 12e6) -> Fabric:
         Training("gloo", "mlp", 3, 128, 2_700_000, (2_700_000,), (0.01,) * 5, (0.3,) * 5, (0.3,) * 5),
         Training("gloo", "vgg16", 3, 2, 553_000_000, (), (0.5,) * 5),
     ]
-    stencil = [Stencil("weak", True, n, 1000 * n, (0.01,), (0.002,), (0.012 + 0.001 * n,)) for n in (1, 3)]
+    stencil = [Stencil("gloo", "weak", True, n, 1000 * n, (0.01,), (0.002,), (0.012 + 0.001 * n,)) for n in (1, 3)]
     about = {"preset": "quick", "version": "1", "date": "2026-01-01", "seconds": 30.0}
     return Fabric(about, nodes, points, collectives, training, stencil, ["n1 is odd"], ["NCCL: no GPU"])
 
