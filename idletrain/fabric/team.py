@@ -112,7 +112,8 @@ class Team:
 async def occupied(client: Client) -> str | None:
     """What the cluster is busy with, in words, or None."""
     run = await client.get_metadata(["idletrain"], None)
-    if run:
+    # Of a head that was killed the words stay, and its connection does not.
+    if run and run["client"] in await client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients)):
         return f"a run of idletrain {run['version']} is using these workers"
     tasks = sum(len(keys) for keys in (await client.processing()).values())
     return f"the workers have {tasks} tasks to do" if tasks else None

@@ -57,7 +57,7 @@ class Crew:
 
     async def watch(self) -> None:
         """Begin to listen, and to count who is there, as events tell only of those who come later."""
-        await self._client.set_metadata(["idletrain"], {"version": version()})
+        await self._client.set_metadata(["idletrain"], {"version": version(), "client": self._client.id})
         self._client.subscribe_topic("all", self._on_event)
         self._client.subscribe_topic("idletrain", self._on_event)
         self._spawn(self._count())
