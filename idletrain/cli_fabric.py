@@ -49,6 +49,8 @@ def fabric(
     ] = None,
 ) -> None:
     """Measure the network between nodes, and tell what it does to training."""
+    if compare and (scheduler or nodes or preset is not PresetName.quick):
+        raise JobError("--compare: measures nothing; leave out --scheduler, --nodes and --preset")
     if compare:
         _compare(*compare, out)
         return
@@ -57,7 +59,8 @@ def fabric(
         raise JobError("--nodes: starts workers here, and --scheduler names a cluster that has its own; give one")
     if out.suffix != ".json":
         raise JobError(f"--out: {out} should end in .json; the page goes beside it, as .html")
-    _check_writable(out)
+    for file in (out, out.with_suffix(".html")):
+        _check_writable(file)
     from rich.console import Console
 
     from idletrain.fabric import page, show
@@ -98,7 +101,7 @@ def decided(
     if not outlook.is_foreseen(job):
         return job, None
     folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
-    here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count)
+    here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count, job.nodes.memory)
     where = asyncio.run(_workers_of(scheduler)) if scheduler else here
     training = job.training.model_dump(exclude=FREE, exclude_unset=True)
     key = survey.key_of(*where, job.model, job.data, job.memory, training)
@@ -138,11 +141,11 @@ async def _survey(address: str | None, count: int, job: Job) -> Fleet | None:
     from idletrain.fabric import cluster
     from idletrain.fabric.survey import survey
     from idletrain.fabric.team import occupied
-    from idletrain.launch import check_reachable
+    from idletrain.launch import check_reachable, worker_bytes
 
     if address:
         await check_reachable(address)
-    async with cluster.there(address) if address else cluster.here(count) as client:
+    async with cluster.there(address) if address else cluster.here(count, worker_bytes(job)) as client:
         return None if await occupied(client) else await survey(client, job, None if address else job.nodes.count)
 
 

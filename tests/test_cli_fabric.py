@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -59,6 +60,7 @@ def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixt
         (("--out", "nowhere/fabric.json"), "--out: nowhere/fabric.json cannot be written (No such file or directory)"),
         (("--nodes", "0"), "should be greater than or equal to 1"),
         (("--preset", "slow"), "'slow' is not one of 'quick', 'full'"),
+        (("--compare", "a.json", "b.json", "--preset", "full"), "--compare: measures nothing; leave out --scheduler"),
     ],
 )
 def test_bad_arguments_are_sentences(
@@ -133,11 +135,22 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
     assert looks == [4, 4]
     assert cli_fabric.decided(stated, None, said.append, always=True)[0] == stated
     assert looks == [4, 4, 4]
+    small = job().model_copy(update={"nodes": job().nodes.model_copy(update={"memory": 1 << 30})})
+    cli_fabric.decided(small, None, said.append)
+    assert looks == [4, 4, 4, 4]
     again, choice = cli_fabric.decided(stated, None, said.append)
     assert again == stated
     assert choice is not None
     assert choice.expected.round > 0
-    assert looks == [4, 4, 4]
+    assert looks == [4, 4, 4, 4]
+
+
+def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
+    said = job(method="ist", subnets=2, local_steps=3)
+    said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": 600 << 20})})
+    fleet = asyncio.run(cli_fabric._survey(None, 2, said))
+    assert fleet is not None
+    assert 0 < fleet.memory_bytes < 600 << 20
 
 
 def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

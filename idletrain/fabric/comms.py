@@ -35,8 +35,6 @@ from idletrain.exchange.wire import (
 )
 from idletrain.fabric.sockets import CONNECT_SECONDS, Stream
 
-LEASE = "fabric"
-
 
 class FixedHead:
     """A head that has as many random values as asked for, and takes what it is sent, whole."""

@@ -40,6 +40,7 @@ class Findings:
     faults: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     apart: set[tuple[int, int]] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
 
 
 async def measure(client: Client, preset: Preset, say: Say) -> Fabric:
@@ -65,7 +66,7 @@ async def measure(client: Client, preset: Preset, say: Say) -> Fabric:
             await _transfers(team, preset, visits, found, say)
     else:
         found.missing.append("links, collectives and scaling: there is no second node; start another worker")
-    if found.apart:
+    if found.apart or found.silent:
         found.missing.append("collectives, training and stencil: every node must reach every other one for those")
     else:
         await _together(team, preset, nodes, found, say)
@@ -117,14 +118,16 @@ async def _posts(team: Team) -> AsyncIterator[Callable[[int, int], Visit]]:
 async def _visit(
     team: Team, found: Findings, visit: Visit, task: Callable[..., Found], *args: Any, seconds: float = 0.0
 ) -> tuple[Point, ...]:
-    """Let one node measure another; a pair that cannot is told of once, and not tried again."""
+    """Let one node measure another; a pair that cannot, or a node that is gone, is told of once and not tried again."""
     pair = visit.source, visit.target
-    if pair in found.apart:
+    if pair in found.apart or found.silent & set(pair):
         return ()
     try:
         answer: Found = await team.ask(visit.source, task, visit, *args, seconds=VISIT_SECONDS + seconds)
     except SilentError as error:
-        answer = Found(fault=str(error))
+        found.silent.add(visit.source)
+        found.faults.append(str(error))
+        return ()
     if answer.fault:
         found.apart.add(pair)
         found.faults.append(
@@ -174,7 +177,8 @@ async def _transfers(
         for source, target in schedule.partners(len(team), preset.partners):
             way = (target, source) if over == "pull" else (source, target)
             size = schedule.transfer_bytes(preset, streams.get(way, 0.0))
-            points = await _visit(team, found, visits(source, target), tasks.transfers, over, size, preset.transfers)
+            how = over, size, preset.transfers, preset.pings
+            points = await _visit(team, found, visits(source, target), tasks.transfers, *how)
             # What is pulled comes from the visited node's store.
             found.points += [replace(point, source=way[0], target=way[1]) for point in points]
 
@@ -207,11 +211,16 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
             place = sum(other["host"] == node["host"] for other in nodes[:rank])
             mine = {**common, "rank": rank, "sharing": sharing[node["host"]], "place": place}
             orders.append((rank, (mine, node["interface"], dict(environment))))
-        answers = await team.ask_all(tasks.take_part, orders, seconds=limit + VISIT_SECONDS)
+        try:
+            answers = await team.ask_all(tasks.take_part, orders, seconds=limit + VISIT_SECONDS)
+        finally:  # also of Ctrl-C
+            await team.client.run(tasks.end_parts, on_error="ignore")
         _keep(team, found, label, answers)
     for kind, has in (("NCCL", "nccl"), ("MPI", "mpi")):
         if not all(node[has] for node in nodes):
             found.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
+        elif has == "nccl" and "nccl" not in dict(available):
+            found.missing.append("NCCL: there are more workers on a machine than GPUs; start one for each")
         elif has == "mpi":
             found.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
 

@@ -50,6 +50,7 @@ class Post:
             await self._posts.open(host, cluster, temporary, plain=plain)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._faults.append(error)
+            await self._posts.close()
             return
         finally:
             self._opened.set()

@@ -6,8 +6,10 @@ happen to a worker. Reads its orders as a line of JSON, and ends when its input 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import TCPStore
 
 from idletrain.fabric import collectives, figures, model, schedule, stencil, training
 from idletrain.fabric.company import Company
@@ -81,8 +84,7 @@ def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, t
         done, missing = training.measure(company, orders.label, wanted, orders.sharing, expected, alone)
         found["training"] += done
         found["missing"] += missing
-    if orders.label == "gloo" or company.device.type == "cuda":
-        found["stencil"] += stencil.measure(company)
+    found["stencil"] += stencil.measure(company, orders.label)
 
 
 def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: float) -> Any:
@@ -115,12 +117,16 @@ def _companies(orders: Orders, preset: schedule.Preset) -> Iterator[Company]:
 def run(words: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
     """Meet the others, measure, and part."""
     orders = Orders(**{**words, "preset": schedule.preset_of(words["preset"])})
+    limit = timedelta(seconds=orders.limit_seconds)
+    with contextlib.ExitStack() as bound:
+        fd = None
+        if orders.rank == 0:  # by itself torch would listen on every interface
+            family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
+            listening = bound.enter_context(socket.create_server((orders.host, orders.port), family=family))
+            fd = os.dup(listening.fileno())  # which the store closes
+        store = TCPStore(orders.host, orders.port, orders.nodes, orders.rank == 0, limit, master_listen_fd=fd)
     distributed.init_process_group(
-        orders.backend,
-        init_method=f"tcp://{f'[{orders.host}]' if ':' in orders.host else orders.host}:{orders.port}",
-        rank=orders.rank,
-        world_size=orders.nodes,
-        timeout=timedelta(seconds=orders.limit_seconds),
+        orders.backend, store=store, rank=orders.rank, world_size=orders.nodes, timeout=limit
     )
     try:
         measure(orders, tell)

@@ -16,6 +16,11 @@ from idletrain.fabric.verdict import Difference, rate_text
 from idletrain.observe.draw import NOTHING, percent, size
 
 KINDS = (
+    ("round trip", "socket", "round trip"),
+    ("round trip", "dask", "round trip, Dask's comm layer"),
+    ("round trip", "dask tls", "round trip, Dask's comm layer, TLS"),
+    ("round trip", "pull", "round trip, idletrain: pull"),
+    ("round trip", "push", "round trip, idletrain: push"),
     ("one way", "socket", "one way, plain sockets"),
     ("both ways", "socket", "while as much goes back"),
     ("flows", "socket", "several connections"),
@@ -137,22 +142,21 @@ def _nodes(fabric: Fabric) -> Rows:
 
 def _links(fabric: Fabric) -> Rows:
     lines = []
-    trips = figures.of_kind(fabric, "round trip")
-    if trips:
-        pooled = [sample for point in trips for sample in point.samples]
-        slowest = max(trips, key=lambda point: figures.median(point.samples))
-        lines.append(
-            (
-                "round trip",
-                seconds_text(figures.median(pooled)),
-                f"p99 {seconds_text(figures.p99(pooled))}",
-                f"{_pair(fabric, slowest.source, slowest.target)}: {seconds_text(figures.median(slowest.samples))}",
-                NOTHING,
-            )
-        )
     for what, over, title in KINDS:
         points = figures.of_kind(fabric, what, over)
-        if points:
+        if points and what == "round trip":
+            pooled = [sample for point in points for sample in point.samples]
+            slowest = max(points, key=lambda point: figures.median(point.samples))
+            lines.append(
+                (
+                    title,
+                    seconds_text(figures.median(pooled)),
+                    f"p99 {seconds_text(figures.p99(pooled))}",
+                    f"{_pair(fabric, slowest.source, slowest.target)}: {seconds_text(figures.median(slowest.samples))}",
+                    NOTHING,
+                )
+            )
+        elif points:
             slowest = min(points, key=figures.rate)
             cpu = figures.cpu_per_gb(point for point in points if point.cpu_seconds)
             lines.append(
@@ -242,7 +246,7 @@ def _training(fabric: Fabric) -> tuple[Rows, Rows]:
 def _stencil(fabric: Fabric) -> Rows:
     lines = [
         (
-            f"{one.scaling}, {'exchange first' if one.blocking else 'exchange hidden'}",
+            f"{one.scaling}, {'exchange first' if one.blocking else 'exchange hidden'}, {one.backend}",
             str(one.nodes),
             f"{one.cells:,}",
             seconds_text(figures.median(one.compute)),

@@ -21,11 +21,12 @@ from distributed import Client
 from distributed.utils import get_ip
 
 from idletrain.fabric import figures, forecast, outlook, schedule, tasks
+from idletrain.fabric.comms import Posts
 from idletrain.fabric.forecast import Fleet
 from idletrain.fabric.outlook import Variant
-from idletrain.fabric.post import Post
 from idletrain.fabric.samples import Point
 from idletrain.fabric.schedule import QUICK
+from idletrain.fabric.sockets import Door
 from idletrain.fabric.tasks import Visit
 from idletrain.fabric.team import SilentError, Team
 from idletrain.job import Job
@@ -41,6 +42,7 @@ TOGETHER = 18  # transfers of all at once, beside which the call takes little
 FIRST_BYTES, GROWTH = 64 * schedule.KB, 4  # of transfers, which grow until they last long enough to tell the rate
 PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
 HEAD = -1
+NO_PORT = 0  # of plain sockets: CPU seconds, for which they are, are of no use here
 
 
 async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
@@ -59,14 +61,15 @@ async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
     team = await Team.of(client)
     token = secrets.token_hex(16)
     host = get_ip(client.scheduler.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
-    post = await asyncio.to_thread(Post, host, token, client.security)
+    posts = Posts(token)
     try:
-        visits = [Visit(node, HEAD, post.door, token) for node in range(len(team))]
+        await posts.open(host, client.security)
+        visits = [Visit(node, HEAD, Door(host, NO_PORT, posts.addresses), token) for node in range(len(team))]
         alone = {over: await _alone(team, visits, over) for over in ("pull", "push")}
         # What one gets all get, in turns: their small payloads at once may tell less.
         every = {over: max(rate, await _together(team, visits, over, rate)) for over, rate in alone.items()}
     finally:
-        post.close()
+        await posts.close()
     calls = [await _timed(lambda: team.ask(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
     memory_bytes = min(told["memory_bytes"] for told in await team.ask_everybody(task.describe))
     variants = await asyncio.to_thread(outlook.variants, job, nodes or len(team), memory_bytes)
@@ -168,4 +171,7 @@ def keep(folder: Path, key: str, fleet: Fleet, now: float) -> None:
     """Keep what was seen; where there is no room for it, it is looked at again."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("*.json"):
+            if now - file.stat().st_mtime > KEPT_SECONDS:
+                file.unlink()
         (folder / f"{key}.json").write_text(json.dumps({"seen": now, "fleet": asdict(fleet)}))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from idletrain.fabric.samples import Point
     from idletrain.fabric.sockets import Door, Stream
 
+_parts: set[subprocess.Popen[bytes]] = set()  # this worker's processes of `rank`
+LEAST_BYTES = 8  # of what goes there and back as quickly as can be
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -155,18 +158,19 @@ def flows(visit: Visit, seconds: float, count: int, what: str = "flows") -> Foun
     return _visited(visit, measure)
 
 
-def transfers(visit: Visit, over: str, size: int, repeats: int) -> Found:
-    """Arrays over Dask's comm layer, or pulls from or pushes to the target's store."""
+def transfers(visit: Visit, over: str, size: int, repeats: int, pings: int = 0) -> Found:
+    """Arrays over Dask's comm layer, or pulls from or pushes to the target's store; and so many of hardly a byte."""
     import asyncio
 
     from distributed.security import Security
 
     from idletrain.fabric import comms
+    from idletrain.fabric.samples import Point
 
     # A task's thread belongs to a worker whose security it is that a run's pulls and pushes have.
     cluster = get_worker().security
 
-    def move() -> list[Stream]:
+    def move(size: int, repeats: int) -> Stream:
         match over:
             case "pull" | "push":
                 call = comms.pulled if over == "pull" else comms.pushed
@@ -174,9 +178,16 @@ def transfers(visit: Visit, over: str, size: int, repeats: int) -> Found:
             case _:
                 temporary = Security(require_encryption=True, **visit.secrets) if over == "dask tls" else None
                 work = comms.sent(visit.door.addresses[over], temporary, visit.token, size, repeats)
-        return [asyncio.run(work)]
+        return asyncio.run(work)
 
-    return _visited(visit, lambda *_: [_accounted(visit, "one way", over, move)])
+    def measure(*_: object) -> list[Point]:
+        points = [_accounted(visit, "one way", over, lambda: [move(size, repeats)])]
+        if pings:
+            seconds = tuple(LEAST_BYTES / rate for rate in move(LEAST_BYTES, pings).rates)
+            points.append(Point("round trip", over, visit.source, visit.target, seconds))
+        return points
+
+    return _visited(visit, measure)
 
 
 def free_port(host: str) -> int:
@@ -202,6 +213,7 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
         )
         assert process.stdin is not None
         assert process.stdout is not None
+        _parts.add(process)
         late = threading.Event()
 
         def end() -> None:
@@ -219,6 +231,7 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
             printed, code = b"", process.wait()
         finally:
             limit.cancel()
+            _parts.discard(process)
             process.kill()
             process.stdin.close()
             process.stdout.close()
@@ -231,6 +244,12 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
     return found
 
 
+def end_parts() -> None:
+    """End this node's processes of `rank`, as whoever asked for them is gone; called beside the tasks that wait."""
+    for process in list(_parts):
+        process.kill()
+
+
 def _visited(visit: Visit, measure: Callable[[str, int, str], Sequence[Point]]) -> Found:
     try:
         return Found(tuple(measure(visit.door.host, visit.door.port, visit.token)))
@@ -239,16 +258,19 @@ def _visited(visit: Visit, measure: Callable[[str, int, str], Sequence[Point]]) 
 
 
 def _accounted(visit: Visit, what: str, over: str, move: Callable[[], Sequence[Stream]]) -> Point:
-    """What was moved, with the CPU seconds that it took both ends' processes."""
+    """What was moved, with the CPU seconds that it took both ends' processes, if the other tells."""
     import statistics
 
     from idletrain.fabric import sockets
     from idletrain.fabric.samples import Point
 
-    door = visit.door
-    theirs, mine = sockets.cpu_seconds(door.host, door.port, visit.token), time.process_time()
+    def both_ends() -> float:
+        door = visit.door
+        return time.process_time() + sockets.cpu_seconds(door.host, door.port, visit.token) if door.port else 0.0
+
+    before = both_ends()
     moved = move()
-    cpu = time.process_time() - mine + sockets.cpu_seconds(door.host, door.port, visit.token) - theirs
+    cpu = both_ends() - before
     together = what in ("flows", "incast")
     samples = tuple(statistics.fmean(s.rates or (0.0,)) for s in moved) if together else moved[0].rates
     total = sum(stream.moved_bytes for stream in moved)

@@ -30,7 +30,9 @@ GBIT = 1e9 / 8
 POINTS = (
     ("round trip", "socket"),
     ("one way", "socket"),
+    ("both ways", "socket"),
     ("one way", "dask"),
+    ("one way", "dask tls"),
     ("one way", "pull"),
     ("one way", "push"),
 )
@@ -122,6 +124,8 @@ def sentence(fabric: Fabric) -> str:
     """What a fabric does to training."""
     link = figures.link_rate(fabric)
     costs = figures.largest_world(figures.costs(fabric))
+    if link is None and len(fabric.nodes) > 1:
+        return "No verdict: no node reaches another one; the faults say why."
     if link is None:
         return "No verdict: there is no second node to talk to; start more workers."
     here = f"Between these {len(fabric.nodes)} nodes, with links of {rate_text(link)},"
@@ -201,6 +205,11 @@ def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict
             # By their arithmetic: a processor that is slower today is not the fabric's doing.
             what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
             found[what, "x", False] = _Samples(one.step, one.compute)
+    for cells in fabric.stencil:
+        if cells.nodes > 1:
+            how = f"{cells.scaling}, exchange {'first' if cells.blocking else 'hidden'}"
+            what = f"stencil step over arithmetic, {how}, {cells.nodes} nodes, {cells.backend}"
+            found[what, "x", False] = _Samples(cells.step, cells.compute)
     for what, over in POINTS:
         if points := figures.of_kind(fabric, what, over):
             time = what == "round trip"

@@ -62,7 +62,9 @@ def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
     for what, over in (("round trip", "socket"), ("one way", "socket")):
         assert {(p.source, p.target) for p in figures.of_kind(found, what, over)} == pairs
     for over in ("dask", "dask tls", "pull", "push"):
-        assert len(figures.of_kind(found, "one way", over)) == 2
+        for what in ("one way", "round trip"):
+            assert len(figures.of_kind(found, what, over)) == 2
+        assert all(0 < figures.median(p.samples) < 0.1 for p in figures.of_kind(found, "round trip", over))
     assert len(figures.of_kind(found, "both ways")) >= 2
     assert [(point.flows, point.target) for point in figures.of_kind(found, "incast")] == [(2, 0), (2, 1), (2, 2)]
     (flows,) = figures.of_kind(found, "flows")
@@ -127,12 +129,14 @@ def test_a_cluster_without_workers_is_a_sentence() -> None:
 
 
 def test_a_cluster_that_works_is_known_by_its_run() -> None:
-    async def told(client: Client) -> tuple[str | None, str | None]:
+    async def told(client: Client) -> tuple[str | None, ...]:
         before = await occupied(client)
-        await client.set_metadata(["idletrain"], {"version": "1.2"})
-        return before, await occupied(client)
+        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as head:
+            await client.set_metadata(["idletrain"], {"version": "1.2", "client": head.id})
+            during = await occupied(client)
+        return before, during, await occupied(client)  # it went without a word
 
-    assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers")
+    assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers", None)
 
 
 def test_a_cluster_that_works_is_known_by_its_tasks() -> None:

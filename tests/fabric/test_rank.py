@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from idletrain.fabric import networks, tasks, training
 from idletrain.fabric.company import Company
 from idletrain.fabric.schedule import KB, OPERATIONS, QUICK, Model
+from tests.chaos.helpers import until
 
 TINY = replace(
     QUICK,
@@ -25,13 +27,15 @@ TINY = replace(
 )
 
 
-def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
-    host = "127.0.0.1"
-    common = {
+HOST = "127.0.0.1"
+
+
+def orders(nodes: int, **changes: Any) -> dict[str, Any]:
+    return {
         "backend": "gloo",
         "label": "gloo",
-        "host": host,
-        "port": tasks.free_port(host),
+        "host": HOST,
+        "port": tasks.free_port(HOST),
         "nodes": nodes,
         "sharing": nodes,
         "place": 0,
@@ -39,6 +43,10 @@ def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
         "bytes_per_second": 1e9,
         "limit_seconds": 60.0,
     } | changes
+
+
+def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
+    common = orders(nodes, **changes)
     with ThreadPoolExecutor(nodes) as beside:
         parts = [beside.submit(tasks.take_part, {**common, "rank": rank}, "lo", {}) for rank in range(nodes)]
         return [part.result() for part in parts]
@@ -101,14 +109,32 @@ def test_one_node_trains_alone() -> None:
     assert {one["nodes"] for one in only["training"]} == {1}
 
 
+def listening(port: int) -> list[str]:
+    """The addresses at which a port of this machine is listened on."""
+    return [
+        one.laddr.ip
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port
+    ]
+
+
+def test_the_first_node_listens_on_its_address_alone_and_ends_with_who_asked() -> None:
+    alone = orders(2, limit_seconds=600.0)
+    with ThreadPoolExecutor(1) as beside:
+        part = beside.submit(tasks.take_part, {**alone, "rank": 0}, "lo", {})
+        try:
+            assert until("the first node listens", lambda: listening(alone["port"])) == [HOST]
+        finally:
+            tasks.end_parts()
+        assert part.result(30)["fault"] == "it ended with -9"
+    assert listening(alone["port"]) == []
+
+
 def test_a_process_that_fails_says_why() -> None:
     (only,) = together(1, backend="carrier pigeon")
     assert "carrier pigeon" in only["fault"].lower() or "backend" in only["fault"].lower()
 
 
 def test_a_company_that_never_meets_is_ended() -> None:
-    host = "127.0.0.1"
-    orders = {"backend": "gloo", "label": "gloo", "host": host, "port": tasks.free_port(host), "rank": 0, "nodes": 2}
-    more = {"sharing": 1, "place": 0, "preset": asdict(TINY), "bytes_per_second": 1e9, "limit_seconds": 4.0}
-    found = tasks.take_part({**orders, **more}, "lo", {})
+    found = tasks.take_part({**orders(2, limit_seconds=4.0), "rank": 0}, "lo", {})
     assert found == {"fault": "it took longer than 4 s"}
