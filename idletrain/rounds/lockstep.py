@@ -117,7 +117,12 @@ class LockstepAttempt(Attempt):
             self._revoked.clear()
 
     def _form(self) -> Gang | None:
-        """Wait for all others; None when there is nothing left to do."""
+        """Wait for all others; None when there is nothing left to do.
+
+        A mark that is still on its way gets home first: behind the gang's start it would count as of this gang.
+        """
+        while self._node.moving.locked() and not self._unwanted():
+            self._revoked.wait(TURN_SECONDS)
         if self._unwanted():
             return None
         mine = self._spec.lease, self._worker.address, [self.steps, *self._marks], self._why

@@ -323,8 +323,9 @@ class Runner:
 
     def _go_back(self, step: int) -> None:
         if self._state:
-            self._state = state.gone_back(self._state, step)
             self._marks.forget_above(step)
+            kept = [max(self._marks.steps(k), default=0) for k in range(len(self._state.subnets))]
+            self._state = state.gone_back(self._state, step, kept)
 
     def _no_marks(self) -> Marks:
         training = self._program.training

@@ -582,11 +582,17 @@ def _close(state: State, now: float) -> Step:
     return state, tuple(commands)
 
 
-def gone_back(state: State, step: int) -> State:
-    """All go on from a step in lockstep: what is home of later ones is another gang's, whose bits may be others."""
+def gone_back(state: State, step: int, kept: Sequence[int]) -> State:
+    """All go on from a step in lockstep: what is home of later ones is another gang's, whose bits may be others.
+
+    Args:
+        state: Where the round is.
+        step: Which.
+        kept: Of every subnet, the steps of the latest mark that is home still: its member may have a later one.
+    """
     for k, subnet in enumerate(state.subnets):
-        if subnet.phase in (Phase.WAITING, Phase.LEASED) and subnet.steps > step:
-            state = _with_subnet(state, k, replace(subnet, steps=step, seen_steps=step))
+        if subnet.phase in (Phase.WAITING, Phase.LEASED) and subnet.steps > kept[k]:
+            state = _with_subnet(state, k, replace(subnet, steps=kept[k], seen_steps=step))
     return state
 
 

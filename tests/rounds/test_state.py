@@ -423,12 +423,21 @@ def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
     assert world.tell(Pushed, world.lease_of(1), steps=1) is Reply.ACCEPTED
-    world.state = state.gone_back(world.state, 1)
+    world.state = state.gone_back(world.state, 1, (1, 1))
     assert [subnet.steps for subnet in world.state.subnets] == [1, 1]
     assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED  # again, of this gang
     assert world.to_store == [0, 1]
+
+
+def test_a_gang_s_start_counts_as_home_only_where_it_is() -> None:
+    world = World(lockstep=True, needs=(SMALL,) * 2)
+    world.join("a", "b")
+    assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
+    world.state = state.gone_back(world.state, 2, (1, 0))  # the members have step 2
+    assert [(subnet.steps, subnet.seen_steps) for subnet in world.state.subnets] == [(1, 2), (0, 0)]
+    assert world.tell(Pushed, world.lease_of(0), steps=2) is Reply.ACCEPTED
 
 
 def test_otherwise_machines_of_any_kind_train() -> None:
