@@ -273,4 +273,7 @@ def check_wide(
         from idletrain.nn import shards
 
         shards.check_rows(samples)
+    if wide:
+        layer: Any = module.get_submodule(wide)
+        layer.check_tables(len(layer.weight) // (training.subnets if _sharded(module, layout) else 1))
     return wide

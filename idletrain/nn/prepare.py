@@ -90,7 +90,7 @@ def from_settings(
     train, test = _sources(faults, data)
     cuts = Cuts(model.exclude, model.groups, model.fixed)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
-    if hasattr(module, "start_from"):
+    if prepared.program.output and hasattr(module, "start_from"):
         module.start_from(prepared.program.source.open())
     return prepared
 

@@ -147,10 +147,11 @@ class SparseLinear(nn.Module):
         labels: C, its outputs.
         bias: Whether labels have one.
         sampler: How labels beside the batch's own are drawn: a name or mapping, see `idletrain.nn.samplers.SAMPLERS`.
-        rebuild_every: Training batches between two rebuilds of the sampler's tables; 0: only when told to.
+        rebuild_every: Training batches between two rebuilds of the sampler's tables; 0: only when told to. In a job
+            they are rebuilt at the start of every round instead.
         rebuild_growth: By how much that interval grows from one rebuild to the next (SLIDE's exponential decay).
         dtype: float32 or bfloat16, how the rows are stored.
-        most_table_bytes: What the tables may take, None for no limit.
+        most_table_bytes: What the tables may take, of a job those of one shard; None for no limit.
 
     Attributes:
         labels_here: Which labels of the network the rows are, ascending `[C]`; None for all of them.
@@ -158,7 +159,7 @@ class SparseLinear(nn.Module):
         drawn_batches, fallbacks: Batches that a sampler drew for, and those for which it retrieved nothing.
 
     Raises:
-        JobError: the sampler is unknown or its tables would not fit.
+        JobError: the sampler is unknown; or, with the first batch, its tables would take more than is allowed.
     """
 
     very_wide = True  # how a network is known to end in one, without importing this module and Numba
@@ -177,12 +178,7 @@ class SparseLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.sampler: Sampler = sampler_of(sampler)
-        takes = self.sampler.nbytes(labels, hidden)
-        if most_table_bytes is not None and takes > most_table_bytes:
-            raise JobError(
-                f"sampler: its tables over {labels} labels take {takes >> 20} MiB and {most_table_bytes >> 20} MiB are "
-                "allowed; use fewer tables, another sampler or a larger most_table_bytes"
-            )
+        self._most_table_bytes = most_table_bytes
         self.weight = nn.Parameter(torch.empty(labels, hidden))
         nn.init.normal_(self.weight, std=1 / math.sqrt(hidden))
         self.weight.data = self.weight.data.to(dtype)
@@ -211,6 +207,19 @@ class SparseLinear(nn.Module):
         self._order_C = np.argsort(-counts_C, kind="stable")
         if not self.retrieves:
             self.sampler.build(self.weight.detach()[:0], self._order_C, 0)
+
+    def check_tables(self, labels: int) -> None:
+        """The sampler's tables over so many labels must be allowed.
+
+        Raises:
+            JobError: they would take more than that.
+        """
+        takes, most = self.sampler.nbytes(labels, self.weight.shape[1]), self._most_table_bytes
+        if most is not None and takes > most:
+            raise JobError(
+                f"sampler: its tables over {labels} labels take {takes / 2**20:.1f} MiB and {most / 2**20:.1f} MiB are "
+                "allowed; use fewer tables, another sampler or a larger most_table_bytes"
+            )
 
     def rebuild(self, seed: int, rows_CH: Tensor | None = None) -> None:
         """Build the sampler's tables over the rows as they are, or over others.
@@ -273,6 +282,7 @@ class SparseLinear(nn.Module):
 
     def _count_down(self) -> None:
         if self._until_rebuild == 0:
+            self.check_tables(len(self.weight))
             self.rebuild(self._builds)
             self._builds += 1
             self._until_rebuild = round(self._interval)
@@ -328,9 +338,9 @@ class Scores:
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
         """The k best labels of every row, exactly: scores and labels `[B, k]`, in blocks of labels."""
-        best = [self._logits(block).topk(min(k, len(block))) for block in self._blocks()]
+        best = [self._logits(block).topk(min(k, block.stop - block.start)) for block in self._blocks()]
         scores = torch.cat([part.values for part in best], 1)
-        ids = torch.cat([b[p.indices] for b, p in zip(self._blocks(), best, strict=True)], 1)
+        ids = torch.cat([block.start + p.indices for block, p in zip(self._blocks(), best, strict=True)], 1)
         top = scores.topk(min(k, scores.shape[1]))
         return top.values, ids.gather(1, top.indices)
 
@@ -366,19 +376,23 @@ class Scores:
         """All scores `[B, C]`."""
         return self._logits(None)
 
-    def _logits(self, active: Tensor | None) -> Tensor:
+    def _logits(self, active: Tensor | slice | None) -> Tensor:
+        """Of gathered rows, of some that lie together, which are not copied, or of all."""
         layer = self._layer
         weight: Tensor = layer.weight
         bias: Tensor | None = layer.bias
-        if active is not None:
+        if isinstance(active, slice):
+            weight, bias = weight[active], None if bias is None else bias[active]
+        elif active is not None:
             weight = _Take.apply(weight, active)  # type: ignore[no-untyped-call]
             bias = None if bias is None else _Take.apply(bias, active)  # type: ignore[no-untyped-call]
         bias = None if bias is None else bias.to(weight.dtype)
         return functional.linear(self.hidden_BH.to(weight.dtype), weight, bias).float()
 
-    def _blocks(self) -> list[Tensor]:
-        size = max(1, BLOCK_BYTES // (4 * max(1, len(self.hidden_BH))))
-        return list(torch.split(torch.arange(len(self._layer.weight)), size))
+    def _blocks(self) -> list[slice]:
+        """Labels whose scores take BLOCK_BYTES."""
+        labels, size = len(self._layer.weight), max(1, BLOCK_BYTES // (4 * max(1, len(self.hidden_BH))))
+        return [slice(start, min(start + size, labels)) for start in range(0, labels, size)]
 
     def _exact_loss(self, ids: Tensor, owner: Tensor, share: Tensor) -> Tensor:
         total = torch.stack([self._logits(block).logsumexp(1) for block in self._blocks()]).logsumexp(0)

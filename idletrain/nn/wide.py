@@ -96,7 +96,7 @@ def wide(
         start: Where the output's first values come from.
         bias: Whether labels have one.
         scale: The length of hidden vectors.
-        most_table_bytes: What the sampler's tables may take.
+        most_table_bytes: What the sampler's tables of one shard may take.
 
     Raises:
         ValueError: a size is below 1, or `start` is unknown.
@@ -154,13 +154,8 @@ def recall(module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED, k: 
         scores = module(x)
         exact, sparse = scores.topk(k)[1], scores.retrieved_topk(k, keep)
         found.append((exact[:, :, None] == sparse[:, None, :]).any(2).float().mean(1))
-        right.append(hits(sparse[:, :1].numpy(), _rows(samples, index)))
+        right.append(hits(sparse[:, :1].numpy(), samples.y.only(index)))
     return float(torch.cat(found).mean()), float(np.concatenate(right).mean())
-
-
-def _rows(samples: SparseSamples, index: NDArray[np.int64]) -> Any:
-    taken = samples.y.take(index)
-    return type(samples.y)(taken.offsets.numpy(), taken.indices.numpy().astype(np.int32))
 
 
 def _top(module: nn.Module, samples: SparseSamples, index: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -85,7 +85,8 @@ def shares(
         largest = max(worker.memory_bytes for worker in workers)
         raise RunError(
             f"even the narrowest subnet needs {need_bytes(1 / neurons) >> 20} MiB and the largest worker has "
-            f"{largest >> 20} MiB free; use workers with more memory or a smaller training.batch_size"
+            f"{largest >> 20} MiB free; use workers with more memory, a smaller training.batch_size, or, of very many "
+            "outputs, a sampler with fewer tables"
         )
     deal = _Deal.of(roomy, subnets)
     caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in deal.workers]
