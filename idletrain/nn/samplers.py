@@ -231,8 +231,8 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "all": All,
     "uniform": Uniform,
     "log-uniform": LogUniform,
-    # SLIDE's SimHash for Delicious-200K, K = 9 and L = 50; DWTA with K = 4 codes of 3 bits, which gives the share of
-    # active labels that the released code reaches with K = 6 and its 2-bit shift.
+    # SLIDE's SimHash for Delicious-200K, K = 9 and L = 50; DWTA with K = 4 codes of 3 bits, as many as the released
+    # code's K = 6 of 2 bits.
     "simhash": _retrieving(lambda **a: HashTables("simhash", **a), {"k": 9, "tables": 50, "bucket": 128}),
     "dwta": _retrieving(lambda **a: HashTables("dwta", **a), {"k": 4, "tables": 50, "bucket": 128}),
     "inverted-file": _retrieving(InvertedFile, {"lists": 512, "probes": 1}),
@@ -242,22 +242,20 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
 def sampler_of(asked: str | Mapping[str, Any]) -> Sampler:
     """A sampler from a job's words: its name, or `{name: ..., ...}`; `{name: mixture, of: [...]}` for several.
 
-    `auto` is uniform until a trial (`idletrain.nn.trial`) has decided.
+    `auto`, the word alone, is uniform until a trial (`idletrain.nn.trial`) has decided.
 
     Raises:
         JobError: there is no such sampler, or it does not take these arguments.
     """
-    settings = {"name": asked} if isinstance(asked, str) else dict(asked)
+    settings = {"name": DEFAULT["name"] if asked == "auto" else asked} if isinstance(asked, str) else dict(asked)
     name = settings.pop("name", None)
-    if name == "auto" and not settings:
-        name = DEFAULT["name"]
     if name == "mixture":
         parts = settings.pop("of", None)
-        if not isinstance(parts, list | tuple) or not parts or settings:
+        if not isinstance(parts, list | tuple) or not parts or "auto" in parts or settings:
             raise JobError("sampler: a mixture should be {name: mixture, of: [...]}, with samplers and nothing else")
         return Mixture([sampler_of(part) for part in parts])
     if name not in SAMPLERS:
-        raise JobError(f"sampler: {name!r} should be one of {', '.join(SAMPLERS)}, mixture or auto")
+        raise JobError(f"sampler: {name!r} should be one of {', '.join(SAMPLERS)}, mixture or, as a word alone, auto")
     wrong = [
         f"{key}: {value!r}"
         for key, value in settings.items()

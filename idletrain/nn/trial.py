@@ -27,7 +27,6 @@ from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.randomness import generator
 from idletrain.nn.ranking import hits
-from idletrain.nn.sparse_rows import Csr
 
 logger = logging.getLogger(__name__)
 SamplerWords = str | Mapping[str, Any]
@@ -108,6 +107,8 @@ def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
     training, samples = program.training, program.source.open()
     if not isinstance(samples, SparseSamples):
         raise JobError("sampler: auto tries samplers on sparse rows; name one of them for arrays")
+    if len(samples) < HELD_OUT_PART:
+        raise JobError(f"sampler: auto needs {HELD_OUT_PART} rows or more; name a sampler")
     order = generator(training.seed, "trial").permutation(len(samples))
     count = min(HELD_OUT, len(samples) // HELD_OUT_PART)
     held, seen = np.sort(order[:count]), only(samples, np.sort(order[count:]))
@@ -120,14 +121,18 @@ def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
     flat[: len(pulled)] = pulled
     work = LocalSteps(program, subnet, flat, 0, 0)
     batches = BatchOrder(training.seed, len(seen), training.batch_size, 1)
-    began, steps = None, 0
-    while began is None or time.perf_counter() - began < seconds:
+
+    def rebuild(round_: int) -> None:
+        shards.open_output(program, work.module, subnet, seen, flat, shards.Place(round_, 0))
+
+    rebuild(0)
+    work.step(seen, batches, 0)  # which may compile, and does not count
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
         if steps % training.local_steps == 0:
-            place = shards.Place(steps // training.local_steps, 0)
-            shards.open_output(program, work.module, subnet, seen, flat, place)
-        work.step(seen, batches, steps)
+            rebuild(steps // training.local_steps)
         steps += 1
-        began = began or time.perf_counter()  # the first step may compile
+        work.step(seen, batches, steps)
     network = assembled(prepared.module, [p.detach() for p in work.module.parameters()]).eval()
     return Trial(sampler, steps, _right(network, samples, held))
 
@@ -136,8 +141,8 @@ def _right(network: Any, samples: SparseSamples, rows: NDArray[np.int64]) -> NDA
     """Which rows' best label is one of theirs."""
     found = []
     for part in np.array_split(rows, -(-len(rows) // 256)):
-        x, y = samples.batch(part)
+        x, _ = samples.batch(part)
         top = network(x).topk(1)[1].numpy()
-        found.append(hits(top, Csr(y.offsets.numpy(), y.indices.numpy().astype(np.int32)))[:, 0])
+        found.append(hits(top, samples.y.only(part))[:, 0])
     result: NDArray[np.bool_] = np.concatenate(found)
     return result

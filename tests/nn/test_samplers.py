@@ -120,8 +120,10 @@ def test_a_job_s_words_make_samplers() -> None:
 @pytest.mark.parametrize(
     ("asked", "fault"),
     [
-        ("unifrom", r"sampler: 'unifrom' should be one of all, uniform, .*mixture or auto"),
+        ("unifrom", r"sampler: 'unifrom' should be one of all, uniform, .*mixture or, as a word alone, auto"),
         ({"negatives": 3}, r"sampler: None should be one of"),
+        ({"name": "auto"}, r"sampler: 'auto' should be one of .*or, as a word alone, auto"),
+        ({"name": "mixture", "of": ["uniform", "auto"]}, r"sampler: a mixture should be"),
         ({"name": "uniform", "positives": 3}, r"sampler: uniform does not take \{'positives': 3\}"),
         ({"name": "simhash", "lists": 3}, r"sampler: simhash does not take \{'lists': 3\} \(unknown: lists\)"),
         ({"name": "uniform", "negatives": "many"}, r"negatives: 'many' should be whole numbers"),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from idletrain.errors import JobError
 from idletrain.job import parse_job
 from idletrain.nn import trial
 from idletrain.nn.trial import Trial, best, choose
@@ -59,7 +60,7 @@ def test_every_candidate_is_trained_for_its_time(job: object, monkeypatch: pytes
     chosen, trials = choose(job.model, job.data, job.training, seconds=300, candidates=candidates)
     assert [t.sampler for t in trials] == list(candidates)
     assert chosen in candidates
-    assert [t.steps for t in trials] == [150, 150]
+    assert [t.steps for t in trials] == [149, 149]
     assert all(t.precision > 0.2 for t in trials), [(t.steps, t.precision) for t in trials]  # by chance 0.02
 
 
@@ -87,6 +88,12 @@ def test_state_that_does_not_travel_begins_at_zero_in_a_trial_too(job: object) -
     training = job.training.model_copy(update={"optimizer": optimizer})
     _, (tried,) = choose(job.model, job.data, training, seconds=0.1, candidates=("uniform",))
     assert tried.steps > 0
+
+
+def test_too_few_rows_to_hold_some_out_are_refused(job: object, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("4 60 50\n" + "1 1:1\n" * 4)
+    with pytest.raises(JobError, match="sampler: auto needs 5 rows or more"):
+        choose(job.model, job.data, job.training, seconds=0.1)
 
 
 def test_a_candidate_whose_tables_do_not_fit_is_left_out(job: object) -> None:
