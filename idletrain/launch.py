@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from distributed.security import Security
 from idletrain.errors import JobError, RunError
 from idletrain.fleet import local, scheduler, settings
 from idletrain.job import LEFT_OPEN, Job, resume_faults
+from idletrain.nn.extreme import SparseFiles
 from idletrain.nn.memory import HEAD_BYTES
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.expectation import Expectation
@@ -146,7 +147,8 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
                 page = await page_of(client, ours=options.scheduler is None)
-                runner = Runner(job, prepared, journal, client, record, about(job, options.command, *page))
+                told = about(job, options.command, *page) | _rows_of(prepared)
+                runner = Runner(job, prepared, journal, client, record, told)
                 options.begun(runner.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(runner.stop), _failing(record, journal):
@@ -239,7 +241,7 @@ async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterato
         yield options.scheduler, Security()
         return
     async with scheduler.started(job.run_dir) as address:
-        fleet = local.LocalFleet(address, _budget(job), job.run_dir / "logs")
+        fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs")
         tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count, record))]
         if options.churn_seconds:
             tasks.append(asyncio.ensure_future(local.churn(fleet, options.churn_seconds)))
@@ -252,7 +254,13 @@ async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterato
             await fleet.close()
 
 
-def _budget(job: Job) -> int:
+def _rows_of(prepared: Prepared) -> dict[str, Any]:
+    """What there is of sparse rows, and what had to be done about some."""
+    source = prepared.program.source
+    return {"data": asdict(source.open().census)} if isinstance(source, SparseFiles) else {}
+
+
+def worker_bytes(job: Job) -> int:
     """Bytes that each local worker may use: as the job says, or its share of what is free here."""
     if job.nodes.memory:
         return job.nodes.memory

@@ -7,6 +7,7 @@ writes them. A file is converted once a machine, to raw arrays in the user's cac
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import itertools
@@ -16,6 +17,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +39,7 @@ LABELS = re.compile(rb"\d+(,\d+)*|")
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FEATURES = re.compile(rb"(?:\d+:%b(?:\s+\d+:%b)*)?" % (NUMBER, NUMBER))
 LARGEST = 2**31 - 1  # columns are 32-bit numbers
+LARGEST_UNSAID = 10**8  # of a file without a header: beyond, a slip would take the machine's memory
 ARRAYS = {  # file -> type
     "feature_starts": np.int64,
     "feature_columns": np.int32,
@@ -169,6 +172,8 @@ def _text_chunks(path: Path, field: str) -> Iterator[_Chunk]:
         first = next(lines, (1, b""))
         header = HEADER.fullmatch(first[1])
         sizes = (int(header[2]), int(header[3])) if header else (0, 0)
+        if max(sizes) > LARGEST:
+            raise JobError(f"{field}: {path}, line 1 names {max(sizes)} columns; at most {LARGEST} can be had")
         if not header:
             lines = itertools.chain([first], lines)
         count, lines = 0, _without_blank_end(lines)
@@ -213,10 +218,10 @@ def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: 
         ("feature", pairs[:, 0].max(initial=-1), sizes[0]),
         ("label", max(labels, default=-1), sizes[1]),
     ):
-        if most >= (size or LARGEST):
-            least = "line 1 names" if size else "can be had"
+        if most >= (size or LARGEST_UNSAID):
+            least = "line 1 names" if size else "can be had without a header"
             raise JobError(
-                f"{where}: {what} {most:.0f} is beyond the {size or LARGEST} {what}s that {least}; count from 0"
+                f"{where}: {what} {most:.0f} is beyond the {size or LARGEST_UNSAID} {what}s that {least}; count from 0"
             )
     return pairs[:, 0].astype(np.int64), values, np.array(labels, dtype=np.int64)
 
@@ -249,6 +254,8 @@ def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
             kind = archive["format"].item()
             matrix = Csr(archive["indptr"].astype(np.int64), archive["indices"], archive["data"].astype(np.float32))
             rows, columns = (int(size) for size in archive["shape"])
+            if columns > LARGEST:
+                raise JobError(f"{field}: {path} has {columns} columns; at most {LARGEST} can be had")
     except OSError as error:
         raise _unreadable(field, path, error) from None
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
@@ -293,7 +300,9 @@ def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> Non
         except OSError:  # somebody else was quicker
             if not (folder / "census.json").exists():
                 raise
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, zlib.error) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise JobError(f"{field}: {folder.parent} has no room for {paths[0]} as arrays; free some there") from None
         raise _unreadable(field, paths[0], error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -309,7 +318,7 @@ def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> Census:
         for chunk in chunks:
             has = np.diff(chunk.y.starts) > 0
             without += int((~has).sum())
-            x, y = (part if keep or has.all() else _pick(part, np.flatnonzero(has)) for part in (chunk.x, chunk.y))
+            x, y = (part if keep or has.all() else part.only(np.flatnonzero(has)) for part in (chunk.x, chunk.y))
             (x, odd), (y, _) = canonical(x), canonical(y)
             for kind, part in (("feature", x), ("label", y)):
                 (part.starts[1:] + written[kind]).tofile(files[f"{kind}_starts"])
@@ -327,12 +336,6 @@ def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> Census:
     by_label.starts.tofile(folder / "row_starts")
     by_label.columns.tofile(folder / "row_columns")
     return Census(rows, features, labels, without, mended)
-
-
-def _pick(matrix: Csr, rows: NDArray[np.int64]) -> Csr:
-    taken = matrix.take(rows)
-    values = None if taken.values is None else taken.values.numpy()
-    return Csr(taken.offsets.numpy(), taken.indices.numpy().astype(np.int32), values)
 
 
 def _array(folder: Path, name: str) -> NDArray[Any]:
@@ -354,6 +357,6 @@ def _map(folder: Path) -> SparseSamples:
 
 def only(samples: SparseSamples, rows: NDArray[np.int64]) -> SparseSamples:
     """Some rows as samples of their own, in memory."""
-    y = _pick(samples.y, rows)
+    y = samples.y.only(rows)
     census = replace(samples.census, rows=len(rows))
-    return SparseSamples(_pick(samples.x, rows), y, transpose(y, census.labels), census)
+    return SparseSamples(samples.x.only(rows), y, transpose(y, census.labels), census)

@@ -61,14 +61,19 @@ class Csr:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def take(self, index: NDArray[np.int64]) -> Rows:
-        """Some rows, in this order, as a batch of their own."""
+    def only(self, index: NDArray[np.int64]) -> Csr:
+        """Some rows, in this order, as a matrix of their own."""
         begin = self.starts[index]
         lengths = self.starts[index + 1] - begin
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
-        values = None if self.values is None else torch.from_numpy(self.values[places])
-        return Rows(torch.from_numpy(offsets), torch.from_numpy(self.columns[places].astype(np.int64)), values)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.arange(starts[-1]) + np.repeat(begin - starts[:-1], lengths)
+        return Csr(starts, self.columns[places], None if self.values is None else self.values[places])
+
+    def take(self, index: NDArray[np.int64]) -> Rows:
+        """The same as a batch."""
+        part = self.only(index)
+        values = None if part.values is None else torch.from_numpy(part.values)
+        return Rows(torch.from_numpy(part.starts), torch.from_numpy(part.columns.astype(np.int64)), values)
 
     def counts(self, columns: int) -> NDArray[np.int64]:
         """How many entries every column has, `[columns]`."""

@@ -126,6 +126,8 @@ def _tell_start(event: Event) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
     seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
     seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
+    odd = event.get("data", {}).get("without_labels", 0)
+    seen += f"; {odd} rows of the data are without labels" if odd else ""
     return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
 
 

@@ -25,10 +25,12 @@ def wide_job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """The sections of a job with 60 labels, each with words of its own."""
     random_ = np.random.default_rng(0)
     for name, rows in (("train", 600), ("test", 100)):
-        lines = [f"{rows} 90 60\n"]
+        lines = [""]
         for label in random_.integers(0, 60, rows):
             words = sorted({int(label), 60 + int(label) % 30, *random_.integers(0, 90, 2).tolist()})
             lines.append(f"{label} {' '.join(f'{word}:1' for word in words)}\n")
+        lines[0] = f"{rows + 1} 90 60\n"
+        lines.append(" 1:1\n")  # without a label
         (tmp_path / f"{name}.txt").write_text("".join(lines))
 
     def sections(sampler: Any = SIMHASH, rounds: int = 3, **model: Any) -> dict[str, Any]:
@@ -79,6 +81,8 @@ def test_kills_and_notices_change_no_bit(
     causes = {event["cause"] for event in run.events("lost")}
     assert causes >= {"kill", "notice"}
     assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a mark"
+    (started,) = run.events("run_started")
+    assert (started["data"]["rows"], started["data"]["without_labels"]) == (600, 1)
 
 
 def test_another_head_goes_on_with_sums_and_shards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import scipy.sparse
 
 from idletrain.errors import JobError
+from idletrain.nn import extreme
 from idletrain.nn.extreme import SparseFiles, SparseSamples, sparse_names
 from idletrain.nn.remote import find
 
@@ -121,6 +123,8 @@ def test_some_rows_can_be_asked_for(tmp_path: Path) -> None:
         ("1 6 5\n1 99999999999999999999:1\n", r"line 2: feature 1\d+ is beyond the 6 features that line 1 names"),
         ("1 6 5\n99999999999999999999 0:1\n", r"line 2: label 1\d+ is beyond the 5 labels that line 1 names"),
         ("1 99999999999999999999:1\n", r"line 1: feature 1\d+ is beyond the \d+ features that can be had"),
+        ("2000000000 0:1\n", r"line 1: label 2000000000 is beyond the 100000000 labels that can be had without a"),
+        ("1 6 9999999999\n1 0:1\n", r"line 1 names 9999999999 columns; at most 2147483647"),
         ("3 6 5\n1 0:1\n1 0:1\n", r"line 1 names 3 rows and 2 follow"),
         ("1 6 5\n 0:1\n", r"hold no rows with labels"),
         ("", r"hold no rows"),
@@ -142,6 +146,20 @@ def test_a_file_that_is_not_there_or_not_gzip_is_refused(tmp_path: Path) -> None
     (tmp_path / "odd.txt.gz").write_bytes(b"plain")
     with pytest.raises(JobError, match=r"odd.txt.gz cannot be read \(Not a gzipped file"):
         SparseFiles((str(tmp_path / "odd.txt.gz"),), "data.train").open()
+    packed = bytearray(gzip.compress(b"1 6 5\n1 0:1\n" * 100))
+    packed[14:18] = b"\xff" * 4
+    (tmp_path / "hurt.txt.gz").write_bytes(packed)
+    with pytest.raises(JobError, match=r"hurt.txt.gz cannot be read \(Error -3 while decompressing"):
+        SparseFiles((str(tmp_path / "hurt.txt.gz"),), "data.train").open()
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(extreme, "_write", full)
+    with pytest.raises(JobError, match=r"sparse has no room for .*train.txt as arrays; free some there"):
+        opened(tmp_path, "1 6 5\n1 0:1\n")
 
 
 def save(folder: Path, x: Any, y: Any) -> SparseFiles:
