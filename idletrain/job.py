@@ -252,7 +252,8 @@ class CloudSettings(_Settings):
     ami: str | None = None
     """The machine image, with Docker; Amazon's ECS-optimized one when null."""
     head: str = "t3.medium"
-    """The head's instance type: two networks of float32 must fit its memory."""
+    """The head's instance type: two networks of float32 must fit its memory, and for `sampler: auto`, which is tried
+    there, one more with optimizer state and gradients."""
     profiles: tuple[str, str] = ("idletrain-head", "idletrain-node")
     """Instance profiles of head and nodes, as infra/aws makes them."""
 
@@ -393,7 +394,7 @@ def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:
     for field in ("train", "test"):
         paths = data.get(field)
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
-            if isinstance(path, str) and not Path(path).exists():
+            if isinstance(path, str) and not path.startswith("s3://") and not Path(path).expanduser().exists():
                 yield f"data.{field}: {path} cannot be read (No such file or directory); name an existing file"
 
 

@@ -259,6 +259,23 @@ def test_what_a_faulty_job_s_names_do_not_lead_to_is_told_with_its_other_faults(
     )
 
 
+def test_files_at_home_and_in_s3_are_not_told_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.txt").touch()
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump(
+            tree(
+                model={"factory": "idletrain.nn.models:mlp"},
+                data={"train": "~/train.txt", "test": "s3://bucket/x.txt"},
+                trainig={},
+            )
+        )
+    )
+    with pytest.raises(JobError) as caught:
+        load_job(tmp_path / "job.yaml")
+    assert caught.value.faults == ("trainig: is not a field of a job; did you mean training?",)
+
+
 @pytest.mark.parametrize("content", [b"name: \xff\xfe", b"name: 2024-13-01"])
 def test_a_file_that_yaml_cannot_make_sense_of(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "job.yaml").write_bytes(content)
