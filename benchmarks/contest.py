@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -268,6 +269,16 @@ def curve(case: Case, entry: Entry, timed: Timed, folder: Path) -> list[list[flo
         if accuracy >= case.target:
             break
     return points
+
+
+def seconds_to(record: dict[str, Any]) -> float:
+    """Until the accuracy was at the target, in a straight line from the snapshot before; infinite if it never was."""
+    before, below = 0.0, 0.0
+    for _, seconds, _, accuracy in record["curve"]:
+        if accuracy >= record["target"]:
+            return float(before + (seconds - before) * (record["target"] - below) / (accuracy - below))
+        before, below = seconds, accuracy
+    return math.inf
 
 
 def own_snapshots(folder: Path) -> list[tuple[int, Path]]:

@@ -8,7 +8,7 @@ what the host gave to others: "steal", as the kernel tells it, next to nothing o
 
     python -m benchmarks.forecast [--tiny] [--json FILE] [--case a,b,c,d] [--nodes 4,8] [--link 1gbit]
 
-Targets: within 15 % of what was measured, every case; a look within 10 s.
+Targets: within 15 % of what was measured, every case; a fleet's first look, which a launch waits for, within 10 s.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ START_SECONDS, CASE_SECONDS = 120.0, 900.0
 TRAININGS = (("ist", 50), ("local-sgd", 10))
 
 
-async def look(address: str, nodes: int, job: Job) -> Fleet:
-    """What a launch sees of a cluster, once all workers are there."""
+async def look(address: str, nodes: int, job: Job) -> tuple[Fleet, float]:
+    """What a launch sees of a cluster, once all workers are there, and in how many seconds."""
     async with Client(address, asynchronous=True, set_as_default=False) as client:
         await client.wait_for_workers(nodes)
-        return await survey(client, job)
+        started = time.monotonic()
+        return await survey(client, job), time.monotonic() - started
 
 
 def tell(line: Line) -> None:
@@ -89,13 +90,13 @@ class Ticks(NamedTuple):
         return (later.stolen - self.stolen) / max(later.wanted - self.wanted, TICK_SECONDS)
 
 
-async def watched(seen: Awaitable[Fleet]) -> tuple[Fleet, float]:
-    """A look, and what was stolen while it timed steps, which it does last."""
+async def watched(seen: Awaitable[tuple[Fleet, float]]) -> tuple[Fleet, float, float]:
+    """A look, its seconds, and what was stolen while it timed steps, which it does last."""
     ticks, looking = [Ticks.now()], asyncio.ensure_future(seen)
     while not looking.done():
         await asyncio.wait([looking], timeout=TICK_SECONDS)
         ticks.append(Ticks.now())
-    return looking.result(), ticks[-round(STEP_SECONDS / TICK_SECONDS) :][0].share_until(ticks[-1])
+    return *looking.result(), ticks[-round(STEP_SECONDS / TICK_SECONDS) :][0].share_until(ticks[-1])
 
 
 def is_steady(line: Line) -> bool:
@@ -123,9 +124,7 @@ async def lead(host: str, nodes: int, tree: dict[str, Any], looks: int) -> None:
 
 async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Line:
     """The rounds behind a look, and what was stolen from it and from them."""
-    started = time.monotonic()
-    fleet, in_look = await watched(look(address, nodes, job))
-    seconds = time.monotonic() - started
+    fleet, seconds, in_look = await watched(look(address, nodes, job))
     _, choice = await asyncio.to_thread(outlook.chosen, job, fleet)
     expectation = Expectation(choice.expected.as_record(), choice.why)
     warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
@@ -173,8 +172,9 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
     looks = counting(lines)
     ratios = [_expected(rounds) / _measured(rounds) for rounds in looks]
     yield Figure(f"{name}: off by", abs(statistics.median(ratios) - 1), "", samples=ratios)
-    seconds = [line["seconds"] for line in lines]
-    yield Figure(f"{name}: a look", statistics.median(seconds), "s", samples=seconds)
+    first, *later = (line["seconds"] for line in lines)
+    yield Figure(f"{name}: the first look", first, "s")
+    yield Figure(f"{name}: later looks", statistics.median(later or [first]), "s", samples=later)
     for which, place in (("looks", 0), ("rounds", 1)):
         shares = [line["stolen"][place] for line in lines]
         yield Figure(f"{name}: stolen from {which}", statistics.median(shares), "", samples=shares)
@@ -188,15 +188,17 @@ def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
     """A case in the table."""
     looks = counting(lines)
     seconds = (statistics.median(map(each, looks)) for each in (_expected, _measured))
-    return [name, *(f"{value:.2f}" for value in seconds), f"{off:.0%}", f"{sum(map(is_steady, lines))} of {len(lines)}"]
+    steady = sum(map(is_steady, lines))
+    return [name, *(f"{value:.2f}" for value in seconds), f"{off:.0%}", f"{steady} of {len(lines)}"]
 
 
 def overall(where: str, figures: Sequence[Figure]) -> Iterator[Figure]:
     """What all cases there come to."""
     off = [figure.value for figure in figures if figure.what.endswith(": off by")]
-    seconds = [figure.value for figure in figures if figure.what.endswith(": a look")]
+    firsts = [figure.value for figure in figures if figure.what.endswith(": the first look")]
     yield at_least(f"{where}: cases within 15 %", sum(value <= OFF for value in off), "", len(off), off)
-    yield at_most(f"{where}: a look, in the median", statistics.median(seconds), "s", LOOK_SECONDS, seconds)
+    yield at_most(f"{where}: a first look, in the median", statistics.median(firsts), "s", LOOK_SECONDS, firsts)
+    yield at_most(f"{where}: a first look, at worst", max(firsts), "s", LOOK_SECONDS, firsts)
 
 
 def _expected(rounds: Sequence[Event]) -> float:
