@@ -1,6 +1,6 @@
 """What does a step cost as labels grow, how much of the time goes into rebuilding tables, and how much memory?
 
-Steps of a batch of 256 with about 1,500 active labels, hidden 64, at 10,000, 100,000 and 1,000,000 labels, each in a
+Steps of a batch of 256 with 1,000 to 1,300 active labels, hidden 64, at 10,000, 100,000 and 1,000,000 labels, each in a
 process of its own; one thread. Tables are rebuilt every 500 steps, as a job of so many local steps does, and once more
 as often as the layer does by itself (SLIDE's 50).
 

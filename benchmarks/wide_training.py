@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from idletrain.nn import data
-from idletrain.nn.extreme import Census, SparseFiles, SparseSamples
+from idletrain.nn.extreme import Census, SparseFiles, SparseSamples, only
 from idletrain.nn.ranking import hits
 from idletrain.nn.row_steps import RowAdagrad
 from idletrain.nn.sparse_rows import Csr, canonical, transpose
@@ -68,17 +68,7 @@ def samples_of(x: Csr, y: Csr, features: int, labels: int) -> SparseSamples:
 def split(samples: SparseSamples, held: int, seed: int) -> Sets:
     """Deal rows out without overlap: `held` to validate, `held` to test, the rest to train."""
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(samples))
-    return Sets(*(take(samples, np.sort(part)) for part in (order[2 * held :], order[:held], order[held : 2 * held])))
-
-
-def take(samples: SparseSamples, rows: NDArray[np.int64]) -> SparseSamples:
-    """Some rows."""
-    parts = []
-    for matrix in (samples.x, samples.y):
-        taken = matrix.take(rows)
-        values = None if taken.values is None else taken.values.numpy()
-        parts.append(Csr(taken.offsets.numpy(), taken.indices.numpy().astype(np.int32), values))
-    return samples_of(parts[0], parts[1], samples.census.features, samples.census.labels)
+    return Sets(*(only(samples, np.sort(part)) for part in (order[2 * held :], order[:held], order[held : 2 * held])))
 
 
 def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int = 0) -> SparseSamples:
