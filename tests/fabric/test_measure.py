@@ -19,8 +19,8 @@ from idletrain.errors import RefusedError, RunError
 from idletrain.fabric import figures, schedule, tasks, team, verdict
 from idletrain.fabric.measure import measure
 from idletrain.fabric.samples import Fabric, from_json
-from idletrain.fabric.tasks import Found
-from idletrain.fabric.team import Team, occupied
+from idletrain.fabric.tasks import Found, Visit
+from idletrain.fabric.team import SilentError, Team, occupied
 from idletrain.fleet import certificates, scheduler, settings
 from idletrain.fleet.local import LocalFleet
 
@@ -112,6 +112,24 @@ def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: py
     assert [fault for fault in found.faults if "cannot reach" in fault] == [
         "1 cannot reach 0 at 127.0.0.1 (timed out); let TCP through between them, all ports"
     ]
+    assert found.collectives == []
+    assert any("every node must reach every other one" in missing for missing in found.missing)
+
+
+def test_a_node_that_is_gone_is_told_of_once_and_not_taken_for_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, visits = Team.ask, []
+
+    async def gone(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
+        if args and isinstance(args[0], Visit):
+            visits.append((args[0].source, args[0].target))
+            if node == 1:
+                raise SilentError("1 did not end 'link' in 60 s; see its log")
+        return await asked(self, node, task, *args, **more)
+
+    monkeypatch.setattr(Team, "ask", gone)
+    found = on(2, _not_reached)
+    assert found.faults == ["1 did not end 'link' in 60 s; see its log"]
+    assert visits[-1] == (1, 0)  # and nothing behind
     assert found.collectives == []
     assert any("every node must reach every other one" in missing for missing in found.missing)
 
