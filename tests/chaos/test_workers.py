@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
-from .helpers import Cluster, Control, Run, gone, train_alone, until
+from .helpers import Cluster, Control, Event, Run, gone, train_alone, until
 
 
 def kill(process: psutil.Process) -> None:
@@ -213,28 +213,31 @@ def test_a_stopped_worker_comes_back_too_late(
     sleeper = psutil.Process(cluster.script(script).pid)
     for _ in range(2):
         cluster.idletrain_worker()
-    control.pace(0.02)
+    control.pace(0.1)
     head = run.launch("--scheduler", cluster.address)
     run.wait("all three", "worker_joined", count=3)
     (at,) = [e["worker"] for e in run.events("worker_joined") if e["name"] == "sleeper"]
-    leased = run.wait("a lease of the sleeper", "leased", lambda e: e["worker"] == at)
-    run.wait("a mark of it", "marked", lambda e: e["attempt"] == leased["attempt"])
+
+    def is_sleepers(event: Event) -> bool:  # its first lease may be over before there is a mark
+        return event["attempt"] in {e["attempt"] for e in run.events("leased") if e["worker"] == at}
+
+    attempt = run.wait("a mark of the sleeper", "marked", is_sleepers)["attempt"]
     for each in run.workers().values():  # the others wait, so that the subnet is still open when the push comes
         control.hold(each.pid)
     sleeper.suspend()
-    lost = run.wait("the lease's end", "lost", lambda e: e["worker"] == at)
+    lost = run.wait("the lease's end", "lost", lambda e: e["attempt"] == attempt)
     assert lost["cause"] == "lease"
     control.path.joinpath(f"hold-{sleeper.pid}").unlink()
     control.pace(0)
     sleeper.resume()
-    refused = run.wait("the late push", "refused", lambda e: e["attempt"] == leased["attempt"])
+    refused = run.wait("the late push", "refused", lambda e: e["attempt"] == attempt)
     assert refused["reply"] == "not-leased"
-    run.wait("the sleeper's end", "attempt_ended", lambda e: e["attempt"] == leased["attempt"])
+    run.wait("the sleeper's end", "attempt_ended", lambda e: e["attempt"] == attempt)
     control.release()
     assert head.exit_code() == 0, head.text
-    ended = [e for e in run.events("attempt_ended") if e["attempt"] == leased["attempt"]]
+    ended = [e for e in run.events("attempt_ended") if e["attempt"] == attempt]
     assert [(e["ended"], e["reply"]) for e in ended] == [("revoked", "not-leased")]
-    assert not [e for e in run.events("staged") if e["attempt"] == leased["attempt"]]
+    assert not [e for e in run.events("staged") if e["attempt"] == attempt]
     run.check(undisturbed(subnets=3))
 
 
