@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from idletrain.errors import JobError
+from idletrain.exchange.codec import SMALL
 from idletrain.exchange.wire import LeaseId
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.memory import need_of
@@ -33,7 +34,7 @@ def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Ca
     codec = coding.codec(program, subnet, "push")
     assert codec
     large = [
-        torch.Size(shape).numel() for shape in subnet.shapes if len(shape) == 2 and torch.Size(shape).numel() > 4096
+        torch.Size(shape).numel() for shape in subnet.shapes if len(shape) == 2 and torch.Size(shape).numel() >= SMALL
     ]
     assert codec.coded == sum(large)
     assert len(large) == 2
