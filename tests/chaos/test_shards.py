@@ -85,6 +85,31 @@ def test_kills_and_notices_change_no_bit(
     assert (started["data"]["rows"], started["data"]["without_labels"]) == (600, 1)
 
 
+def test_salvage_keeps_the_steps_of_shards_that_a_killed_worker_marked(
+    make_run: Callable[..., Run], control: Control, wide_job: Callable[..., dict[str, Any]]
+) -> None:
+    run = make_run(**wide_job(exclude=["hidden"]), preemption={"policy": "salvage"})
+    control.pace(0.1)
+    head = run.launch()
+
+    def targets() -> list[Any]:
+        assert head.running, head.text
+        held = marked(run)
+        return [process for at, process in run.workers().items() if at in held]
+
+    kill(until("a worker with a mark", targets)[0])
+    lost = run.wait("the loss", "lost", lambda e: e["cause"] == "kill")
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(None)
+    same = [e for e in run.events("marked", "leased") if (e["round"], e["subnet"]) == (lost["round"], lost["subnet"])]
+    kept = max(e["steps"] for e in same if e["kind"] == "marked" and e["attempt"] == lost["attempt"])
+    commit = next(commit for commit in run.records("commit") if commit["round"] == lost["round"])
+    assert dict(commit["staged"])[lost["subnet"]] >= kept > 0
+    assert all(e["step"] >= kept for e in same if e["kind"] == "leased" and e["attempt"] > lost["attempt"])
+    assert [event["accuracy"] for event in run.events("evaluated")][-1] > 0.3
+
+
 def test_another_head_goes_on_with_sums_and_shards(
     make_run: Callable[..., Run], wide_job: Callable[..., dict[str, Any]]
 ) -> None:
