@@ -115,6 +115,10 @@ class Stage:
         self._cast.start(machine, [python, "-m", f"benchmarks.peers.{script}", json.dumps(asdict(spec))])
 
 
+class NoStepError(RuntimeError):
+    """A run was given too few seconds."""
+
+
 @dataclass(frozen=True)
 class Timed:
     """What is known of a run when its processes have ended.
@@ -145,7 +149,8 @@ def run(
     `faults` are those of `machines`.
 
     Raises:
-        RuntimeError: it did not start, took no step, or broke off; it says what the processes said last.
+        NoStepError: its seconds were over before its first step was.
+        RuntimeError: it did not start or broke off; both say what the processes said last.
     """
     with run_folder() as folder:
         try:
@@ -153,7 +158,7 @@ def run(
                 timed = _timed(bed, case, entry, nodes, folder)
         except RuntimeError as error:
             log = folder / "stderr"
-            raise RuntimeError(f"{error}\n{log.read_text()[-3000:] if log.exists() else ''}") from None
+            raise type(error)(f"{error}\n{log.read_text()[-3000:] if log.exists() else ''}") from None
         if events and METHODS[entry.method].ours:
             events.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / "bench" / "events.jsonl", events)
@@ -186,7 +191,8 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
     """Run the processes until they are done or the budget is spent.
 
     Raises:
-        RuntimeError: they did not start, took no step, stood still, or one ended before.
+        NoStepError: their seconds were over before their first step was.
+        RuntimeError: they did not start, stood still, or one ended before.
     """
     snapshot_seconds = max(entry.budget_seconds / 16, 0.001) if entry.snapshot_every else 3600.0
     with Cast(bed, folder) as cast:
@@ -211,7 +217,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
     lines = list(cast.output.lines)
     progress = progress_of(lines, ours, nodes)
     if not progress:
-        raise RuntimeError(f"no step in {entry.budget_seconds:g} s")
+        raise NoStepError(f"no step in {entry.budget_seconds:g} s")
     steps, last = max(progress.values())
     if not cast.output.of(ended) and left_at - last > STILL * (last - begun) / len(progress):
         raise RuntimeError(f"it stood still after {steps} steps, for {left_at - last:.0f} s")
