@@ -7,6 +7,7 @@ subnets than nodes, a worker pulls the next and pushes the last while one trains
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ PARTS = ("pull", "compute", "push", "commit")
 # benchmarks/candidates.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
 STEPS = (1, 2, 5, 10, 25, 50, 100)
 MOST_STEPS = {"ist": 100, "local-sgd": 50}
-# Steps that subnets need where the whole network needs one, to the same accuracy: as many as there are subnets, and
-# no more than five (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight 1,000 to 200).
-MOST_SUBNETS_STEPS = 5
+# Local steps that subnets need where the whole network needs one, to the same accuracy: as many as there are subnets,
+# beyond three only as their root grows (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight 1,000
+# to 200; results/planned.json: sixteen take 1.3 to 1.5 times the rounds of eight).
+ROOT_FROM = 3
 AMORTISED = 0.2  # of a round: more steps than leave that to the exchange gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # of float32, encoded and decoded (int8; results/codec.json); each end does one of them
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
@@ -179,7 +181,8 @@ def least_steps(option: Option, fleet: Fleet, allowed: Sequence[int]) -> int:
 
 def progress(option: Option, local_steps: int, fleet: Fleet) -> float:
     """Steps of the whole network a second that a way to train is worth."""
-    each = 1 / min(option.subnets, MOST_SUBNETS_STEPS) if option.method == "ist" else 1.0
+    subnets = option.subnets
+    each = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
     return local_steps * each / expected(option, local_steps, fleet).round
 
 

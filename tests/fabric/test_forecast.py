@@ -128,6 +128,13 @@ def test_wide_layers_over_slow_links_are_cut() -> None:
     assert any("x by local-sgd" in reason for reason in choice.why)
 
 
+def test_more_subnets_than_nodes_have_to_be_worth_the_rounds_that_they_take() -> None:
+    """A step of half the width takes half the time at best: then a round is as long, and learns less."""
+    eight, sixteen = ist(8, 2_640_000, 0.02), ist(16, 1_000_000, 0.01)
+    assert forecast.expected(sixteen, 100, FLEET).round < forecast.expected(eight, 100, FLEET).round
+    assert forecast.choose([eight, sixteen], FLEET).option.subnets == 8
+
+
 def test_over_fast_links_whole_networks_are_averaged() -> None:
     choice = forecast.choose([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
     assert choice.option.method == "local-sgd"
