@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
 from idletrain.nn import kernels, row_steps
-from idletrain.nn.tables import HashTables
+from idletrain.nn.tables import BIN, HashTables
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Plan:
     repeats: int = 100
 
 
+K, TABLES, BUCKET = 9, 50, 128  # SLIDE's for Delicious-200K
 TINY = Plan(batch=16, words=5, features=300, hidden=16, labels=500, active=50, repeats=3)
 Work = Callable[[], Any]
 
@@ -89,21 +90,53 @@ def sets(plan: Plan) -> tuple[Work, Work]:
 def retrievals(plan: Plan) -> tuple[Work, Work]:
     """The labels that most tables give: ours, torch's."""
     rows, query = torch.randn(plan.labels, plan.hidden), torch.randn(plan.batch, plan.hidden)
-    tables = HashTables("simhash", 9, 50, 128)
+    tables = HashTables("simhash", K, TABLES, BUCKET)
     tables.build(rows, 0)
 
     def counted() -> None:
         """Count hits by sorting every query's candidates."""
-        codes = tables._hash(query)
-        for b in range(plan.batch):
-            found = [
-                tables._ids[t, max(tables._starts[t, c], tables._starts[t, c + 1] - 128) : tables._starts[t, c + 1]]
-                for t, c in enumerate(codes[b])
-            ]
+        for codes in tables._hash(query, 0, TABLES).T:
+            found = [tables._ids[t, tables._starts[t, c] : tables._starts[t, c + 1]] for t, c in enumerate(codes)]
             hits = np.unique(np.concatenate(found), return_counts=True)
             np.argpartition(-hits[1], min(2, len(hits[1]) - 1))
 
     return lambda: tables.retrieve(query, rows, 2), counted
+
+
+def signs(plan: Plan) -> tuple[Work, Work]:
+    """Bucket numbers of SimHash for a block of rows: ours, torch's."""
+    products = torch.randn(K * TABLES, plan.active)
+    out, powers = np.empty((TABLES, plan.active), np.uint16), 2 ** torch.arange(K, dtype=torch.int32)
+    return (
+        lambda: kernels.sign_codes(products.numpy(), out),
+        lambda: ((products > 0).view(TABLES, K, -1) * powers[:, None]).sum(1, dtype=torch.int32),
+    )
+
+
+def winners(plan: Plan) -> tuple[Work, Work]:
+    """Bucket numbers of DWTA for a block of rows: ours, torch's."""
+    x, k = torch.randn(plan.active, plan.hidden), 4
+    compared = np.stack([np.random.default_rng(0).permutation(plan.hidden)[:BIN] for _ in range(k * TABLES)])
+    out, powers = np.empty((TABLES, plan.active), np.uint16), BIN ** torch.arange(k, dtype=torch.int32)
+    places = torch.from_numpy(compared.ravel())
+    return (
+        lambda: kernels.winner_codes(x.numpy(), compared, out),
+        lambda: (x[:, places].view(-1, TABLES, k, BIN).argmax(-1).int() * powers).sum(-1, dtype=torch.int32),
+    )
+
+
+def fills(plan: Plan) -> tuple[Work, Work]:
+    """One table of all labels from their bucket numbers: ours, and by numpy's sort."""
+    random = np.random.default_rng(0)
+    codes, order = random.integers(0, 1 << K, plan.labels).astype(np.uint16), random.permutation(plan.labels)
+    order32, ids = order.astype(np.int32), np.empty(BUCKET << K, np.int32)
+
+    def sort() -> None:
+        mixed = codes[order]
+        order[np.argsort(mixed, kind="stable")]
+        np.bincount(mixed, minlength=1 << K).cumsum()
+
+    return lambda: kernels.fill_buckets(codes, order32, BUCKET, np.zeros((1 << K) + 1, np.int32), ids), sort
 
 
 def milliseconds(works: Sequence[Work], repeats: int) -> list[list[float]]:
@@ -125,6 +158,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     pairs = [("bag's gradient", *bag_gradients(plan))]
     pairs += [("Adagrad rows", *updates(plan)), ("distinct", *sets(plan)), ("hash hits", *retrievals(plan))]
+    pairs += [("signs", *signs(plan)), ("winners", *winners(plan)), ("buckets", *fills(plan))]
     figures: list[Figure] = []
     for name, ours, torchs in pairs:
         mine, theirs = milliseconds((ours, torchs), plan.repeats)

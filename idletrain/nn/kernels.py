@@ -66,29 +66,81 @@ def adagrad_rows(
 
 
 @_compiled
+def sign_codes(products_CB: Floats, out_LB: NDArray[Any]) -> None:
+    """Bucket numbers from the signs of C / L products each."""
+    k, B = len(products_CB) // len(out_LB), out_LB.shape[1]
+    for table in range(len(out_LB)):
+        numbers = np.zeros(B, np.uint32)
+        for j in range(k):  # along B, which processors do many at a time
+            products, bit = products_CB[table * k + j], np.uint32(1 << j)
+            for b in range(B):
+                numbers[b] |= bit if products[b] > 0 else np.uint32(0)
+        out_LB[table] = numbers
+
+
+@_compiled
+def winner_codes(x_BH: Floats, coordinates_CI: Ids, out_LB: NDArray[Any]) -> None:
+    """Bucket numbers from C / L codes each: which of I coordinates, a power of two, is the largest."""
+    k, compared = len(coordinates_CI) // len(out_LB), coordinates_CI.shape[1]
+    for b in range(len(x_BH)):
+        for table in range(len(out_LB)):
+            number = 0
+            for j in range(k):
+                mine = coordinates_CI[table * k + j]
+                best, most = 0, x_BH[b, mine[0]]
+                for i in range(1, compared):
+                    if x_BH[b, mine[i]] > most:
+                        best, most = i, x_BH[b, mine[i]]
+                number = number * compared + best
+            out_LB[table, b] = number
+
+
+@_compiled
+def fill_buckets(
+    codes_R: NDArray[Any], order_R: NDArray[np.int32], bucket: int, starts_S: NDArray[np.int32], ids: NDArray[np.int32]
+) -> None:
+    """Row numbers by bucket, of each bucket's the first `bucket` in `order_R`: a counting sort.
+
+    `starts_S`, one longer than there are buckets, holds zeros before.
+    """
+    for r in range(len(codes_R)):
+        after = np.int64(codes_R[r]) + 1
+        if starts_S[after] < bucket:
+            starts_S[after] += 1
+    for s in range(1, len(starts_S)):
+        starts_S[s] += starts_S[s - 1]
+    at_S = starts_S[:-1].copy()
+    for r in range(len(order_R)):
+        row = order_R[r]
+        code = np.int64(codes_R[row])
+        if at_S[code] < starts_S[code + 1]:
+            ids[at_S[code]] = row
+            at_S[code] += 1
+
+
+@_compiled
 def most_hits(
-    codes_BL: Ids,
+    codes_LB: NDArray[Any],
     starts_LS: NDArray[np.int32],
-    ids_LR: NDArray[np.int32],
-    bucket: int,
+    ids_LI: NDArray[np.int32],
     keep: int,
-    counts_R: NDArray[np.int32],
+    counts_R: NDArray[Any],
     out: Ids,
 ) -> int:
     """For each row the `keep` ids that are in most of its L buckets; returns how many were written in all.
 
-    `counts_R` holds zeros before and after. A bucket's last `bucket` entries count.
+    `counts_R` holds zeros before and after.
     """
-    L = codes_BL.shape[1]
-    found = np.empty(L * bucket, dtype=np.int64)
+    L = len(codes_LB)
+    found = np.empty(len(counts_R), dtype=np.int32)
     by_hits = np.empty(L + 1, dtype=np.int64)
     written = 0
-    for b in range(len(codes_BL)):
+    for b in range(codes_LB.shape[1]):
         many = 0
         for table in range(L):
-            end = starts_LS[table, codes_BL[b, table] + 1]
-            for at in range(max(starts_LS[table, codes_BL[b, table]], end - bucket), end):
-                row = ids_LR[table, at]
+            code = np.int64(codes_LB[table, b])
+            for at in range(starts_LS[table, code], starts_LS[table, code + 1]):
+                row = ids_LI[table, at]
                 if counts_R[row] == 0:
                     found[many] = row
                     many += 1

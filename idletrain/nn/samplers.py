@@ -215,7 +215,7 @@ class Mixture:
         )
 
 
-def _retrieving(tables: Callable[..., Tables], defaults: Mapping[str, int]) -> Callable[..., Sampler]:
+def _retrieving(tables: Callable[..., Tables], defaults: Mapping[str, int | None]) -> Callable[..., Sampler]:
     """A sampler that retrieves, with uniform labels beside unless `negatives` is 0."""
 
     def make(keep: int = 2, negatives: int = 256, **asked: int) -> Sampler:
@@ -235,7 +235,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     # code's K = 6 of 2 bits.
     "simhash": _retrieving(lambda **a: HashTables("simhash", **a), {"k": 9, "tables": 50, "bucket": 128}),
     "dwta": _retrieving(lambda **a: HashTables("dwta", **a), {"k": 4, "tables": 50, "bucket": 128}),
-    "inverted-file": _retrieving(InvertedFile, {"lists": 512, "probes": 1}),
+    "inverted-file": _retrieving(InvertedFile, {"lists": None, "probes": 1}),
 }
 
 

@@ -7,7 +7,7 @@ K codes a table, S buckets.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from idletrain.errors import JobError
 from idletrain.nn import kernels
 from idletrain.nn.randomness import generator
 
-BLOCK_BYTES = 1 << 25  # of scratch while hashing: stays near the cache
+BLOCK_BYTES = 1 << 20  # of scratch while rows are hashed or dealt to lists: stays in a core's cache
+CODES_BYTES = 1 << 24  # of bucket numbers that are held at a time
 BIN = 8  # coordinates that one DWTA code compares (SLIDE's released configuration)
 MOST_LISTS = 1 << 16
 MOST_BITS = 20  # of a bucket's number: 4 MiB of bucket starts a table
+LIST_ROWS = 200  # a list, where it is not said how many there are: 512 for 100,000 labels, which did well there
+GROUP = 256  # lists that a row is compared with; where there are more, it is with groups of about so many first
 KMEANS_STEPS, KMEANS_SAMPLE = 5, 32  # Lloyd's steps, on this many rows a list (faiss: 25 and 256): rebuilds are often
 
 
@@ -41,14 +44,14 @@ class Tables(Protocol):
 class HashTables:
     """L tables of buckets under K codes each.
 
-    A table is all row numbers sorted by bucket and where each bucket starts: 4 bytes a row and table, where SLIDE's
-    fixed buckets take 512 a bucket. Rows enter in random order and a bucket's last `bucket` are seen.
+    A bucket holds the first `bucket` of its rows, in an order that every build draws anew: where it holds all, a table
+    takes 4 bytes a row, and never more than 4 a place in its buckets.
 
     Args:
         codes: SimHash (bits: signs of random projections) or DWTA (the largest of 8 coordinates, 3 bits).
         k: Codes in a bucket's number.
         tables: How many.
-        bucket: The most rows a bucket gives.
+        bucket: The most rows in a bucket.
     """
 
     def __init__(self, codes: str, k: int, tables: int, bucket: int) -> None:
@@ -56,61 +59,65 @@ class HashTables:
         if self._bits > MOST_BITS:
             raise JobError(f"sampler.k: {k} codes make buckets' numbers of {self._bits} bits; {MOST_BITS} are the most")
         self._codes, self._k, self._tables, self._bucket = codes, k, tables, bucket
-        self._narrowest = (
-            np.uint16 if self._bits <= 16 else np.uint32
-        )  # 670,000 16-bit codes sort in 43 ms, 32-bit ones in 212
+        self._number = np.dtype(np.uint16 if self._bits <= 16 else np.uint32)
+        self._hits = np.dtype(np.uint8 if tables < 1 << 8 else np.uint32)
         self._starts = self._ids = np.empty((0, 0), np.int32)
+        self._counts = np.empty(0, self._hits)
 
     def nbytes(self, rows: int, hidden: int) -> int:  # noqa: ARG002 (an inverted file needs it)
         """See `Tables`."""
-        return 4 * self._tables * (rows + (1 << self._bits) + 1) + 4 * rows
+        return 4 * self._tables * (self._places(rows) + (1 << self._bits) + 1) + self._hits.itemsize * rows
+
+    def _places(self, rows: int) -> int:
+        """The most rows that a table holds."""
+        return min(rows, self._bucket << self._bits)
 
     def build(self, rows_RH: Tensor, seed: int) -> None:
         """See `Tables`."""
         R, H = rows_RH.shape
         random = generator(seed, "tables")
         self._draw(random, H)
-        order = random.permutation(R)
-        self._ids = np.empty((self._tables, R), np.int32)
+        order = random.permutation(np.arange(R, dtype=np.int32))
+        self._ids = np.empty((self._tables, self._places(R)), np.int32)
         self._starts = np.zeros((self._tables, (1 << self._bits) + 1), np.int32)
-        block = max(1, BLOCK_BYTES // (4 * self._k * self._tables * BIN))
-        for start in range(0, R, block):
-            self._ids[:, start : start + block] = self._hash(rows_RH[start : start + block].float()).T
-        for table in range(self._tables):  # each table's codes stand where its ids will
-            codes = self._ids[table, order].astype(self._narrowest)
-            self._ids[table] = order[np.argsort(codes, kind="stable")]
-            self._starts[table, 1:] = np.bincount(codes, minlength=1 << self._bits).cumsum()
-        self._counts = np.zeros(R, np.int32)
+        at_once = max(1, CODES_BYTES // (self._number.itemsize * max(1, R)))
+        for first in range(0, self._tables, at_once):
+            for table, codes in enumerate(self._hash(rows_RH, first, first + at_once), first):
+                kernels.fill_buckets(codes, order, self._bucket, self._starts[table], self._ids[table])
+        self._counts = np.zeros(R, self._hits)
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
         """See `Tables`."""
-        assert len(rows_RH) == self._ids.shape[1], "the tables were built over other rows"
-        codes_BL = self._hash(query_BH.float())
+        assert len(rows_RH) == len(self._counts), "the tables were built over other rows"
+        codes_LB = self._hash(query_BH, 0, self._tables)
         out = np.empty(len(query_BH) * keep, np.int64)
-        bucket = min(self._bucket, len(rows_RH))
-        count = kernels.most_hits(codes_BL.astype(np.int64), self._starts, self._ids, bucket, keep, self._counts, out)
+        count = kernels.most_hits(codes_LB, self._starts, self._ids, keep, self._counts, out)
         return out[:count]
 
     def _draw(self, random: np.random.Generator, hidden: int) -> None:
         """Draw the hash functions."""
         count = self._k * self._tables
         if self._codes == "simhash":  # signs on a third of the coordinates (SLIDE's Ratio = 3)
-            signs = random.choice(np.array([-1, 0, 0, 0, 0, 1], np.float32), (hidden, count))
+            signs = random.choice(np.array([-1, 0, 0, 0, 0, 1], np.float32), (count, hidden))
             self._projection = torch.from_numpy(signs)
         else:
             needed = -(-count * BIN // hidden)
             permutations = np.concatenate([random.permutation(hidden) for _ in range(needed)])
-            self._coordinates = torch.from_numpy(permutations[: count * BIN])
+            self._coordinates = permutations[: count * BIN].reshape(count, BIN)
 
-    def _hash(self, x_BH: Tensor) -> NDArray[np.int32]:
-        """Bucket numbers, `[B, L]`."""
-        if self._codes == "simhash":
-            codes, width = (x_BH @ self._projection > 0).int(), 1
-        else:
-            codes, width = x_BH[:, self._coordinates].view(len(x_BH), -1, BIN).argmax(-1).int(), BIN.bit_length() - 1
-        powers = 2 ** (width * torch.arange(self._k, dtype=torch.int32))
-        numbers: NDArray[np.int32] = (codes.view(len(x_BH), self._tables, self._k) * powers).sum(-1).int().numpy()
-        return numbers
+    def _hash(self, x_BH: Tensor, first: int, last: int) -> NDArray[Any]:
+        """Bucket numbers in tables from `first` on and before `last`, `[L, B]`."""
+        last = min(last, self._tables)
+        some = slice(first * self._k, last * self._k)
+        out = np.empty((last - first, len(x_BH)), self._number)
+        block = max(1, BLOCK_BYTES // (4 * (some.stop - some.start)))
+        for start in range(0, len(x_BH), block):
+            x, into = x_BH[start : start + block].float(), out[:, start : start + block]
+            if self._codes == "simhash":
+                kernels.sign_codes((self._projection[some] @ x.T).numpy(), into)
+            else:
+                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[some], into)
+        return out
 
 
 class InvertedFile:
@@ -120,36 +127,43 @@ class InvertedFile:
     with them, while this one scores the rows as they are now.
 
     Args:
-        lists: How many.
+        lists: How many; None for one for every 200 rows, so that a query's work does not grow with them.
         probes: Lists that a query looks through.
     """
 
-    def __init__(self, lists: int, probes: int) -> None:
-        if not 1 <= lists <= MOST_LISTS or probes < 1:
+    def __init__(self, lists: int | None, probes: int) -> None:
+        if not 1 <= (lists or 1) <= MOST_LISTS or lists == 0 or probes < 1:
             raise JobError(f"sampler: lists {lists} should be 1 to {MOST_LISTS}, and probes {probes} at least 1")
         self._asked, self._probes = lists, probes
         self._members = self._starts = np.empty(0, np.int32)
 
     def nbytes(self, rows: int, hidden: int) -> int:
         """See `Tables`."""
-        return 8 * rows + 4 * self._asked * (hidden + 1)
+        return 8 * rows + 4 * self._lists(rows) * (hidden + 1)
+
+    def _lists(self, rows: int) -> int:
+        """How many there are for so many rows."""
+        return max(1, min(self._asked or -(-rows // LIST_ROWS), rows // 4, MOST_LISTS))
 
     def build(self, rows_RH: Tensor, seed: int) -> None:
         """See `Tables`."""
         R = len(rows_RH)
-        lists = max(1, min(self._asked, R // 4))
-        random = generator(seed, "lists")
-        sample_SH = rows_RH[torch.from_numpy(random.permutation(R)[: lists * KMEANS_SAMPLE])].float()
-        centres_LH = _unit(sample_SH[:lists].clone())
-        for _ in range(KMEANS_STEPS):  # spherical k-means: what matters is the product with a query
-            nearest = _nearest(sample_SH, centres_LH)
-            sums = torch.zeros_like(centres_LH).index_add_(0, nearest, sample_SH)
-            empty = torch.bincount(nearest, minlength=lists) == 0
-            centres_LH = torch.where(empty[:, None], centres_LH, _unit(sums))
-        self._centres_LH = centres_LH
-        list_of_R = _nearest(rows_RH, centres_LH).numpy()
-        self._members = np.argsort(list_of_R.astype(np.uint16), kind="stable").astype(np.int32)
-        self._starts = np.concatenate([[0], np.bincount(list_of_R, minlength=lists).cumsum()]).astype(np.int32)
+        lists = self._lists(R)
+        sample = torch.from_numpy(generator(seed, "lists").permutation(R)[: lists * KMEANS_SAMPLE])
+        sample_SH = rows_RH[sample].float()
+        heads_GH, of_S = _kmeans(sample_SH, -(-lists // GROUP))
+        parts, list_of_R, first = [], np.empty(R, np.uint16), 0
+        group_of_R = _nearest(rows_RH, heads_GH)
+        for group in range(len(heads_GH)):  # each gets a list, and the others by its share of the rows
+            own_SH = sample_SH[of_S == group]
+            part_LH, _ = _kmeans(own_SH, 1 + (lists - len(heads_GH)) * len(own_SH) // len(sample_SH))
+            members = (group_of_R == group).nonzero()[:, 0]
+            list_of_R[members.numpy()] = first + _nearest(rows_RH, part_LH, members).numpy()
+            parts.append(part_LH)
+            first += len(part_LH)
+        self._centres_LH = torch.cat(parts)
+        self._members = np.argsort(list_of_R, kind="stable").astype(np.int32)
+        self._starts = np.concatenate([[0], np.bincount(list_of_R, minlength=first).cumsum()]).astype(np.int32)
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
         """See `Tables`."""
@@ -177,7 +191,21 @@ def _unit(x: Tensor) -> Tensor:
     return torch.nn.functional.normalize(x, dim=1)
 
 
-def _nearest(x_RH: Tensor, centres_LH: Tensor) -> Tensor:
-    """The centre with the largest product, `[R]`, in blocks."""
+def _kmeans(x_SH: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Centres that each have a row, unit vectors, at most `count`; and every row's. Spherical: what matters is the
+    product with a query.
+    """
+    centres = _unit(x_SH[:count].clone())
+    for _ in range(KMEANS_STEPS):
+        used, nearest = torch.unique(_nearest(x_SH, centres), return_inverse=True)
+        centres = _unit(x_SH.new_zeros(len(used), x_SH.shape[1]).index_add_(0, nearest, x_SH))
+    used, nearest = torch.unique(_nearest(x_SH, centres), return_inverse=True)
+    return centres[used], nearest
+
+
+def _nearest(x_RH: Tensor, centres_LH: Tensor, among: Tensor | None = None) -> Tensor:
+    """The centre with the largest product, of all rows or of some, in blocks."""
     block = max(1, BLOCK_BYTES // (4 * len(centres_LH)))
-    return torch.cat([(part.float() @ centres_LH.T).argmax(1) for part in torch.split(x_RH, block)])
+    parts = torch.split(x_RH, block) if among is None else (x_RH[part] for part in torch.split(among, block))
+    found = [(part.float() @ centres_LH.T).argmax(1) for part in parts]
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

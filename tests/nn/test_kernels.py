@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -59,21 +60,50 @@ def test_rows_move_each_at_its_own_rate_and_others_stay() -> None:
     torch.testing.assert_close((weight, sums), (expected, summed))
 
 
+def test_numbers_of_buckets_are_the_signs_of_products() -> None:
+    products = RANDOM.normal(size=(5, 6)).astype(np.float32)
+    products[2] = np.nan
+    numbers = np.full((2, 9), 99, np.uint16)
+    kernels.sign_codes(np.ascontiguousarray(products.T), numbers[:, 2:7])  # a block of more
+    bits = (products > 0).reshape(5, 2, 3)
+    assert np.array_equal(numbers[:, 2:7].T, (bits * [1, 2, 4]).sum(2))
+    assert (numbers[:, [0, 1, 7, 8]] == 99).all()
+
+
+def test_numbers_of_buckets_are_which_coordinates_are_largest() -> None:
+    x = RANDOM.normal(size=(5, 30)).astype(np.float32)
+    compared = np.stack([RANDOM.permutation(30)[:8] for _ in range(6)])
+    numbers = np.empty((3, 5), np.uint32)
+    kernels.winner_codes(x, compared, numbers)
+    winners = x[:, compared].argmax(2).reshape(5, 3, 2)
+    assert np.array_equal(numbers.T, winners[:, :, 0] * 8 + winners[:, :, 1])
+
+
+@pytest.mark.parametrize("number", [np.uint16, np.uint32])
+def test_buckets_are_filled_with_the_first_rows_in_order(number: type) -> None:
+    codes, order, bucket = RANDOM.integers(0, 8, 60).astype(number), RANDOM.permutation(60).astype(np.int32), 7
+    codes[codes == 5] = 4  # an empty bucket
+    starts, ids = np.zeros(9, np.int32), np.full(60, -1, np.int32)
+    kernels.fill_buckets(codes, order, bucket, starts, ids)
+    expected = [[row for row in order.tolist() if codes[row] == code][:bucket] for code in range(8)]
+    assert [ids[start:end].tolist() for start, end in itertools.pairwise(starts)] == expected
+    assert (ids[starts[-1] :] == -1).all()
+
+
 @pytest.mark.parametrize("keep", [1, 2, 5, 50])
 def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
     tables, rows, buckets, bucket = 6, 40, 8, 5
-    codes = RANDOM.integers(0, buckets, (tables, rows))
-    ids = np.argsort(codes, axis=1, kind="stable").astype(np.int32)
-    starts = np.stack([np.append(0, np.bincount(c, minlength=buckets).cumsum()) for c in codes]).astype(np.int32)
+    starts, ids = np.zeros((tables, buckets + 1), np.int32), np.empty((tables, rows), np.int32)
+    for table in range(tables):
+        codes, order = RANDOM.integers(0, buckets, rows), RANDOM.permutation(rows).astype(np.int32)
+        kernels.fill_buckets(codes, order, bucket, starts[table], ids[table])
     asked = RANDOM.integers(0, buckets, (7, tables))
-    out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.int32)
-    written = kernels.most_hits(asked, starts, ids, bucket, keep, counts, out)
+    out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.uint8)
+    written = kernels.most_hits(asked.T.astype(np.uint16), starts, ids, keep, counts, out)
     assert not counts.any()
     found = iter(out[:written].tolist())
     for query in asked:
-        hits = Counter(
-            int(row) for t in range(tables) for row in ids[t, starts[t, query[t]] : starts[t, query[t] + 1]][-bucket:]
-        )
+        hits = Counter(int(row) for t in range(tables) for row in ids[t, starts[t, query[t]] : starts[t, query[t] + 1]])
         mine = [next(found) for _ in range(min(keep, len(hits)))]
         assert len(set(mine)) == len(mine)
         best = sorted(hits.values(), reverse=True)[: len(mine)]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from idletrain.errors import JobError
-from idletrain.nn.tables import HashTables, InvertedFile, Tables
+from idletrain.nn import tables as tables_module
+from idletrain.nn.tables import GROUP, HashTables, InvertedFile, Tables
 
 MAKERS = {
     "simhash": lambda: HashTables("simhash", 6, 20, 32),
@@ -85,6 +86,56 @@ def test_an_inverted_file_takes_what_it_says() -> None:
     tables.build(rows, 0)
     held = tables._members.nbytes + tables._starts.nbytes + tables._centres_LH.nbytes
     assert held <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000
+
+
+def test_tables_of_more_rows_than_their_buckets_hold_take_no_more_and_look_at_all_rows_in_time() -> None:
+    rows, queries = rows_and_queries()
+    tables, seen = HashTables("simhash", 3, 10, 8), set[int]()
+    for seed in range(40):
+        tables.build(rows, seed)
+        assert tables._ids.nbytes == 4 * 10 * 8 * 8
+        seen |= set(tables.retrieve(queries, rows, 50).tolist())
+    assert len(seen) > 1500, "each build draws an order of its own"
+
+
+def test_more_lists_than_a_row_is_compared_with_are_found_by_groups() -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.nn.functional.normalize(torch.randn(900, 16, generator=generator), dim=1)
+    rows = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(3600, 16, generator=generator)
+    tables = InvertedFile(900, 1)
+    tables.build(rows, 0)
+    assert GROUP < len(tables._starts) - 1 <= 900
+    assert sorted(tables._members.tolist()) == list(range(3600))
+    found = tables.retrieve(rows, rows, 1)
+    exact = (rows @ rows.T).argmax(1).numpy()
+    assert (found == exact).mean() > 0.7, "one list in 900 by chance"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "GROUP", 2)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(9, 4, generator=generator)[torch.randint(9, (70,), generator=generator)]
+    tables = InvertedFile(17, 3)
+    tables.build(rows, seed)
+    assert sorted(tables._members.tolist()) == list(range(70))
+    assert len(tables._starts) - 1 == len(tables._centres_LH) <= 17
+    found = tables.retrieve(rows, rows, 1)
+    assert len(found) == 70
+
+
+def test_lists_grow_with_the_rows_unless_told() -> None:
+    rows, _ = rows_and_queries()
+    tables = InvertedFile(None, 1)
+    tables.build(rows, 0)
+    assert len(tables._starts) - 1 == 2000 // 200
+
+
+def test_rows_that_are_all_alike_are_found() -> None:
+    tables = InvertedFile(16, 2)
+    rows = torch.zeros(300, 8)
+    tables.build(rows, 0)
+    assert len(tables.retrieve(torch.ones(2, 8), rows, 3)) == 6
 
 
 @pytest.mark.parametrize(("probes", "keep"), [(1, 2), (3, 5), (16, 40)])
