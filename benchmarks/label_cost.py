@@ -27,7 +27,8 @@ import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
 from benchmarks.wide_training import Recipe, make, peak_rss_bytes, samples_of, steps
-from idletrain.nn.sparse import SLIDE_REBUILD  # and with it Numba, before memory is looked at
+from idletrain.nn.extreme import SparseSamples
+from idletrain.nn.sparse import SLIDE_REBUILD
 from idletrain.nn.sparse_rows import Csr
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -56,15 +57,21 @@ class Plan:
 TINY = Plan((100, 1000), features=100, rows=200, words=4, hidden=8, batch=16, steps=6, rebuild_every=3)
 
 
-def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
-    """Milliseconds a step, the share of rebuilds, and memory over parameters and state."""
-    torch.set_num_threads(1)
+def rows_of(plan: Plan, labels: int) -> SparseSamples:
+    """Random rows with a label each."""
     random = np.random.default_rng(0)
     columns = np.sort(random.integers(0, plan.features, (plan.rows, plan.words)), axis=1).astype(np.int32)
     x = Csr(np.arange(plan.rows + 1) * plan.words, columns.ravel(), np.ones(columns.size, np.float32))
     y = Csr(np.arange(plan.rows + 1), random.integers(0, labels, plan.rows).astype(np.int32))
-    train = samples_of(x, y, plan.features, labels)
+    return samples_of(x, y, plan.features, labels)
+
+
+def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
+    """Milliseconds a step, the share of rebuilds, and memory over parameters and state."""
+    torch.set_num_threads(1)
     recipe = Recipe(sampler, SAMPLERS[sampler], 0.05, "random", plan.hidden, plan.batch, plan.rebuild_every)
+    few, train = rows_of(plan, plan.labels[0]), rows_of(plan, labels)
+    next(steps(make(recipe, few, 0), recipe, few, 0))  # what torch and compiled loops take whatever there is to train
     before = psutil.Process().memory_info().rss
     network = make(recipe, train, 0)
     going = steps(network, recipe, train, 0)

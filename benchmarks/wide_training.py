@@ -60,6 +60,17 @@ class Point:
     precision: float
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A training against the clock: points before and along it, and, in its end, the network and which held-out rows it
+    has right.
+    """
+
+    points: list[Point]
+    right: NDArray[np.bool_]
+    network: WideNetwork
+
+
 def samples_of(x: Csr, y: Csr, features: int, labels: int) -> SparseSamples:
     """Rows in memory as samples."""
     return SparseSamples(x, y, transpose(y, labels), Census(len(x), features, labels, 0, 0))
@@ -163,38 +174,36 @@ def steps(network: WideNetwork, recipe: Recipe, train: SparseSamples, seed: int)
         yield rebuilding
 
 
-def curve(
-    recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Sequence[float], seed: int
-) -> tuple[list[Point], WideNetwork]:
-    """P@1 before training and after each of so many seconds of it, and the network at the end."""
+def curve(recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Sequence[float], seed: int) -> Curve:
+    """Score before training and after each of so many seconds of it."""
     network = make(recipe, train, seed)
-    points = [Point(0.0, 0, precision_at_1(network, held))]
+    right = right_at_1(network, held)
+    points = [Point(0.0, 0, float(right.mean()))]
     going, spent, done = steps(network, recipe, train, seed), 0.0, 0
     for until in seconds:
         while spent < until:
             started = time.perf_counter()
             next(going)
             spent, done = spent + time.perf_counter() - started, done + 1
-        points.append(Point(spent, done, precision_at_1(network, held)))
-    print(
-        f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: "
-        + ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
-    )
-    return points, network
+        right = right_at_1(network, held)
+        points.append(Point(spent, done, float(right.mean())))
+    told = ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
+    print(f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: {told}", flush=True)
+    return Curve(points, right, network)
 
 
 def tuned(
     recipe: Recipe, rates: Sequence[float], sets: Sets, moments: Sequence[float], seed: int
-) -> tuple[Recipe, Trial, list[Point], WideNetwork]:
-    """The recipe with the learning rate that does best on validation rows, how it did there, its curve on test rows,
-    and the network.
+) -> tuple[Recipe, Trial, Curve]:
+    """The recipe with the learning rate that does best on validation rows, how it did there, and its curve on test
+    rows.
     """
     tried = []
     for one in (replace(recipe, lr=lr) for lr in rates):
-        points, network = curve(one, sets.train, sets.test, moments, seed)
-        trial = Trial(recipe.name, points[-1].steps, right_at_1(network, sets.valid))
-        tried.append((one, trial, points, network))
-    return max(tried, key=lambda found: found[1].precision)
+        found = curve(one, sets.train, sets.test, moments, seed)
+        trial = Trial(recipe.name, found.points[-1].steps, right_at_1(found.network, sets.valid))
+        tried.append((one, trial, found))
+    return max(tried, key=lambda one: one[1].precision)
 
 
 def step_seconds(recipe: Recipe, train: SparseSamples, threads: int, budget_seconds: float) -> float:
