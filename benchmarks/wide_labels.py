@@ -103,7 +103,7 @@ PLAN = Plan(
     (
         Contest("centre words, 30,000", 30_000, 1_000_000, (), 20, (0.005, 0.015, 0.05), dense_seconds=160, speedup=10),
         Contest(
-            "confusable, from random rows", 100_000, 600_000, RETRIEVING, 40, (0.003, 0.01, 0.03), "random", margin=3.0
+            "confusable, from random rows", 100_000, 600_000, RETRIEVING, 40, (0.01, 0.03, 0.1), "random", margin=3.0
         ),
         Contest("confusable, from the data", 100_000, 600_000, RETRIEVING, 24, (0.0003, 0.001)),
         Contest(
