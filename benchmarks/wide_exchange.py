@@ -72,7 +72,7 @@ class Plan:
     dense_steps: int = 1000
     tuning_steps: int = 150
     dense_rates: tuple[float, ...] = (0.02, 0.05, 0.15)
-    modes: tuple[tuple[str, int, int], ...] = (("rounds", 1000, 4), ("lockstep", 500, 8))
+    modes: tuple[tuple[str, int, int], ...] = (("rounds", 1000, 4), ("lockstep", 2250, 2))
     """Mode, local steps, rounds."""
 
 
