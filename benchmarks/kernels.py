@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
 from idletrain.nn import kernels, row_steps
-from idletrain.nn.tables import BIN, HashTables
+from idletrain.nn.tables import BIN, HashTables, InvertedFile
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,22 @@ def retrievals(plan: Plan) -> tuple[Work, Work]:
     return lambda: tables.retrieve(query, rows, 2), counted
 
 
+def lists(plan: Plan) -> tuple[Work, Work]:
+    """The best two of an inverted file's list for every query: ours, torch's."""
+    rows, query = torch.randn(plan.labels, plan.hidden), torch.randn(plan.batch, plan.hidden)
+    tables = InvertedFile(None, 1)
+    tables.build(rows, 0)
+
+    def listed() -> None:
+        """Score list by list, each for all queries that look through it."""
+        asked = (query @ tables._centres_LH.T).argmax(1)
+        for one in set(asked.tolist()):
+            members = torch.from_numpy(tables._members[tables._starts[one] : tables._starts[one + 1]])
+            (query[asked == one] @ rows[members].T).topk(min(2, len(members)))
+
+    return lambda: tables.retrieve(query, rows, 2), listed
+
+
 def signs(plan: Plan) -> tuple[Work, Work]:
     """Bucket numbers of SimHash for a block of rows: ours, torch's."""
     products = torch.randn(K * TABLES, plan.active)
@@ -158,7 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     pairs = [("bag's gradient", *bag_gradients(plan))]
     pairs += [("Adagrad rows", *updates(plan)), ("distinct", *sets(plan)), ("hash hits", *retrievals(plan))]
-    pairs += [("signs", *signs(plan)), ("winners", *winners(plan)), ("buckets", *fills(plan))]
+    pairs += [("lists", *lists(plan)), ("signs", *signs(plan)), ("winners", *winners(plan)), ("buckets", *fills(plan))]
     figures: list[Figure] = []
     for name, ours, torchs in pairs:
         mine, theirs = milliseconds((ours, torchs), plan.repeats)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 _compiled = numba.njit(cache=True, nogil=True)
+_summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # else sums are taken one by one
 
 
 @_compiled
@@ -163,6 +164,38 @@ def most_hits(
                 written += 1
             counts_R[found[f]] = 0
     return written
+
+
+@_summing
+def best_in_lists(
+    query_BH: Floats,
+    rows_RH: Floats,
+    lists_BP: Ids,
+    starts_L: NDArray[np.int32],
+    rows_M: NDArray[np.int32],
+    best_BK: Ids,
+    scores_BK: Floats,
+) -> None:
+    """For each query the K members of its P lists whose rows have the largest products, the largest first.
+
+    `rows_M` are the lists' members; `best_BK` holds -1 before, and from where the lists have no more.
+    """
+    K = best_BK.shape[1]
+    for b in range(len(query_BH)):
+        kept = 0
+        for one in lists_BP[b]:
+            for at in range(starts_L[one], starts_L[one + 1]):
+                row, score = rows_M[at], np.float32(0)
+                for h in range(query_BH.shape[1]):
+                    score += query_BH[b, h] * rows_RH[row, h]
+                if kept == K and not score > scores_BK[b, K - 1]:
+                    continue
+                kept = min(kept + 1, K)
+                place = kept - 1
+                while place > 0 and score > scores_BK[b, place - 1]:
+                    scores_BK[b, place], best_BK[b, place] = scores_BK[b, place - 1], best_BK[b, place - 1]
+                    place -= 1
+                scores_BK[b, place], best_BK[b, place] = score, at
 
 
 class Distinct:

@@ -168,23 +168,22 @@ class InvertedFile:
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
         """See `Tables`."""
         assert len(rows_RH) == len(self._members), "the lists were built over other rows"
-        query = query_BH.float()
-        probes_BP = (query @ self._centres_LH.T).topk(min(self._probes, len(self._centres_LH))).indices
-        out = torch.full((len(query), probes_BP.shape[1], keep), -1)
-        scores = torch.full(out.shape, -torch.inf)
-        asked = probes_BP.flatten().numpy()
-        by_list = asked.argsort(kind="stable")
-        lists, firsts = np.unique(asked[by_list], return_index=True)
-        # Each list's rows are gathered once, for all queries that look through it.
-        for one, places in zip(lists, np.split(by_list, firsts[1:]), strict=True):
-            members = torch.from_numpy(self._members[self._starts[one] : self._starts[one + 1]])
-            queries, probes = (torch.from_numpy(part) for part in divmod(places, probes_BP.shape[1]))
-            best = (query[queries] @ rows_RH[members].float().T).topk(min(keep, len(members)))
-            out[queries, probes, : best.values.shape[1]] = members[best.indices].long()
-            scores[queries, probes, : best.values.shape[1]] = best.values
-        places_BK = scores.flatten(1).topk(keep).indices
-        found: NDArray[np.int64] = out.flatten(1).gather(1, places_BK).numpy()
-        return found[found >= 0]
+        query_BH = query_BH.float().contiguous()
+        probes = min(self._probes, len(self._centres_LH))
+        lists_BP = (query_BH @ self._centres_LH.T).topk(probes).indices.numpy()
+        members, starts = self._members, self._starts
+        places = members
+        if rows_RH.dtype != torch.float32:  # only the rows of all these lists, in float32
+            asked, lists_BP = np.unique(lists_BP, return_inverse=True)
+            parts = [members[starts[one] : starts[one + 1]] for one in asked]
+            members, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32)
+            rows_RH, places = rows_RH[torch.from_numpy(members)].float(), np.arange(len(members), dtype=np.int32)
+        best_BK = np.full((len(query_BH), keep), -1)
+        scores_BK = np.empty(best_BK.shape, np.float32)
+        lists_BP = lists_BP.reshape(len(query_BH), probes)
+        kernels.best_in_lists(query_BH.numpy(), rows_RH.numpy(), lists_BP, starts, places, best_BK, scores_BK)
+        found: NDArray[np.int64] = members[best_BK[best_BK >= 0]].astype(np.int64)
+        return found
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -109,3 +109,16 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
         best = sorted(hits.values(), reverse=True)[: len(mine)]
         assert sorted((hits[row] for row in mine), reverse=True) == best
     assert next(found, None) is None
+
+
+@pytest.mark.parametrize("keep", [1, 3, 30])
+def test_the_best_in_lists_are_those_with_the_largest_products(keep: int) -> None:
+    query, rows = (RANDOM.normal(size=size).astype(np.float32) for size in ((7, 10), (40, 10)))
+    members, starts = RANDOM.permutation(40).astype(np.int32), np.array([0, 12, 12, 27, 40], np.int32)
+    lists = np.stack([RANDOM.permutation(4)[:2] for _ in query])
+    best, scores = np.full((7, keep), -1), np.empty((7, keep), np.float32)
+    kernels.best_in_lists(query, rows, lists, starts, members, best, scores)
+    for b, asked in enumerate(lists):
+        places = np.concatenate([np.arange(starts[one], starts[one + 1]) for one in asked])
+        expected = places[np.argsort(-(rows[members[places]] @ query[b]))][:keep].tolist()
+        assert best[b].tolist() == expected + [-1] * (keep - len(expected))
