@@ -120,7 +120,7 @@ def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[F
         began = time.perf_counter()
         make(plan.recipe, SparseFiles((str(paths[0]),)).open(), 0)
         started = time.perf_counter() - began
-        _, _, found = tuned(plan.recipe, plan.rates, sets, [plan.seconds], 0)
+        _, _, found = tuned(plan.recipe, plan.rates, sets, [0.0, plan.seconds], 0)
         points = found.points
         figures = [
             Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),

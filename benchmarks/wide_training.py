@@ -62,9 +62,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A training against the clock: points before and along it, and, in its end, the network and which held-out rows it
-    has right.
-    """
+    """A training against the clock: points, and in the end its network and which held-out rows that has right."""
 
     points: list[Point]
     right: NDArray[np.bool_]
@@ -175,10 +173,8 @@ def steps(network: WideNetwork, recipe: Recipe, train: SparseSamples, seed: int)
 
 
 def curve(recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Sequence[float], seed: int) -> Curve:
-    """Score before training and after each of so many seconds of it."""
-    network = make(recipe, train, seed)
-    right = right_at_1(network, held)
-    points = [Point(0.0, 0, float(right.mean()))]
+    """Score after each of so many seconds of training (0: before it)."""
+    network, points = make(recipe, train, seed), list[Point]()
     going, spent, done = steps(network, recipe, train, seed), 0.0, 0
     for until in seconds:
         while spent < until:
@@ -234,9 +230,9 @@ def time_to(points: Sequence[Point], target: float) -> float:
 
 
 def doubling(first: float, last: float) -> list[float]:
-    """Moments to evaluate at: each twice the one before."""
+    """Moments to evaluate at: before, and then each twice the one before."""
     count = max(1, math.ceil(math.log2(last / first)))
-    return [last / 2**i for i in reversed(range(count + 1))]
+    return [0.0, *(last / 2**i for i in reversed(range(count + 1)))]
 
 
 def mean(values: Sequence[float]) -> float:
