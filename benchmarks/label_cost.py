@@ -76,17 +76,16 @@ def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
     network = make(recipe, train, 0)
     going = steps(network, recipe, train, 0)
     warm = next(going)
-    times, rebuilt, last = [], 0.0, warm
-    for _ in range(plan.steps):
-        started = time.perf_counter()
+    times, rebuilt = [], warm
+    for _ in range(plan.steps):  # the last of them is the first behind a rebuild
+        started, before_it = time.perf_counter(), rebuilt
         rebuilt = next(going)
-        times.append(time.perf_counter() - started - (rebuilt - last))
-        last = rebuilt
+        times.append(time.perf_counter() - started - (rebuilt - before_it))
     parameters = sum(p.nbytes + 4 * len(p) for p in network.parameters())
-    spent = sum(times) + rebuilt
+    rebuilding = rebuilt - warm
     return {
         "ms": statistics.median(times) * 1000,
-        "rebuilds": rebuilt * plan.steps / (plan.steps + 1) / spent if network.output.retrieves else 0.0,
+        "rebuilds": rebuilding / (sum(times) + rebuilding),
         "memory": (peak_rss_bytes() - before) / parameters,
     }
 
