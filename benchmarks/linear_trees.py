@@ -61,7 +61,7 @@ NAPKINXC = """
 import json, sys, tempfile, time
 from napkinxc.datasets import load_libsvm_file
 from napkinxc.models import PLT
-from napkinxc.measures import precision_at_k
+from napkinxc.metrics import precision_at_k
 began = time.perf_counter()
 x, y = load_libsvm_file(sys.argv[1])
 tx, ty = load_libsvm_file(sys.argv[2])
@@ -104,9 +104,9 @@ def peers_of(folder: Path) -> dict[str, Path]:
 
 
 def ask(python: Path, program: str, labels: int, paths: Sequence[Path], patience_seconds: float) -> dict[str, float]:
-    """Train and score a peer in its own environment."""
+    """Train and score a peer in its own environment; what it says goes to this process's error output."""
     command = [str(python), "-c", program, *map(str, paths), str(labels)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=patience_seconds)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=patience_seconds)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -120,7 +120,7 @@ def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[F
         began = time.perf_counter()
         make(plan.recipe, SparseFiles((str(paths[0]),)).open(), 0)
         started = time.perf_counter() - began
-        _, _, found = tuned(plan.recipe, plan.rates, sets, [0.0, plan.seconds], 0)
+        _, _, found, _ = tuned(plan.recipe, plan.rates, sets, [0.0, plan.seconds], 0)
         points = found.points
         figures = [
             Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
