@@ -24,8 +24,8 @@ BIN = 8  # coordinates that one DWTA code compares (SLIDE's released configurati
 MOST_LISTS = 1 << 16
 MOST_BITS = 20  # of a bucket's number: 4 MiB of bucket starts a table
 LIST_ROWS = 200  # a list, where it is not said how many there are: 512 for 100,000 labels, which did well there
-GROUP = 128  # lists that a row is compared with; where there are more, it is with groups of about so many first
-KMEANS_STEPS, KMEANS_SAMPLE = 5, 16  # Lloyd's steps, on this many rows a list (faiss: 25 and 256): rebuilds are often
+GROUP = 256  # lists that a row is compared with; where there are more, it is with groups of about so many first
+KMEANS_STEPS, KMEANS_SAMPLE = 5, 32  # Lloyd's steps, on this many rows a list (faiss: 25 and 256): rebuilds are often
 
 
 class Tables(Protocol):
