@@ -132,7 +132,7 @@ class InvertedFile:
     """
 
     def __init__(self, lists: int | None, probes: int) -> None:
-        if not 1 <= (lists or 1) <= MOST_LISTS or lists == 0 or probes < 1:
+        if (lists is not None and not 1 <= lists <= MOST_LISTS) or probes < 1:
             raise JobError(f"sampler: lists {lists} should be 1 to {MOST_LISTS}, and probes {probes} at least 1")
         self._asked, self._probes = lists, probes
         self._members = self._starts = np.empty(0, np.int32)
@@ -172,7 +172,7 @@ class InvertedFile:
         probes = min(self._probes, len(self._centres_LH))
         lists_BP = (query_BH @ self._centres_LH.T).topk(probes).indices.numpy()
         members, starts = self._members, self._starts
-        places = members
+        places = members  # where the members' rows are
         if rows_RH.dtype != torch.float32:  # only the rows of all these lists, in float32
             asked, lists_BP = np.unique(lists_BP, return_inverse=True)
             parts = [members[starts[one] : starts[one + 1]] for one in asked]
