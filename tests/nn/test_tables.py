@@ -8,7 +8,7 @@ import torch
 
 from idletrain.errors import JobError
 from idletrain.nn import tables as tables_module
-from idletrain.nn.tables import GROUP, HashTables, InvertedFile, Tables
+from idletrain.nn.tables import FLAT, HashTables, InvertedFile, Tables
 
 MAKERS = {
     "simhash": lambda: HashTables("simhash", 6, 20, 32),
@@ -84,7 +84,8 @@ def test_an_inverted_file_takes_what_it_says() -> None:
     tables = InvertedFile(16, 2)
     rows, _ = rows_and_queries()
     tables.build(rows, 0)
-    held = tables._members.nbytes + tables._starts.nbytes + tables._centres_LH.nbytes
+    centres = tables._centres_LH.nbytes + tables._heads_GH.nbytes
+    held = tables._members.nbytes + tables._starts.nbytes + tables._first_lists.nbytes + centres
     assert held <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000
 
 
@@ -100,26 +101,28 @@ def test_tables_of_more_rows_than_their_buckets_hold_take_no_more_and_look_at_al
 
 def test_more_lists_than_a_row_is_compared_with_are_found_by_groups() -> None:
     generator = torch.Generator().manual_seed(0)
-    centres = torch.nn.functional.normalize(torch.randn(900, 16, generator=generator), dim=1)
-    rows = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(3600, 16, generator=generator)
-    tables = InvertedFile(900, 1)
+    centres = torch.nn.functional.normalize(torch.randn(1500, 16, generator=generator), dim=1)
+    rows = centres.repeat_interleave(4, 0) + 0.05 * torch.randn(6000, 16, generator=generator)
+    tables = InvertedFile(1500, 1)
     tables.build(rows, 0)
-    assert GROUP < len(tables._starts) - 1 <= 900
-    assert sorted(tables._members.tolist()) == list(range(3600))
+    assert FLAT < len(tables._centres_LH) <= 1500
+    assert len(tables._heads_GH) > 30
+    assert sorted(tables._members.tolist()) == list(range(6000))
     found = tables.retrieve(rows, rows, 1)
     exact = (rows @ rows.T).argmax(1).numpy()
-    assert (found == exact).mean() > 0.7, "one list in 900 by chance"
+    assert (found == exact).mean() > 0.7, "one list in 1,500 by chance"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables_module, "GROUP", 2)
+    monkeypatch.setattr(tables_module, "FLAT", 2)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(9, 4, generator=generator)[torch.randint(9, (70,), generator=generator)]
     tables = InvertedFile(17, 3)
     tables.build(rows, seed)
     assert sorted(tables._members.tolist()) == list(range(70))
-    assert len(tables._starts) - 1 == len(tables._centres_LH) <= 17
+    assert len(tables._heads_GH) > 1
+    assert len(tables._starts) - 2 == len(tables._centres_LH) <= 17
     found = tables.retrieve(rows, rows, 1)
     assert len(found) == 70
 
@@ -128,7 +131,7 @@ def test_lists_grow_with_the_rows_unless_told() -> None:
     rows, _ = rows_and_queries()
     tables = InvertedFile(None, 1)
     tables.build(rows, 0)
-    assert len(tables._starts) - 1 == 2000 // 200
+    assert len(tables._centres_LH) == 4 * 44, "44 is the root of 2,000"
 
 
 def test_rows_that_are_all_alike_are_found() -> None:
@@ -169,8 +172,8 @@ def test_more_bits_than_buckets_can_have_are_refused() -> None:
 
 
 def test_no_lists_or_more_than_can_be_numbered_are_refused() -> None:
-    for lists, probes in ((0, 1), (65_537, 1), (8, 0)):
-        with pytest.raises(JobError, match=f"lists {lists} should be 1 to 65536, and probes {probes} at least 1"):
+    for lists, probes in ((0, 1), (65_536, 1), (8, 0)):
+        with pytest.raises(JobError, match=f"lists {lists} should be 1 to 65535, and probes {probes} at least 1"):
             InvertedFile(lists, probes)
 
 
