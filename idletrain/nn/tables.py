@@ -33,7 +33,7 @@ class Tables(Protocol):
     """Retrieves row numbers for queries."""
 
     def nbytes(self, rows: int, hidden: int) -> int:
-        """Memory that tables over so many rows take."""
+        """Memory that tables over so many rows take at most."""
 
     def build(self, rows_RH: Tensor, seed: int) -> None:
         """Take in the rows as they are now; every random choice follows from the seed."""
@@ -141,8 +141,9 @@ class InvertedFile:
         self._members = self._starts = np.empty(0, np.int32)
 
     def nbytes(self, rows: int, hidden: int) -> int:
-        """See `Tables`."""
-        return 8 * rows + 4 * sum(self._sizes(rows)) * (hidden + 1)
+        """See `Tables`; with the rows that centres are found from."""
+        lists, groups = self._sizes(rows)
+        return 8 * rows + 4 * (lists + groups) * (hidden + 1) + 4 * min(rows, lists * KMEANS_SAMPLE) * hidden
 
     def _sizes(self, rows: int) -> tuple[int, int]:
         """How many lists and groups of them there are for so many rows."""
@@ -160,6 +161,8 @@ class InvertedFile:
         of_S, of_R = (_nearest(x, self._heads_GH).numpy().astype(np.uint16) for x in (sample_SH, rows_RH))
         for group in range(groups):  # each gets a list, and the others by its share of the rows
             own_SH = sample_SH[torch.from_numpy(of_S == group)]
+            if not len(own_SH):  # two heads in nearly one direction: which is nearer, may be a matter of rounding
+                own_SH = self._heads_GH[group : group + 1]
             parts.append(_kmeans(own_SH, 1 + (lists - groups) * len(own_SH) // len(sample_SH)))
             members = np.flatnonzero(of_R == group)
             nearest = _nearest(rows_RH, parts[-1], torch.from_numpy(members))

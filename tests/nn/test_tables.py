@@ -86,7 +86,8 @@ def test_an_inverted_file_takes_what_it_says() -> None:
     tables.build(rows, 0)
     centres = tables._centres_LH.nbytes + tables._heads_GH.nbytes
     held = tables._members.nbytes + tables._starts.nbytes + tables._first_lists.nbytes + centres
-    assert held <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000
+    sample = 16 * 8 * 32 * 4
+    assert held + sample <= tables.nbytes(2000, 32) <= 2 * held + 4 * 2000 + sample
 
 
 def test_tables_of_more_rows_than_their_buckets_hold_take_no_more_and_look_at_all_rows_in_time() -> None:
@@ -125,6 +126,24 @@ def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pyte
     assert len(tables._starts) - 2 == len(tables._centres_LH) <= 17
     found = tables.retrieve(rows, rows, 1)
     assert len(found) == 70
+
+
+def test_groups_whose_heads_are_alike_get_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "FLAT", 2)
+    nearest, calls = tables_module._nearest, []
+
+    def by_rounding(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
+        """As found when heads are made, and then all of the first."""
+        calls.append(len(x))
+        found = nearest(x, centres, among)
+        return found if len(calls) != 5 else torch.zeros_like(found)
+
+    monkeypatch.setattr(tables_module, "_nearest", by_rounding)
+    rows = torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
+    tables = InvertedFile(17, 1)
+    tables.build(rows, 0)
+    assert calls[4] == 70, "the sample's groups"
+    assert sorted(tables._members.tolist()) == list(range(70))
 
 
 def test_lists_grow_with_the_rows_unless_told() -> None:
