@@ -6,6 +6,7 @@ Every function raises a JobError whose sentence names the field.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -240,7 +241,10 @@ def _check_subnets(
         small = weightless(assemble(meta, subnet, torch.empty(subnet.parameters, device="meta")))
         advice = "); name every dimension that the group's neurons index, and no other"
         with user_code("model.groups: a subnet does not run (", advice), torch.no_grad(), torch.device("meta"):
-            shape = _shape(small(sample))
+            outputs = small(sample)
+            if scores := getattr(outputs, "dense", None):  # of a very wide output, which computes none by itself
+                scores()
+            shape = _shape(outputs)
         if shape != expected:
             raise JobError(
                 f"model.groups: a subnet's outputs for two samples are {list(shape)}, the network's {list(expected)}; "
@@ -275,5 +279,5 @@ def check_wide(
         shards.check_rows(samples)
     if wide:
         layer: Any = module.get_submodule(wide)
-        layer.check_tables(len(layer.weight) // (training.subnets if _sharded(module, layout) else 1))
+        layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _sharded(module, layout) else 1)))
     return wide

@@ -354,7 +354,31 @@ def test_classes_beyond_a_wide_output_are_refused() -> None:
     training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "adagrad", "lr": 0.1}, subnets=2)
     module = nn.Sequential(nn.Linear(8, 8), SparseLinear(8, 30))
     with pytest.raises(JobError, match=r"label 30 is beyond the model's 30 outputs"):
-        prepare(module, Given(x, y), None, "sampled_softmax", training, table={"1.weight": ["labels", None]})
+        prepare(
+            module,
+            Given(x, y),
+            None,
+            "sampled_softmax",
+            training,
+            table={"1.weight": ["labels", None], "1.bias": ["labels"]},
+        )
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"1.weight": ["labels", None]}, "a subnet does not run"),  # and a label's bias is another's
+        ({"1.weight": ["labels", "hidden"], "1.bias": ["labels"]}, "a subnet does not run"),
+    ],
+)
+def test_groups_that_leave_out_what_a_wide_output_s_labels_index_are_refused(
+    table: dict[str, list[str | None]], told: str
+) -> None:
+    x, y = torch.randn(40, 8), torch.arange(40) % 30
+    training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "adagrad", "lr": 0.1}, subnets=2)
+    module = nn.Sequential(nn.Linear(8, 8), SparseLinear(8, 30))
+    with pytest.raises(JobError, match=told):
+        prepare(module, Given(x, y), None, "sampled_softmax", training, table=table)
 
 
 def test_several_positions_a_sample_are_scored_each_but_for_ignored_ones() -> None:
