@@ -81,12 +81,12 @@ def choose(
         asked = model.model_copy(update={"args": {**model.args, "sampler": sampler}})
         try:
             prepared = from_settings(asked, data, training)
-        except JobError as error:
+            trials.append(_try(prepared, sampler, (seconds or SECONDS) / len(candidates)))
+        except (JobError, ValueError) as error:  # its tables would not fit, or rows are not finite any more
             if not trials:
                 raise
-            logger.info("sampler %s: %s", sampler, error)  # its tables would not fit
+            logger.info("sampler %s: %s", sampler, error)
             continue
-        trials.append(_try(prepared, sampler, (seconds or SECONDS) / len(candidates)))
         logger.info("sampler %s: P@1 %.4f after %d steps", sampler, trials[-1].precision, trials[-1].steps)
     return best(trials).sampler, trials
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from idletrain.errors import JobError
-from idletrain.job import parse_job
+from idletrain.job import OptimizerSettings, parse_job
 from idletrain.nn import trial
 from idletrain.nn.trial import Trial, best, choose
 
@@ -94,6 +94,16 @@ def test_too_few_rows_to_hold_some_out_are_refused(job: object, tmp_path: Path) 
     (tmp_path / "train.txt").write_text("4 60 50\n" + "1 1:1\n" * 4)
     with pytest.raises(JobError, match="sampler: auto needs 5 rows or more"):
         choose(job.model, job.data, job.training, seconds=0.1)
+
+
+def test_a_candidate_that_diverges_is_left_out(job: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1)
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    training = job.training.model_copy(update={"optimizer": OptimizerSettings(name="sgd", lr=1e30)})
+    candidates = ("uniform", {"name": "simhash", "k": 3, "tables": 4})
+    chosen, trials = choose(job.model, job.data, training, seconds=100, candidates=candidates)
+    assert chosen == "uniform"
+    assert [t.sampler for t in trials] == ["uniform"]
 
 
 def test_a_candidate_whose_tables_do_not_fit_is_left_out(job: object) -> None:
