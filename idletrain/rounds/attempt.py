@@ -182,14 +182,14 @@ def device_for(program: Program) -> torch.device:
 
 def measure_speed(device: torch.device) -> float:
     """Steps per second of CPU time (so that a busy neighbour does not count) of a small training step."""
-    layer = torch.nn.Linear(256, 256, device=device)
+    weight = torch.ones(256, 256, device=device, requires_grad=True)  # no random numbers: another run may draw some now
     x = torch.ones(128, 256, device=device)
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     started = clock()
     for step in range(CALIBRATION_STEPS):
         if step == CALIBRATION_STEPS // 2:  # the first half warms up
             started = clock()
-        layer(x).square().sum().backward()
+        torch.autograd.backward(torch.nn.functional.linear(x, weight).square().sum())
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
