@@ -115,7 +115,7 @@ def _by_wire(job: Job, variant: Variant, fleet: Fleet) -> Iterator[Option]:
     subnet = steps.typical(prepared.program)
     # What does not fit a node is not tried there.
     seconds = fleet.step_seconds.get(variant.key) or steps.step_seconds(prepared, subnet, 0)
-    free = leaves_open(job) and "exchange" not in training.model_fields_set
+    free = leaves_open(job) and "exchange" not in training.model_fields_set and not prepared.program.output
     exchange = training.exchange
     for pull, push in forecast.WIRES if free else ((exchange.pull, exchange.push),):
         coded = training.model_copy(update={"exchange": ExchangeSettings.model_validate({"pull": pull, "push": push})})
