@@ -26,7 +26,8 @@ and `kind`; the kinds and their fields:
                      pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
                      push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves),
                      transport, late_bytes (that its push left out), repaid_bytes (of earlier ones, sent now)
-                     and given_up_bytes (that nobody takes any more)
+                     and given_up_bytes (that nobody takes any more); of a very wide output sampler_draws and
+                     sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), and with a forecast expected (likewise)
     evaluated        round, accuracy, loss, seconds

@@ -130,6 +130,15 @@ def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
     assert spent == "  the workers' time: 64% compute, 14% lost, 14% outside committed rounds, 7% control"
 
 
+def test_the_short_form_tells_how_often_a_sampler_found_nothing() -> None:
+    about = {"round": 0, "subnet": 0, "attempt": 2, "worker": "tcp://b", "ended": "done"}
+    told = {"kind": "attempt_ended", "s": 6.0, **about}
+    ended = [{**told, "sampler_draws": 1500, "sampler_fallbacks": n} for n in (3, 0)]
+    line = "  the sampler retrieved nothing, and drew uniformly, in 3 of 3,000 batches"
+    assert line in short(past([BEGUN, *CHURN[1:], *ended]))
+    assert not any("sampler" in line for line in short(past([BEGUN, *CHURN[1:]])))
+
+
 @pytest.mark.parametrize(("now", "status"), [(1012.0, "running"), (9000.0, "interrupted")])
 def test_a_run_whose_head_is_silent_for_long_was_interrupted(now: float, status: str) -> None:
     run = past([BEGUN, *CHURN[1:8]], now=now)
