@@ -176,6 +176,7 @@ def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
     if path.exists():
         for event in read(path):
             summary.add(event)
+            options.expectation.recall(event)
     with (
         watching(options.watch, summary, job.run_dir) as tell,
         contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell), options.expectation)) as record,

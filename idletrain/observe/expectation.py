@@ -20,10 +20,15 @@ class Expectation:
     """
 
     def __init__(self, expected: Mapping[str, float] | None = None, why: Sequence[str] = ()) -> None:
-        self._expected, self._why = expected, tuple(why)
+        self._expected, self._why, self._forecast = expected, tuple(why), expected is not None
         self._compute: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._moved: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._committed = -1
+
+    def recall(self, event: Event) -> None:
+        """Take what an earlier sitting of the run expected, unless this one has a forecast of its own."""
+        if event["kind"] == "run_started" and "expected" in event and not self._forecast:
+            self._expected, self._why = event["expected"], tuple(event["why"])
 
     def __call__(self, event: Event) -> None:
         """Take the next event, and complete it."""

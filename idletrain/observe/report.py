@@ -66,10 +66,11 @@ class Past:
     def rounds(self) -> list[tuple[str, float | None, float]]:
         """By part, the seconds of a typical round as expected (None without a forecast) and as measured."""
         told = [e for e in self.events if e["kind"] == "round_committed" and e.get("measured")]
+        foreseen = [e["expected"] for e in told if "expected" in e]
         return [
             (
                 part,
-                statistics.median([e["expected"][part] for e in told]) if all("expected" in e for e in told) else None,
+                statistics.median([expected[part] for expected in foreseen]) if foreseen else None,
                 statistics.median([e["measured"][part] for e in told]),
             )
             for part in (PARTS if told else ())

@@ -39,6 +39,20 @@ def test_the_parts_of_a_round_add_up_to_it() -> None:
     assert sum(found["measured"].values()) == pytest.approx(10)
 
 
+def test_a_resumed_run_expects_what_its_first_sitting_did() -> None:
+    started = {"kind": "run_started"}
+    Expectation(EXPECTED, ["slow links"])(started)
+    resumed, again = Expectation(), {"kind": "run_started"}
+    resumed.recall(started)
+    resumed.recall({"kind": "run_started"})
+    resumed(again)
+    assert again == started == {"kind": "run_started", "expected": EXPECTED, "why": ["slow links"]}
+    assert committed(resumed)["expected"] == EXPECTED
+    looked_again = Expectation({part: 2 * seconds for part, seconds in EXPECTED.items()})
+    looked_again.recall(started)
+    assert committed(looked_again)["expected"]["compute"] == 10.0
+
+
 def test_a_worker_s_turns_are_added_up() -> None:
     found = committed(Expectation(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
     assert found["measured"]["compute"] == 4.5
