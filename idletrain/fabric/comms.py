@@ -136,7 +136,7 @@ async def pulled(address: str, security: Security, token: str, size: int, repeat
         OSError: there is no way to the store.
     """
     client = StoreClient(address, security.get_connection_args("worker"))
-    lease = LeaseId(token, 1, size // 4, 0, 1)
+    lease = _own_lease(token, size)
 
     async def pull() -> None:
         await client.pull(lease)
@@ -154,8 +154,7 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
         OSError: there is no way to the store.
     """
     client = StoreClient(address, security.get_connection_args("worker"))
-    # Large pushes come in parts, which are put together by attempt: no two nodes may have the same.
-    lease, flat = LeaseId(token, 1, size // 4, 0, secrets.randbits(31)), torch.rand(size // 4)
+    lease, flat = _own_lease(token, size), torch.rand(size // 4)
 
     async def push() -> None:
         digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
@@ -167,6 +166,11 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
         return await _repeated(push, size, repeats)
     finally:
         await client.close()
+
+
+def _own_lease(token: str, size: int) -> LeaseId:
+    """No two nodes may have the same: by attempt large pushes are put together, and turns are given out."""
+    return LeaseId(token, 1, size // 4, 0, secrets.randbits(31))
 
 
 async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int) -> Stream:

@@ -16,6 +16,7 @@ from distributed import Client
 from distributed.security import Security
 
 from idletrain.fabric import figures, inventory, schedule, tasks
+from idletrain.fabric.post import SILENT_SECONDS
 from idletrain.fabric.samples import Collective, Fabric, Point, Stencil, Training
 from idletrain.fabric.schedule import Preset
 from idletrain.fabric.sockets import Door
@@ -26,6 +27,8 @@ from idletrain.rounds.spec import version
 Say = Callable[[str], None]
 VISIT_SECONDS = 60.0  # beyond what a visit should take
 PACE_SECONDS = 0.3
+INCAST_SECONDS = 0.5  # at least: senders begin some hundredths of a second apart
+GRACE_SECONDS = 5.0  # for all others' parts in what one has failed at: some fail by it at once, and some wait in vain
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
@@ -109,7 +112,8 @@ async def _posts(team: Team) -> AsyncIterator[Callable[[int, int], Visit]]:
     temporary = Security.temporary()
     kept = {name: getattr(temporary, name) for name in CERTIFICATES}
     try:
-        doors: list[Door] = await team.ask_everybody(tasks.open_post, token, kept)
+        patience = max(SILENT_SECONDS, VISIT_SECONDS * len(team))  # each node's turn comes in every phase
+        doors: list[Door] = await team.ask_everybody(tasks.open_post, token, kept, patience)
         yield lambda source, target: Visit(source, target, doors[target], token, kept)
     finally:
         await team.ask_all(tasks.close_post, [(node, ()) for node in range(len(team))])
@@ -156,7 +160,8 @@ async def _crowds(team: Team, preset: Preset, visits: Callable[[int, int], Visit
         found.points += await _visit(team, found, visits(0, 1), tasks.flows, seconds, count)
     for target in range(len(team)) if preset.thorough else (0,):
         senders = [node for node in range(len(team)) if node != target and (node, target) not in found.apart]
-        asked = (_visit(team, found, visits(node, target), tasks.flows, seconds, 1, "incast") for node in senders)
+        how = max(seconds, INCAST_SECONDS), 1, "incast"
+        asked = (_visit(team, found, visits(node, target), tasks.flows, *how) for node in senders)
         come = [point for points in await asyncio.gather(*asked) for point in points]
         if come:
             rates = tuple(rate for point in come for rate in point.samples)
@@ -211,11 +216,7 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
             place = sum(other["host"] == node["host"] for other in nodes[:rank])
             mine = {**common, "rank": rank, "sharing": sharing[node["host"]], "place": place}
             orders.append((rank, (mine, node["interface"], dict(environment))))
-        try:
-            answers = await team.ask_all(tasks.take_part, orders, seconds=limit + VISIT_SECONDS)
-        finally:  # also of Ctrl-C
-            await team.client.run(tasks.end_parts, on_error="ignore")
-        _keep(team, found, label, answers)
+        _keep(team, found, label, await _answers(team, orders, limit + VISIT_SECONDS))
     for kind, has in (("NCCL", "nccl"), ("MPI", "mpi")):
         if not all(node[has] for node in nodes):
             found.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
@@ -223,6 +224,22 @@ async def _together(team: Team, preset: Preset, nodes: Sequence[dict[str, Any]],
             found.missing.append("NCCL: there are more workers on a machine than GPUs; start one for each")
         elif has == "mpi":
             found.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
+
+
+async def _answers(team: Team, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float) -> list[Any]:
+    """What came of every node's part; when one fails, the others' end soon, too."""
+    parts = [asyncio.ensure_future(team.ask(node, tasks.take_part, *args, seconds=seconds)) for node, args in orders]
+    try:
+        pending, failed = set(parts), False
+        while pending and not failed:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            failed = any(part.exception() or "fault" in part.result() for part in done)
+        if pending:
+            await asyncio.wait(pending, timeout=GRACE_SECONDS)
+    finally:  # also of Ctrl-C
+        await team.client.run(tasks.end_parts, on_error="ignore")
+    answers: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
+    return answers
 
 
 def _keep(team: Team, found: Findings, label: str, answers: Sequence[Any]) -> None:

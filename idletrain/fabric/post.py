@@ -18,15 +18,23 @@ from idletrain.fabric.sockets import Door
 
 KEY = "idletrain-fabric"  # among a worker's extensions
 LOOK_SECONDS = 0.5
-SILENT_SECONDS = 900.0  # after which whoever measured is gone
+SILENT_SECONDS = 900.0  # after which whoever measured is gone, unless told otherwise
 
 
 class Post:
     """All servers of one node, on an event loop of their own: the worker's own serves the cluster meanwhile."""
 
     def __init__(
-        self, host: str, token: str, cluster: Security, temporary: Security | None = None, *, plain: bool = False
+        self,
+        host: str,
+        token: str,
+        cluster: Security,
+        temporary: Security | None = None,
+        *,
+        plain: bool = False,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
+        self._silent_seconds = silent_seconds
         self._plain = sockets.Listener(host, token)
         self._posts = comms.Posts(token)
         self._ended, self._opened = threading.Event(), threading.Event()
@@ -54,7 +62,7 @@ class Post:
             return
         finally:
             self._opened.set()
-        while not self._ended.is_set() and time.monotonic() - self._plain.heard < SILENT_SECONDS:
+        while not self._ended.is_set() and time.monotonic() - self._plain.heard < self._silent_seconds:
             await asyncio.sleep(LOOK_SECONDS)
         await self._posts.close()
         await asyncio.to_thread(self._plain.close)

@@ -99,7 +99,7 @@ def close_work() -> None:
     steps.closed(get_worker())
 
 
-def open_post(token: str, secrets: Mapping[str, str]) -> Door:
+def open_post(token: str, secrets: Mapping[str, str], silent_seconds: float) -> Door:
     """See `post.opened`."""
     from distributed.security import Security
 
@@ -107,7 +107,8 @@ def open_post(token: str, secrets: Mapping[str, str]) -> Door:
 
     worker = get_worker()
     temporary = Security(require_encryption=True, **secrets)
-    door: Door = post.opened(worker, host=inventory.own_address(), token=token, temporary=temporary)
+    host = inventory.own_address()
+    door: Door = post.opened(worker, host=host, token=token, temporary=temporary, silent_seconds=silent_seconds)
     return door
 
 

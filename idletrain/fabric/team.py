@@ -14,6 +14,7 @@ from idletrain.errors import RefusedError, RunError
 from idletrain.rounds.spec import version
 
 ANSWER_SECONDS = 60.0  # for what takes no time itself: a first task imports torch, which a cold disk can draw out
+LOOK_SECONDS = 2.0  # between looks at whether a node that is asked something is still there
 _numbers = itertools.count()
 
 
@@ -58,21 +59,38 @@ class Team:
         """What a task returns that runs on a node.
 
         Raises:
-            SilentError: it fails, or does not end in time.
+            SilentError: it fails, does not end in time, or the node is gone: a scheduler that thinks it may come back
+                would wait for it.
         """
         what = getattr(task, "__name__", "task")
         key = f"fabric-{what}-{next(_numbers)}-{self.client.id}"
         future = self.client.submit(
             task, *args, key=key, workers=[self.addresses[node]], allow_other_workers=False, pure=False, retries=0
         )
+        answer, left = asyncio.ensure_future(future), asyncio.ensure_future(self._left(node))
         try:
-            return await asyncio.wait_for(future, seconds)
-        except TimeoutError:
-            raise SilentError(f"{self.names[node]} did not end '{what}' in {seconds:.0f} s; see its log") from None
+            done, _ = await asyncio.wait((answer, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise SilentError(f"{self.names[node]} did not end '{what}' in {seconds:.0f} s; see its log")
+            if answer in done:
+                return answer.result()
+            left.result()
+            raise SilentError(f"{self.names[node]} was gone before '{what}' ended; see its log")
+        except SilentError:
+            raise
         except Exception as error:  # whatever a worker dies of, or a task on it
             raise SilentError(f"{self.names[node]} failed at '{what}' ({error!r}); see its log") from error
         finally:
+            answer.cancel()
+            left.cancel()
             future.release()
+
+    async def _left(self, node: int) -> None:
+        """Return when a node is gone."""
+        there = True
+        while there:
+            await asyncio.sleep(LOOK_SECONDS)
+            there = bool(await self.client.scheduler.ncores(workers=[self.addresses[node]]))
 
     async def ask_all(
         self, task: Callable[..., Any], orders: Iterable[tuple[int, Sequence[Any]]], seconds: float = ANSWER_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -132,6 +133,34 @@ def test_a_node_that_is_gone_is_told_of_once_and_not_taken_for_a_firewall(monkey
     assert visits[-1] == (1, 0)  # and nothing behind
     assert found.collectives == []
     assert any("every node must reach every other one" in missing for missing in found.missing)
+
+
+def test_a_worker_that_is_killed_among_all_holds_nobody_up() -> None:
+    async def go(client: Client) -> tuple[Fabric, float, int]:
+        client.cluster.scheduler.allowed_failures = 3  # as a scheduler of others, which waits for it to come back
+        processes = await client.run(os.getpid)
+        killing: list[asyncio.Task[float]] = []
+
+        async def kill() -> float:
+            await asyncio.sleep(2)  # into what all do together
+            os.kill(processes[max(processes)], signal.SIGKILL)
+            return time.monotonic()
+
+        def say(text: str) -> None:
+            if text.startswith("collectives"):
+                killing.append(asyncio.ensure_future(kill()))
+
+        busy = replace(PRESET, together_seconds=600.0, operation_seconds=60.0, repeats=(1, 1000))
+        found = await measure(client, busy, say)
+        ended = time.monotonic()
+        left = await client.run(lambda: len(tasks._parts))
+        return found, ended - await killing[0], sum(left.values())
+
+    found, seconds, left = on(3, go)
+    assert any("was gone before 'take_part' ended" in fault for fault in found.faults)
+    assert any(missing.startswith("collectives, training and stencil over gloo: not all") for missing in found.missing)
+    assert 0 < seconds < 60, "of 600 that all have together"
+    assert left == 0
 
 
 def test_workers_of_another_version_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
