@@ -115,10 +115,20 @@ def decided(
             survey.keep(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    job, choice = outlook.chosen(job, fleet if scheduler else fleet.crowded(job.nodes.count / count))
+    job, choice = outlook.chosen(job, fleet if scheduler else fleet.crowded(_crowding(job.nodes.count, count)))
     for line in outlook.lines(choice):
         say(line)
     return job, choice
+
+
+def _crowding(nodes: int, surveyed: int) -> float:
+    """How much longer a step of so many local nodes takes than when fewer shared this machine: a GPU is shared by all,
+    cores by as many more as there are.
+    """
+    import torch
+
+    cores = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    return max(nodes, cores) / max(surveyed, cores)
 
 
 async def _workers_of(scheduler: str) -> list[str]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from idletrain import cli, cli_fabric
 from idletrain.errors import RunError
+from idletrain.fabric import cluster
 from idletrain.fabric.forecast import Fleet
 from idletrain.fabric.samples import Fabric, Point
+from idletrain.fabric.team import occupied
 from idletrain.job import Job, parse_job
+from idletrain.launch import Options, launch
+from idletrain.nn.prepare import from_settings
 
 
 def main(*arguments: str) -> object:
@@ -151,6 +157,55 @@ def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
     fleet = asyncio.run(cli_fabric._survey(None, 2, said))
     assert fleet is not None
     assert 0 < fleet.memory_bytes < 600 << 20
+
+
+def test_more_local_nodes_than_are_looked_at_share_a_machine_only_beyond_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for cores, times in ((2, 2.0), (8, 2.0), (12, 16 / 12), (32, 1.0)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        assert cli_fabric._crowding(16, 8) == pytest.approx(times)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert cli_fabric._crowding(16, 8) == 2.0
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [(None, False), (False, False), (True, True)])
+def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
+    answer: bool | None, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
+    monkeypatch.setattr("typer.confirm", lambda text: asked.append(text) or answer)
+    settings = job(method="ist", subnets=1, local_steps=10, rounds=100_000)
+    settings = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"to": str(tmp_path)})})
+
+    async def go() -> None:
+        async with cluster.here(1, 1 << 30) as client:
+            begun = asyncio.Event()
+            stops: list[Callable[[], None]] = []
+
+            def took(stop: Callable[[], None], _record: object) -> None:
+                stops.append(stop)
+                begun.set()
+
+            address = client.scheduler.address
+            prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
+            running = asyncio.ensure_future(launch(settings, prepared, Options(scheduler=address, begun=took)))
+            await begun.wait()
+            while not await occupied(client):
+                await asyncio.sleep(0.05)
+            allowed = contextlib.nullcontext()
+            with (
+                allowed if goes_on else pytest.raises(RunError, match=r"^a run of idletrain .*; wait until it is done")
+            ):
+                await cli_fabric._check_free(client, address)
+            stops[0]()
+            assert (await running).status == "stopped"
+            await cli_fabric._check_free(client, address)
+
+    asyncio.run(go())
+    assert len(asked) == (answer is not None)
 
 
 def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,9 @@ def choose(options: Iterable[Option], fleet: Fleet, allowed: Sequence[int] = STE
     """
     best: tuple[Option, int] | None = None
     tried: dict[str, float] = {}
+    wires: set[tuple[str, str]] = set()
     for option in options:
+        wires.add((option.pull, option.push))
         steps = least_steps(option, fleet, allowed)
         pace = progress(option, steps, fleet)
         tried[option.method] = max(pace, tried.get(option.method, 0.0))
@@ -205,10 +207,10 @@ def choose(options: Iterable[Option], fleet: Fleet, allowed: Sequence[int] = STE
     assert best is not None
     option, steps = best
     bare = Choice(option, steps, expected(option, steps, fleet), ())
-    return replace(bare, why=tuple(_reasons(bare, fleet, tried)))
+    return replace(bare, why=tuple(_reasons(bare, fleet, tried, wires)))
 
 
-def _reasons(choice: Choice, fleet: Fleet, tried: dict[str, float]) -> Iterable[str]:
+def _reasons(choice: Choice, fleet: Fleet, tried: dict[str, float], wires: set[tuple[str, str]]) -> Iterable[str]:
     option, share = choice.option, choice.expected.exchange_share
     ranked = sorted(tried.items(), key=lambda item: -item[1])
     if len(ranked) > 1:
@@ -220,7 +222,9 @@ def _reasons(choice: Choice, fleet: Fleet, tried: dict[str, float]) -> Iterable[
     yield f"{choice.local_steps} local steps: {over} {share:.0%} of a round goes to the exchange"
     kept = "" if option.subnets <= fleet.nodes else ", of which some wait: pulls and pushes overlap compute"
     yield f"{option.subnets} subnets on {fleet.nodes} nodes{kept}"
-    if (option.pull, option.push) == WIRES[0]:
+    if len(wires) == 1:
+        yield f"parameters travel as {option.pull} down and {option.push} up: the job or the memory leaves no other way"
+    elif (option.pull, option.push) == WIRES[0]:
         yield "parameters travel as they are: coding them would save too little"
     else:
         saved = 1 - (option.down_bytes + option.up_bytes) / (2 * option.plain_bytes)
