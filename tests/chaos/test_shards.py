@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,10 @@ def test_another_head_goes_on_with_sums_and_shards(
     assert 0.6 < sparse["recall"] < 1  # of what is in a row's buckets, six tables of eight each
     assert sparse["sparse P@1"] > 0.5
     assert 1 / 5 >= ranking["P@5"] > ranking["P@1"] / 5
+    evaluate = [sys.executable, "-m", "idletrain", "evaluate", str(run.dir)]
+    told = subprocess.run(
+        evaluate, capture_output=True, text=True, check=True, timeout=120, env=run.control.environment
+    ).stdout
+    assert f"P@1 {ranking['P@1']:.4f}  P@3 {ranking['P@3']:.4f}" in told
+    assert "PSP@1" in told
+    assert f"the tables: {sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from idletrain.job import load_job
 from idletrain.nn.extreme import SparseFiles
 from idletrain.nn.prepare import resolve
+from idletrain.nn.samplers import sampler_of
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"
 NOUNS = """  1 This software and database is being provided to you
@@ -75,4 +77,6 @@ def test_a_missing_package_is_named(builder: Any, tmp_path: Path) -> None:
 def test_a_job_file_is_sound_and_names_a_factory_that_takes_its_sizes(path: Path) -> None:
     job = load_job(path)
     assert job.name == path.stem
-    assert callable(resolve(job.model.factory, "model.factory"))
+    inspect.signature(resolve(job.model.factory, "model.factory")).bind(**job.model.args)
+    if sampler := job.model.args.get("sampler"):
+        sampler_of(sampler)
