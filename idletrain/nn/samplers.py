@@ -215,10 +215,12 @@ class Mixture:
         )
 
 
-def _retrieving(tables: Callable[..., Tables], defaults: Mapping[str, int | None]) -> Callable[..., Sampler]:
+def _retrieving(
+    tables: Callable[..., Tables], defaults: Mapping[str, int | None], usual_keep: int, usual_negatives: int
+) -> Callable[..., Sampler]:
     """A sampler that retrieves, with uniform labels beside unless `negatives` is 0."""
 
-    def make(keep: int = 2, negatives: int = 256, **asked: int) -> Sampler:
+    def make(keep: int = usual_keep, negatives: int = usual_negatives, **asked: int) -> Sampler:
         if unknown := asked.keys() - defaults.keys():
             raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
         retrieved = Retrieved(tables(**{**defaults, **asked}), keep)
@@ -233,9 +235,10 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "log-uniform": LogUniform,
     # SLIDE's SimHash for Delicious-200K, K = 9 and L = 50; DWTA with K = 4 codes of 3 bits, as many as the released
     # code's K = 6 of 2 bits.
-    "simhash": _retrieving(lambda **a: HashTables("simhash", **a), {"k": 9, "tables": 50, "bucket": 128}),
-    "dwta": _retrieving(lambda **a: HashTables("dwta", **a), {"k": 4, "tables": 50, "bucket": 128}),
-    "inverted-file": _retrieving(InvertedFile, {"lists": None, "probes": 1}),
+    "simhash": _retrieving(lambda **a: HashTables("simhash", **a), {"k": 9, "tables": 50, "bucket": 128}, 2, 256),
+    "dwta": _retrieving(lambda **a: HashTables("dwta", **a), {"k": 4, "tables": 50, "bucket": 128}, 2, 256),
+    # What it finds is good enough to need fewer labels, so that there are more steps in the same time (wide_labels).
+    "inverted-file": _retrieving(InvertedFile, {"lists": None, "probes": 1}, 1, 64),
 }
 
 
