@@ -107,8 +107,8 @@ def short(run: Past) -> list[str]:
         lines.append(
             "  the workers' time: " + ", ".join(f"{share:.0%} {part}" for part, share in spent if share >= 0.005)
         )
-    if of := sum(event.get("sampler_draws", 0) for event in run.events):
-        fallbacks = sum(event.get("sampler_fallbacks", 0) for event in run.events)
+    if fallbacks := sum(event.get("sampler_fallbacks", 0) for event in run.events):
+        of = sum(event.get("sampler_draws", 0) for event in run.events)
         lines.append(f"  the sampler retrieved nothing, and drew uniformly, in {fallbacks:,} of {of:,} batches")
     if view["cost"]:
         lines.append("  " + cost_line({**view["cost"], "wasted_usd": run.wasted_usd}))
