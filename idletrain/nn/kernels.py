@@ -46,21 +46,16 @@ def distinct(ids: Ids, seen_R: NDArray[np.int32], unique: Ids, places: Ids) -> i
     return count
 
 
-@_compiled
+@_summing
 def adagrad_rows(
-    weight_RH: Floats,
-    sums_R: Floats,
-    index_A: Ids,
-    grad_AH: Floats,
-    mean_A: Floats,
-    lr: float,
-    start: float,
-    eps: float,
+    weight_RH: Floats, sums_R: Floats, index_A: Ids, grad_AH: Floats, lr: float, start: float, eps: float
 ) -> None:
     """Row-wise Adagrad on A distinct rows, whose mean squared gradients are added to their sums."""
     for a in range(len(index_A)):
-        row = index_A[a]
-        sums_R[row] += mean_A[a]
+        row, squares = index_A[a], np.float32(0)
+        for h in range(grad_AH.shape[1]):
+            squares += grad_AH[a, h] * grad_AH[a, h]
+        sums_R[row] += squares / np.float32(grad_AH.shape[1])
         rate = np.float32(lr) / (np.sqrt(sums_R[row] + np.float32(start)) + np.float32(eps))
         for h in range(weight_RH.shape[1]):
             weight_RH[row, h] -= rate * grad_AH[a, h]

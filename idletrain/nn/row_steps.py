@@ -19,7 +19,9 @@ ADAGRAD_EPS = 1e-10  # torch.optim.Adagrad's default
 
 def rows_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The row numbers `[A]` and values `[A, ...]` of a row-sparse gradient, each row once."""
-    gradient = gradient.coalesce()
+    index = gradient._indices()[0]
+    if not (index[1:] > index[:-1]).all():  # autograd forgets that a gradient is coalesced; to sort it again costs more
+        gradient = gradient.coalesce()
     return gradient._indices()[0], gradient._values()
 
 
@@ -76,11 +78,11 @@ def row_adagrad(parameter: Tensor, gradient: Tensor, sums_R: Tensor, *, lr: floa
         index, grad = torch.arange(len(parameter), device=parameter.device), gradient
     flat, grad = parameter.view(len(parameter), -1), grad.reshape(len(index), -1)
     grad = grad.float()
-    means = torch.linalg.vector_norm(grad, dim=1).square_() / grad.shape[1]
     if parameter.device.type == "cpu" and parameter.dtype == torch.float32:
-        arrays = (t.detach().contiguous().numpy() for t in (flat, sums_R, index, grad, means))
+        arrays = (t.detach().contiguous().numpy() for t in (flat, sums_R, index, grad))
         kernels.adagrad_rows(*arrays, lr, start, ADAGRAD_EPS)
         return
+    means = torch.linalg.vector_norm(grad, dim=1).square_() / grad.shape[1]
     sums = sums_R[index] + means
     sums_R[index] = sums
     step = (lr / ((sums + start).sqrt() + ADAGRAD_EPS))[:, None] * grad

@@ -90,7 +90,7 @@ class _Bag(torch.autograd.Function):
 
 
 class _Take(torch.autograd.Function):
-    """Rows of a parameter, each at most once, with a row-sparse gradient."""
+    """Rows of a parameter, ascending and each at most once, with a row-sparse gradient."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, index: Tensor) -> Tensor:
@@ -99,8 +99,7 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        order = ctx.index.argsort()  # as torch adds two coalesced gradients up
-        return row_sparse(ctx.index[order], grads[0][order], ctx.shape), None
+        return row_sparse(ctx.index, grads[0], ctx.shape), None
 
 
 class _OneSoftmax(torch.autograd.Function):
@@ -261,8 +260,8 @@ class SparseLinear(nn.Module):
             ids: Its own labels `[Z]`.
 
         Returns:
-            The active labels `[A]`, each once, or None for all of them; the place of each of `ids` among them `[Z]`;
-            and what is added to their logits `[A]`.
+            The active labels `[A]`, ascending and each once, or None for all of them; the place of each of `ids` among
+            them `[Z]`; and what is added to their logits `[A]`.
         """
         if self._rebuild_every:
             self._count_down()
@@ -278,7 +277,11 @@ class SparseLinear(nn.Module):
         certain = int(places[:known].max(initial=-1)) + 1  # in the order of appearance, these come first
         correction = np.zeros(len(unique), np.float32)
         correction[certain:] = -np.log(draw.probability(unique[certain:]))
-        return torch.from_numpy(unique), torch.from_numpy(places[: len(ids)]), torch.from_numpy(correction)
+        order = np.argsort(unique)  # as a row-sparse gradient has its rows
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        own = place[places[: len(ids)]]
+        return torch.from_numpy(unique[order]), torch.from_numpy(own), torch.from_numpy(correction[order])
 
     def _count_down(self) -> None:
         if self._until_rebuild == 0:
@@ -322,7 +325,7 @@ class Scores:
             return self._exact_loss(ids, owner, share) / rows
         hidden = self.hidden_BH
         active, places, correction = layer.active_set(hidden.detach(), ids)
-        logits_BA = self._logits(active) + correction if active is not None else self._logits(None)
+        logits_BA = self._logits(active).add_(correction) if active is not None else self._logits(None)
         if rows == len(ids) == len(hidden):  # one label each: torch's own, to the bit
             return functional.cross_entropy(logits_BA, places)
         chosen = functional.log_softmax(logits_BA, 1)[owner, places]
@@ -330,7 +333,7 @@ class Scores:
 
     def _joint_loss(self, sets: Rows, ids: Tensor, owner: Tensor, share: Tensor, together: Together) -> Tensor:
         active, places, correction = self._layer.active_set(self.hidden_BH.detach(), ids)
-        logits_BA = self._logits(active) + correction
+        logits_BA = self._logits(active).add_(correction)
         all_B: Tensor = _OneSoftmax.apply(logits_BA.logsumexp(1), together)  # type: ignore[no-untyped-call]
         labelled = sets.offsets.diff() > 0
         own = (logits_BA[owner, places] * share).sum()

@@ -56,6 +56,13 @@ def test_row_wise_adagrad_is_its_definition(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_row_that_a_gradient_names_twice_moves_once_by_the_sum() -> None:
+    rows, parameter = torch.randn(3, 3), torch.randn(6, 3)
+    expected = by_definition(parameter, [([1, 4], torch.stack([rows[1], rows[0] + rows[2]]))], 0.3, 1e-4)
+    row_steps.row_adagrad(parameter, sparse([4, 1, 4], rows), torch.zeros(6), lr=0.3, start=1e-4)
+    torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_dense_gradient_is_one_of_all_rows() -> None:
     parameter, gradient = torch.randn(6, 3), torch.randn(6, 3)
     twin, sums, others = parameter.clone(), torch.zeros(6), torch.zeros(6)
