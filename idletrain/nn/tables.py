@@ -26,6 +26,7 @@ MOST_LISTS = (1 << 16) - 1
 MOST_BITS = 20  # of a bucket's number: 4 MiB of bucket starts a table
 LISTS = 4  # times the root of how many rows there are, where it is not said (faiss: 4 to 16)
 FLAT = 1280  # lists that a row is compared with; where there are more, it is with groups of them first
+GROUPED_LISTS = 8  # LISTS where they are found by groups: so many cost a query hardly more, and each is shorter
 KMEANS_STEPS, KMEANS_SAMPLE = 3, 8  # Lloyd's steps, on this many rows a list (faiss: 25 and 256): rebuilds are often
 
 
@@ -130,7 +131,7 @@ class InvertedFile:
     with them, while this one scores the rows as they are now.
 
     Args:
-        lists: How many; None for four times the root of how many rows there are.
+        lists: How many; None for four times the root of how many rows there are, eight times where that makes groups.
         probes: Lists that a query looks through, of one group.
     """
 
@@ -147,7 +148,9 @@ class InvertedFile:
 
     def _sizes(self, rows: int) -> tuple[int, int]:
         """How many lists and groups of them there are for so many rows."""
-        lists = max(1, min(self._asked or LISTS * math.isqrt(rows), rows // 4, MOST_LISTS))
+        root = math.isqrt(rows)
+        usual = LISTS * root if LISTS * root <= FLAT else GROUPED_LISTS * root
+        lists = max(1, min(self._asked or usual, rows // 4, MOST_LISTS))
         return lists, 1 if lists <= FLAT else math.isqrt(lists)
 
     def build(self, rows_RH: Tensor, seed: int) -> None:
