@@ -194,7 +194,7 @@ def compete(contest: Contest, plan: Plan, tiny: bool) -> tuple[list[Figure], lis
     dense_recipe = replace(DENSE, **asked)
     on_two = {}
     if contest.speedup:  # before all else: from here on sets can share a machine
-        on_two = {one.name: step_seconds(one, sets.train, 2, contest.seconds) for one in (dense_recipe, blind[0])}
+        on_two = step_seconds((dense_recipe, blind[0]), sets.train, 2, contest.seconds)
         print(f"{contest.name}: seconds a step on two threads: {on_two}", flush=True)
     others = [replace(recipe, start=contest.start) for recipe in contest.others]
     moments = doubling(min(1.25, contest.seconds / 8), contest.seconds) if contest.speedup else [0.0, contest.seconds]

@@ -27,6 +27,7 @@ from idletrain.nn.wide import WideNetwork, wide
 SamplerWords = str | Mapping[str, Any]
 POINTS = 100.0
 ALWAYS = 1e-4, 1e-6  # what Adagrad's sums start from: the output's, the embeddings'
+TURNS = 8  # that recipes are timed in
 
 
 @dataclass(frozen=True)
@@ -202,19 +203,24 @@ def tuned(
     return *max(tried, key=lambda one: one[1].precision), [(one, found.points) for one, _, found in tried]
 
 
-def step_seconds(recipe: Recipe, train: SparseSamples, threads: int, budget_seconds: float) -> float:
-    """The median time of a step on so many threads."""
+def step_seconds(
+    recipes: Sequence[Recipe], train: SparseSamples, threads: int, budget_seconds: float
+) -> dict[str, float]:
+    """The median time of each recipe's step on so many threads, in turns: a shared machine's speed comes and goes."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    going, ends = steps(make(recipe, train, 0), recipe, train, 0), time.perf_counter() + budget_seconds
-    times: list[float] = []
-    next(going)
-    while not times or time.perf_counter() < ends:
-        started = time.perf_counter()
-        next(going)
-        times.append(time.perf_counter() - started)
+    going = {recipe.name: steps(make(recipe, train, 0), recipe, train, 0) for recipe in recipes}
+    times: dict[str, list[float]] = {name: [] for name in going}
+    for one in going.values():
+        next(one)
+    for name in list(going) * TURNS:
+        ends, first = time.perf_counter() + budget_seconds / TURNS, len(times[name])
+        while len(times[name]) == first or time.perf_counter() < ends:
+            started = time.perf_counter()
+            next(going[name])
+            times[name].append(time.perf_counter() - started)
     torch.set_num_threads(before)
-    return statistics.median(times)
+    return {name: statistics.median(many) for name, many in times.items()}
 
 
 def time_to(points: Sequence[Point], target: float) -> float:
