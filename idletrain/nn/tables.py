@@ -20,7 +20,7 @@ from idletrain.nn import kernels
 from idletrain.nn.randomness import generator
 
 BLOCK_BYTES = 1 << 20  # of scratch while rows are hashed or dealt to lists: stays in a core's cache
-CODES_BYTES = 1 << 23  # of bucket numbers that are held at a time
+CODES_BYTES = 1 << 24  # of bucket numbers that are held at a time
 BIN = 8  # coordinates that one DWTA code compares (SLIDE's released configuration)
 MOST_LISTS = (1 << 16) - 1
 MOST_BITS = 20  # of a bucket's number: 4 MiB of bucket starts a table
