@@ -8,6 +8,7 @@ independent looks at a fabric, pairs are.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -205,7 +206,7 @@ def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict
             # By their arithmetic: a processor that is slower today is not the fabric's doing.
             what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
             found[what, "x", False] = _Samples(one.step, one.compute)
-    for cells in fabric.stencil:
+    for cells in () if _crowded(fabric) else fabric.stencil:
         if cells.nodes > 1:
             how = f"{cells.scaling}, exchange {'first' if cells.blocking else 'hidden'}"
             what = f"stencil step over arithmetic, {how}, {cells.nodes} nodes, {cells.backend}"
@@ -219,6 +220,14 @@ def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict
             what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"
             found[what, "s", False] = _Samples(c.seconds)
     return found
+
+
+def _crowded(fabric: Fabric) -> bool:
+    """Whether nodes wait for one another's cores: a stencil's short steps then tell of the scheduler, not of links."""
+    wanted: Counter[object] = Counter()
+    for node in fabric.nodes:
+        wanted[node["host"]] += node["threads"]
+    return any(wanted[node["host"]] > node["cores"] for node in fabric.nodes)
 
 
 def _of_points(points: Sequence[Point]) -> _Samples:

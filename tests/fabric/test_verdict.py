@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from idletrain.errors import JobError
 from idletrain.fabric import verdict
-from idletrain.fabric.samples import Fabric, Point, Training
+from idletrain.fabric.samples import Fabric, Point, Stencil, Training
 from idletrain.fabric.verdict import Outcome
 
 MBIT = 1e6 / 8
@@ -22,7 +22,7 @@ def fabric(rate: float, seed: int, noise: float = 0.01, count: int = 4, **about:
     """Links of a rate with noise, and steps that follow from them."""
     chance = np.random.default_rng(seed)
     nodes = [
-        {"name": f"n{k}", "mtu": 1500, "cpu": "a", "cores": 2, "gpus": [], "torch": "2", "threads": 1}
+        {"name": f"n{k}", "host": f"h{k}", "mtu": 1500, "cpu": "a", "cores": 2, "gpus": [], "torch": "2", "threads": 1}
         for k in range(count)
     ]
     links = [
@@ -84,6 +84,16 @@ def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
     assert "processors differ by 15% of the time" in told.sentence
     (told,) = verdict.compared(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
     assert told.outcome is Outcome.DIFFERENT
+
+
+@pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])
+def test_a_stencil_is_compared_where_every_node_has_its_cores(hosts: int, compared: bool) -> None:
+    one, steps = fabric(100 * MBIT, 1), tuple(np.random.default_rng(2).normal(1, 0.01, 15))
+    nodes = [{**node, "host": k % hosts} for k, node in enumerate(one.nodes)]  # of two cores each
+    both = replace(one, nodes=nodes, stencil=[Stencil("gloo", "weak", True, 4, 1000, steps, steps, steps)])
+    found = [difference.what for difference in verdict.compared(both, both)]
+    assert any(what.startswith("stencil") for what in found) == compared
+    assert any(what.startswith("one way") for what in found)
 
 
 def test_too_few_samples_are_not_compared() -> None:
