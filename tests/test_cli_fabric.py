@@ -34,7 +34,7 @@ def main(*arguments: str) -> object:
 
 
 def written(path: Path, rate: float, **about: str) -> str:
-    nodes = [{"name": f"n{k}", "mtu": 1500} for k in range(2)]
+    nodes = [{"name": f"n{k}", "host": f"h{k}", "mtu": 1500, "cores": 2, "threads": 1} for k in range(2)]
     points = [Point("one way", "socket", a, 1 - a, (rate, rate * 1.001, rate, rate * 0.999)) for a in (0, 1)]
     path.write_text(Fabric({"preset": "quick", "version": "1", **about}, nodes, points).as_json())
     return str(path)

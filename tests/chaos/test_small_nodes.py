@@ -86,7 +86,7 @@ def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_one
     assert len(joined) == 2
     assert all(line["memory_bytes"] < NODE_BYTES for line in joined)
     done = [line for line in lines if line["kind"] == "attempt_ended" and line["ended"] == "done"]
-    assert len(done) == 2 * job.training.rounds
+    assert len(done) == 2 * job.training.rounds, lines
     assert all(line["streamed"] for line in done)
     assert not [line for line in lines if line["kind"] in ("lost", "waiting")]
     ended = next(line for line in lines if line["kind"] == "run_ended")

@@ -20,11 +20,13 @@ def example(rate: float = 12e6) -> Fabric:
             "name": f"n{k}",
             "address": f"10.0.0.{k}",
             "interface": "eth0",
+            "host": f"h{k}",
             "mtu": 1500,
             "link_bits_per_second": 10**8,
             "gpus": [],
             "cpu": "a CPU",
             "cores": 2,
+            "threads": 1,
             "pace_seconds": 0.001,
         }
         for k in range(3)
