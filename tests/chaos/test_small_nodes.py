@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from idletrain_testbed import Testbed, cgroups, missing
 
 from benchmarks.machines import Cast, Shaped, free_port
@@ -75,6 +76,8 @@ def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
 def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_ones(tmp_path: Path) -> None:
     if lacking := missing(memory=True):
         pytest.skip(" ".join(lacking))
+    if torch.version.cuda:
+        pytest.skip("torch's CUDA build alone takes what such a machine has; its CPU build is not installed")
     tree = job_tree(tmp_path / "run", **DEEP)
     job = parse_job(tree)
     assert need_of(from_settings(job.model, job.data, job.training).program)(1.0) > 3 * NODE_BYTES
@@ -86,7 +89,7 @@ def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_one
     assert len(joined) == 2
     assert all(line["memory_bytes"] < NODE_BYTES for line in joined)
     done = [line for line in lines if line["kind"] == "attempt_ended" and line["ended"] == "done"]
-    assert len(done) == 2 * job.training.rounds, lines
+    assert len(done) == 2 * job.training.rounds
     assert all(line["streamed"] for line in done)
     assert not [line for line in lines if line["kind"] in ("lost", "waiting")]
     ended = next(line for line in lines if line["kind"] == "run_ended")
