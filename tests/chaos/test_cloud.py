@@ -407,6 +407,7 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
     words = ["launch", "job.yaml", "--spot", "--cloud", "sandbox", "--trace", "trace.csv", "--speed", "10", "--json"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment["HOME"] = str(tmp_path)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
     with subprocess.Popen([*IDLETRAIN, *words], stdout=subprocess.PIPE, env=environment, cwd=tmp_path) as run:
         assert run.stdout is not None
         deadline = threading.Timer(2 * PATIENCE_SECONDS, run.kill)
