@@ -115,7 +115,7 @@ def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
     module = assembled(prepared.module, network.values)
     estimate_statistics(module, prepared.program.source.open(), seed)
     assert prepared.test is not None
-    accuracy, _ = score(module, prepared.test.open(), prepared.program.loss)
+    accuracy = score(module, prepared.test.open(), prepared.program.loss).accuracy
     assert accuracy is not None
     return accuracy
 

@@ -311,6 +311,6 @@ def evaluate(case: Case, file: Path) -> float:
     module = assembled(module, list(views(flat, shapes)))
     with torch.no_grad():
         estimate_statistics(module, train, case.seed)
-    accuracy, _ = score(module, test, cross_entropy)
+    accuracy = score(module, test, cross_entropy).accuracy
     assert accuracy is not None
     return accuracy

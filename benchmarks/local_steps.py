@@ -61,7 +61,11 @@ def ours(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], No
     samples, training = program.source.open(), program.training
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
     work = LocalSteps(program, subnet, flat, 0, 0)
-    return lambda step: work.step(samples, order, step)
+
+    def run(step: int) -> None:
+        work.step(samples, order, step)
+
+    return run
 
 
 def bare(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], None]:

@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -224,12 +224,12 @@ def evaluate(
     from idletrain.observe.display import score_text
 
     loaded = load_run(_run_dir(run))
-    accuracy, loss = loaded.score()
+    score = asdict(loaded.score())
     ranking, sparse = loaded.ranking(), loaded.retrieval()
     if as_json:
-        typer.echo(json.dumps({"rounds": loaded.rounds, "accuracy": accuracy, "loss": loss, **ranking, **sparse}))
+        typer.echo(json.dumps({"rounds": loaded.rounds, **score, **ranking, **sparse}))
     else:
-        typer.echo(f"round {loaded.rounds}: {score_text(accuracy, loss)}")
+        typer.echo(f"round {loaded.rounds}: {score_text(**score)}")
         for kind in ("P", "nDCG", "PSP") if ranking else ():
             typer.echo("  ".join(f"{kind}@{k} {ranking[f'{kind}@{k}']:.4f}" for k in (1, 3, 5)))
         if sparse:

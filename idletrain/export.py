@@ -14,7 +14,7 @@ from torch import nn
 
 from idletrain.errors import RunError
 from idletrain.job import Job
-from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.extreme import SparseSamples
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
@@ -39,8 +39,8 @@ class LoadedRun:
         """The same for all that is measured here: assembling a very wide network copies gigabytes."""
         return self.module()
 
-    def score(self) -> tuple[float | None, float]:
-        """Accuracy and loss on the test data.
+    def score(self) -> Score:
+        """Score the network on the test data.
 
         Raises:
             RunError: the job has none.

@@ -130,9 +130,9 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
     assert result.summary["accuracy"] == pytest.approx(accuracy_of(result.module, test), abs=1e-6)
     assert result.summary["accuracy"] > 0.3
     assert [loaded.rounds for loaded in on_the_way] == [1, 2, 3]
-    assert on_the_way[0].score()[0] < result.summary["accuracy"]
+    assert on_the_way[0].score().accuracy < result.summary["accuracy"]
     after = load_run(result.run_dir)
-    assert after.score()[0] == pytest.approx(result.summary["accuracy"], abs=1e-6)
+    assert after.score().accuracy == pytest.approx(result.summary["accuracy"], abs=1e-6)
     state = after.module().state_dict()
     assert all(torch.equal(state[name], value) for name, value in result.module.state_dict().items())
 
@@ -255,3 +255,27 @@ def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_regression_without_norm_ends_as_it_would_in_plain_torch_with_fit_s_defaults(tmp_path: Path) -> None:
+    """Four subnets of a plain MLP; without sums of the right size its outputs were 15 times too large."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4000, 16)).astype(np.float32)
+    y = x[:, :1].copy()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    result = idletrain.fit(
+        module,
+        (x[:3000], y[:3000]),
+        test=(x[3000:], y[3000:]),
+        loss="mse",
+        rounds=40,
+        optimizer={"name": "adamw", "lr": 1e-3},
+        run_dir=tmp_path,
+    )
+    with torch.no_grad():
+        mse = float(((result.module(torch.tensor(x[3000:])) - torch.tensor(y[3000:])) ** 2).mean())
+    assert mse < 0.01
+    assert result.summary["loss"] == pytest.approx(mse, rel=1e-3)
+    assert result.summary["train_loss"] < 0.02
+    assert result.summary["warnings"] == []

@@ -68,6 +68,7 @@ class PushHeader:
         checksum: XXH3-64 of the payload.
         update: Whether it is what travels from round to round, as the job says that updates travel; else it is a
             mark, with all optimizer state, as it is.
+        loss: Mean training loss of the last few steps; None if there were none.
     """
 
     lease: LeaseId
@@ -75,6 +76,7 @@ class PushHeader:
     train_seconds: float
     checksum: int
     update: bool = True
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ Every function raises a JobError whose sentence names the field.
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,9 +27,11 @@ from idletrain.nn.groups import Layout, run_on_meta, weightless
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.partition import draw, widths
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
+from idletrain.nn.scaling import Subject, reason_to_keep_whole, with_scaling
 from idletrain.nn.subnets import cut
 
 SCAN_ROWS = 4096  # rows of arrays looked at together: 12 MB of Fashion-MNIST as floats
+TRIAL_SAMPLES = 8  # that a network and its subnets are compared on: enough for a batch's statistics
 SCAN_ITEMS = 256  # items of a Dataset that are looked at: a second, at 4 ms to decode an image
 
 
@@ -153,20 +156,26 @@ class Cuts(NamedTuple):
     fixed: Sequence[str] = ()
 
 
-def cuts_of(
-    module: nn.Module, pair: tuple[Any, Any], training: TrainingSettings, asked: Cuts
-) -> tuple[nn.Module, Layout]:
-    """The module on the meta device, and the layout of its cuts, tried."""
+def trial_inputs(samples: Samples, field: str) -> Any:
+    """Inputs `[B, ...]` of a few samples, to compare a network with its subnets on."""
+    return _read(samples, np.arange(min(TRIAL_SAMPLES, len(samples))), field)[0]
+
+
+def cuts_of(module: nn.Module, inputs: Any, training: TrainingSettings, asked: Cuts) -> tuple[nn.Module, Layout]:
+    """The module on the meta device, and the layout of its cuts, tried on a few samples' inputs."""
     meta = groups.without_statistics(groups.to_meta(module))
-    inputs = pair[0]
     dense = isinstance(inputs, Tensor)
     sample = torch.empty((2, *inputs.shape[1:]), dtype=inputs.dtype, device="meta") if dense else inputs.to("meta")
     with torch.no_grad():
         expected = _shape(run_on_meta(weightless(meta), sample))
     if training.method == "local-sgd":
         return meta, groups.whole(meta)
-    layout = _fix(_layout(module, meta, sample, asked), asked.fixed)
-    if _sharded(meta, layout):
+    parameters = [parameter.detach() for parameter in module.parameters()]
+    subject = Subject(meta, parameters, inputs)
+    layout = _layout(module, meta, sample, asked, functools.partial(reason_to_keep_whole, subject))
+    layout = _fix(layout, asked.fixed)
+    outputs = _label_groups(meta, layout)
+    if outputs:
         layout = replace(layout, common="same" if training.mode == "lockstep" else "sum")
     for group in layout.groups:
         try:
@@ -177,6 +186,10 @@ def cuts_of(
                 f"ask for at most {group.size} or exclude the group"
             ) from None
     _check_subnets(meta, layout, sample, expected, training)
+    layout = with_scaling(replace(subject, outputs=outputs), layout)
+    if not layout.groups:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in layout.kept_whole)
+        raise JobError(f"model: has nothing to split ({reasons}); use training.method: local-sgd or another model")
     return meta, layout
 
 
@@ -186,7 +199,7 @@ def _shape(outputs: Any) -> torch.Size:
     return shape if isinstance(outputs, Tensor) else shape[:-1]
 
 
-def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts) -> Layout:
+def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts, refuse: Callable[[Layout], str]) -> Layout:
     """The layout by hand, by the module's own word, or found."""
     table = asked.table or _own_groups(module, asked.exclude)
     if table:
@@ -196,13 +209,24 @@ def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts) -> Lay
             "model.groups: a network that ends in SparseLinear needs its groups by hand, such as "
             "{output.weight: [labels, hidden], output.bias: [labels]}"
         )
-    return discover.find(meta, sample, asked.exclude)
+    return discover.find(meta, sample, asked.exclude, refuse)
 
 
 def _sharded(meta: nn.Module, layout: Layout) -> bool:
     """Whether each subnet holds a share of a very wide output's labels."""
+    return bool(_label_groups(meta, layout))
+
+
+def _label_groups(meta: nn.Module, layout: Layout) -> frozenset[str]:
+    """Names of the groups whose neurons are a very wide output's labels."""
     weight = f"{_very_wide(meta)}.weight"
-    return any(t.name == weight and t.neurons[0] is not None for t in layout.tensors)
+    labels = [t.neurons[0] for t in layout.tensors if t.name == weight and t.neurons[0] is not None]
+    starts = groups.offsets(layout.sizes)
+    return frozenset(
+        group.name
+        for group, start in zip(layout.groups, starts, strict=True)
+        if any(((n >= start) & (n < start + group.size)).any() for n in labels)
+    )
 
 
 def _own_groups(module: nn.Module, exclude: Sequence[str]) -> dict[str, tuple[str | None, ...]] | None:

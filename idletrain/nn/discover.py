@@ -8,7 +8,8 @@ shape, which keeps inputs, outputs and widths that the code fixes whole.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,20 @@ with warnings.catch_warnings():
     import torch_pruning
 
 
-def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layout:
+def find(
+    module: nn.Module,
+    sample: Tensor,
+    exclude: Sequence[str] = (),
+    refuse: Callable[[Layout], str] = lambda _layout: "",
+) -> Layout:
     """Find every neuron group of a module.
 
     Args:
         module: A module on the meta device.
         sample: An input of at least two samples, on the meta device.
         exclude: Names of groups to keep whole.
+        refuse: Returns why a layout of one group cannot be cut although the module runs without some of its neurons,
+            or "" if it can.
 
     Raises:
         JobError: nothing can be cut, with the reason for every candidate; an excluded group does not exist; or the
@@ -50,7 +58,7 @@ def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layo
         if any(not labelled[at].all() for at in fine):
             refused[name] = "it is concatenated with features that no layer makes"  # whose places DepGraph mistakes
             continue
-        cut = _finest_cut(module, sample, fine)
+        cut = _finest_cut(module, sample, name, fine, refuse)
         if isinstance(cut, str):
             refused[name] = cut
         else:
@@ -64,7 +72,8 @@ def find(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layo
     if not kept:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
         raise JobError(f"model: has nothing to split ({reasons}); use training.method: local-sgd or another model")
-    return layout_of(module, kept)
+    excluded = dict.fromkeys(exclude, "model.exclude names it")
+    return replace(layout_of(module, kept), kept_whole=tuple({**refused, **excluded}.items()))
 
 
 def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels]]:
@@ -129,17 +138,20 @@ def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> I
             yield name, int(out == transposed)
 
 
-def _finest_cut(module: nn.Module, sample: Tensor, labels: Labels) -> tuple[int, Labels] | str:
-    """The smallest neuron with which the module still runs: one channel or, for attention, a head's worth.
+def _finest_cut(
+    module: nn.Module, sample: Tensor, name: str, labels: Labels, refuse: Callable[[Layout], str]
+) -> tuple[int, Labels] | str:
+    """The smallest neuron that the module can do without: one channel or, for attention, a head's worth.
 
     Returns:
-        The number of neurons and their labels, or why the module does not run without any of them.
+        The number of neurons and their labels, or why the module cannot do without any of them.
     """
     size = 1 + max(int(label.max()) for label in labels.values())
     reason = "it is a single neuron"
     for width in (width for width in range(1, size // 2 + 1) if size % width == 0):
         coarse = {at: np.where(label < 0, -1, label // width) for at, label in labels.items()}
         reason = _runs_without_first(module, sample, coarse)
+        reason = reason or refuse(layout_of(module, [(Group(name, size // width), coarse)]))
         if not reason:
             return size // width, coarse
     return reason

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -38,12 +39,15 @@ class TensorLayout:
     Attributes:
         neurons: Per dimension None (never cut) or `[dimension]`, the neuron (numbered across all groups) at
             every position, -1 for positions that every subnet has.
+        scaled: Dimensions whose values are multiplied in a subnet by a power of the network's number of neurons over
+            the subnet's, and that power: a sum over the subnet's neurons is then as large as one over all of them.
     """
 
     name: str
     shape: tuple[int, ...]
     neurons: tuple[Neurons | None, ...]
     trainable: bool
+    scaled: tuple[tuple[int, float], ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -52,6 +56,28 @@ class TensorLayout:
 
 
 Common = Literal["mean", "sum", "same"]
+Scaling = Literal["weights", "roots", "inputs", "normalized", "unused", "unknown"]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum over cut neurons, weighted by one dimension of one parameter.
+
+    Attributes:
+        tensor: The parameter's name.
+        dimension: Its dimension that is summed over.
+        scaling: How a subnet's smaller sum becomes as large as the network's. `weights`: the parameter is multiplied.
+            `roots`: by the root only, since the vector of cut neurons is brought to a fixed length before it.
+            `inputs`: the inputs of `layers` are multiplied, since the parameter has another use. `normalized`: nothing
+            is, since a normalization right behind it undoes any factor. `unused`: nothing is, since no output depends
+            on it. `unknown`: the parameter is multiplied, but outputs could not be compared.
+        layers: Names of the modules whose inputs are multiplied.
+    """
+
+    tensor: str
+    dimension: int
+    scaling: Scaling
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,11 +88,15 @@ class Layout:
         common: What becomes of the parameters that every subnet has: their `mean`; what they were and the `sum` of all
             changes, where each subnet holds a share of the outputs and with it a share of the loss; `same` where all
             subnets are trained in lockstep and have them in common.
+        contractions: The sums over cut neurons, and how a subnet scales each.
+        kept_whole: Names of the groups that no subnet cuts, each with the reason.
     """
 
     groups: tuple[Group, ...]
     tensors: tuple[TensorLayout, ...]
     common: Common = "mean"
+    contractions: tuple[Contraction, ...] = ()
+    kept_whole: tuple[tuple[str, str], ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -171,6 +201,40 @@ def without_statistics(module: nn.Module) -> nn.Module:
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return module
+
+
+def without_groups(layout: Layout, reasons: Mapping[str, str]) -> Layout:
+    """Return the layout with some groups kept whole.
+
+    Args:
+        layout: A layout without contractions.
+        reasons: Names of the groups to keep whole, each with the reason.
+    """
+    old_of_new = [
+        offset + i
+        for group, offset in zip(layout.groups, offsets(layout.sizes), strict=True)
+        if group.name not in reasons
+        for i in range(group.size)
+    ]
+    new_of_old = np.full(sum(layout.sizes) + 1, -1)  # the last one is found by -1
+    new_of_old[old_of_new] = np.arange(len(old_of_new))
+
+    def renumbered(neurons: Neurons | None) -> Neurons | None:
+        if neurons is None or (new_of_old[neurons] < 0).all():
+            return None
+        return new_of_old[neurons]
+
+    return replace(
+        layout,
+        groups=tuple(group for group in layout.groups if group.name not in reasons),
+        tensors=tuple(replace(t, neurons=tuple(renumbered(n) for n in t.neurons)) for t in layout.tensors),
+        kept_whole=(*layout.kept_whole, *reasons.items()),
+    )
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Return the number of each group's first neuron, counted across all groups."""
+    return list(itertools.accumulate(sizes, initial=0))[: len(sizes)]
 
 
 def layout_of(module: nn.Module, found: Sequence[tuple[Group, Labels]]) -> Layout:

@@ -90,8 +90,8 @@ class LocalSteps:
         self._lr = 0.0
         self.planned = planned(self.module, self._update) if planned else None
 
-    def step(self, samples: Samples, order: BatchOrder, step: int) -> None:
-        """Do step `step` of this round's J."""
+    def step(self, samples: Samples, order: BatchOrder, step: int) -> Tensor:
+        """Do step `step` of this round's J and return the batch's loss before it `[]`."""
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
         since_start = self._round * self._training.local_steps + step
         travels = self._training.optimizer.state == "travel"
@@ -101,14 +101,15 @@ class LocalSteps:
         inputs, labels = inputs.to(self._device), labels.to(self._device)
         self._lr = learning_rate(self._training, since_start)
         if self.planned:
-            self.planned.step(inputs, labels, last=step + 1 == self._training.local_steps)
-            return
+            return self.planned.step(inputs, labels, last=step + 1 == self._training.local_steps)
         self.module.zero_grad(set_to_none=True)
-        self._loss(self.module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        loss = self._loss(self.module(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
         having = [i for i in self._trained if self._parameters[i].grad is not None]
         self._optimizer.move(
             having, [self._parameters[i] for i in having], [[slot[i] for i in having] for slot in self._slots], self._lr
         )
+        return loss.detach()
 
     def _update(self, number: int, parameter: nn.Parameter, state: list[Tensor]) -> None:
         self._optimizer.move([number], [parameter], [[values] for values in state], self._lr)
@@ -243,4 +244,25 @@ def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
         real.data = view  # with a count of changes of its own: views share one
         for owner, name in aliases[id(parameter)]:
             setattr(owner, name, real)
+    for name, factor in subnet.input_factors:
+        layer = module.get_submodule(name)
+        layer.register_forward_pre_hook(ScaledInputs(factor, layer))
     return module.train()
+
+
+class ScaledInputs:
+    """Multiply a linear or convolutional layer's inputs, channel by channel, before it runs.
+
+    Args:
+        factor: For every channel `[C]`, or one for all `[]`.
+        layer: The layer; a convolution's channels are its inputs' second dimension `[B, C, ...]`, others' the last.
+    """
+
+    def __init__(self, factor: Tensor, layer: nn.Module) -> None:
+        spatial = len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0
+        self._factor = factor.view(-1, *[1] * spatial) if factor.ndim else factor
+
+    def __call__(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `torch.nn.Module.register_forward_pre_hook`."""
+        first, *rest = inputs
+        return (first * self._factor.to(first.device, first.dtype), *rest)

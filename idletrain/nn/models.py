@@ -76,17 +76,15 @@ def residual_cnn(
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and feed-forward between norms, `[B, T, D]` to the same.
+    """Causal attention and feed-forward, each behind a norm (pre-LN, as in GPT-2), `[B, T, D]` to the same.
 
-    The number of heads follows from the width of the projections, so a subnet may hold some of the heads. What heads
-    and neurons add up to is normalised (as in Gemma 2, arXiv 2408.00118, table 1): a subnet with an eighth of them
-    would else learn for sums an eighth as large.
+    The number of heads follows from the width of the projections, so a subnet may hold some of the heads.
     """
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.head_width = width // heads
-        self.norm1, self.norm2, self.norm3, self.norm4 = (nn.LayerNorm(width) for _ in range(4))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.out = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
@@ -95,8 +93,8 @@ class TransformerBlock(nn.Module):
         y = self.norm1(x_BTD)
         q, k, v = (p(y).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for p in (self.q, self.k, self.v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x_BTD = x_BTD + self.norm2(self.out(mixed))
-        out_BTD: Tensor = x_BTD + self.norm4(self.down(functional.gelu(self.up(self.norm3(x_BTD)))))
+        x_BTD = x_BTD + self.out(mixed)
+        out_BTD: Tensor = x_BTD + self.down(functional.gelu(self.up(self.norm2(x_BTD))))
         return out_BTD
 
 

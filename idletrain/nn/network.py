@@ -11,7 +11,7 @@ from torch import Tensor
 
 from idletrain.nn.groups import Common, Layout
 from idletrain.nn.program import Program
-from idletrain.nn.subnets import Subnet, by_row, gather, merge, own_or, views
+from idletrain.nn.subnets import Subnet, add, by_row, gather, merge, views
 
 
 class Network:
@@ -22,12 +22,22 @@ class Network:
         slots: Slots with a value a parameter.
         values: The first slot's.
         row_slots: Slots with a value a row (a tensor's first dimension).
+        powers: For each slot the power of a subnet's factors that its values are multiplied by (see `subnets.scaled`);
+            all are values and momenta if left out.
 
     Attributes:
         flat: All slots in one, float32.
     """
 
-    def __init__(self, layout: Layout, slots: int, values: Sequence[Tensor] | None = None, row_slots: int = 0) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        slots: int,
+        values: Sequence[Tensor] | None = None,
+        row_slots: int = 0,
+        powers: Sequence[int] = (),
+    ) -> None:
+        self._powers = tuple(powers) or (1,) * slots + (-2,) * row_slots
         self._counts, self._common = (slots, row_slots), layout.common
         shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
         sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
@@ -41,7 +51,7 @@ class Network:
     def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
         """The network of a program: what goes from round to round."""
         slots, row_slots = program.travelling
-        return cls(program.layout, slots, values, row_slots)
+        return cls(program.layout, slots, values, row_slots, program.powers)
 
     @property
     def values(self) -> list[Tensor]:
@@ -52,8 +62,9 @@ class Network:
         """A subnet's flat buffer."""
         slots, row_slots = self._counts
         flat = torch.empty(slots * subnet.parameters + row_slots * subnet.by_row.parameters)
-        for tensors, (part, slot) in zip(self.slots, subnet.slots(flat, slots, row_slots), strict=True):
-            gather(tensors, part, slot)
+        pieces = subnet.slots(flat, slots, row_slots)
+        for tensors, (part, slot), power in zip(self.slots, pieces, self._powers, strict=True):
+            gather(tensors, part, slot, power)
         return flat
 
     def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
@@ -62,13 +73,11 @@ class Network:
         for slot, tensors in enumerate(self.slots):
             averages = 0 < slot < self._counts[0]  # moments: the sum of their changes is none, and may be below zero
             common: Common = "mean" if averages and self._common == "sum" else self._common
-            merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common)
+            merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common, self._powers[slot])
 
     def add(self, subnet: Subnet, change: Tensor, weight: float) -> None:
         """Add a change `[P]` of a subnet's values; of what every subnet has, as much of it as its copy counted for."""
-        flat = self.pull(subnet)
-        flat[: subnet.parameters] += change * own_or(subnet, weight)
-        self.commit([(subnet, flat, 1)])
+        add(self.values, subnet, change, weight)
 
     def sha256(self) -> str:
         """Digest of the parameters (not of the optimizer's state): equal bits, equal digest."""

@@ -151,7 +151,8 @@ def _prepare(
     if test is not None:  # tried with what fits the training data: a reason is told once
         fitting = (Faults.FAULTY, Faults.FAULTY) if fits is Faults.FAULTY else (module, loss)
         _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
-    cuts = faults.look(checks.cuts_of, module, pair, training, asked_cuts, after=outputs)
+    inputs = faults.look(checks.trial_inputs, samples, "data.train", after=pair)
+    cuts = faults.look(checks.cuts_of, module, inputs, training, asked_cuts, after=outputs)
     faults.look(pieces_of, module, memory.units)
     output = faults.look(checks.check_wide, cuts, samples, training, memory)
     faults.tell()

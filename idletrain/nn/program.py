@@ -89,6 +89,17 @@ class Program:
         return (len(self.slots), len(self.row_slots)) if self.training.optimizer.state == "travel" else (1, 0)
 
     @property
+    def powers(self) -> tuple[int, ...]:
+        """For each slot that travels the power of a subnet's factors that it is multiplied by (`subnets.scaled`).
+
+        A gradient is as much smaller as its weight is larger. SGD's momentum is a step of the weights and scales as
+        they do; Adam's first moment is a mean gradient, its second and Adagrad's sums are mean squares of gradients.
+        """
+        power_of = {"value": 1, "momentum_buffer": 1, "exp_avg": -1, "exp_avg_sq": -2, "sums": -2}
+        slots, row_slots = self.travelling
+        return tuple(power_of[name] for name in (*self.slots[:slots], *self.row_slots[:row_slots]))
+
+    @property
     def output_at(self) -> int:
         """The place of the very wide output's weight among the network's tensors."""
         return [tensor.name for tensor in self.layout.tensors].index(f"{self.output}.weight")

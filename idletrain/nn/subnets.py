@@ -23,11 +23,20 @@ Positions = tuple[Tensor | None, ...]  # per dimension the positions a subnet ha
 
 @dataclass(frozen=True)
 class Subnet:
-    """Where a subnet's tensors lie in the network, and their shapes."""
+    """Where a subnet's tensors lie in the network, their shapes, and how much larger their values are.
+
+    Attributes:
+        factors: For each tensor what the network's values are multiplied by in the subnet, broadcastable to its
+            shape; None for 1. A sum over a share of the neurons is so as large as the network's sum over all of them
+            (the inverse scaling of dropout), and the network computes the mean of what its subnets compute.
+        input_factors: Names of modules and what their inputs are multiplied by, where the tensor itself cannot be.
+    """
 
     layout: Layout
     positions: tuple[Positions, ...]
     shapes: tuple[tuple[int, ...], ...]
+    factors: tuple[Tensor | None, ...]
+    input_factors: tuple[tuple[str, Tensor], ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -38,7 +47,8 @@ class Subnet:
     def by_row(self) -> Subnet:
         """The same subnet of tensors that have one value a row."""
         positions = tuple(at[:1] for at in self.positions)
-        return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes))
+        factors = tuple(_row_factor(f, shape) for f, shape in zip(self.factors, self.shapes, strict=True))
+        return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes), factors)
 
     def slots(self, flat: Tensor, slots: int, row_slots: int) -> list[tuple[Subnet, Tensor]]:
         """The slots of a flat buffer, each with its subnet, without a copy."""
@@ -62,7 +72,70 @@ def cut(layout: Layout, members: Mask) -> Subnet:
         tuple(length if at is None else len(at) for length, at in zip(t.shape, where, strict=True))
         for t, where in zip(layout.tensors, positions, strict=True)
     )
-    return Subnet(layout, positions, shapes)
+    neuron_factors = _neuron_factors(layout, members)
+    factors = tuple(
+        _product(tensor, [_along(tensor, d, neuron_factors**power, has) for d, power in tensor.scaled])
+        for tensor in layout.tensors
+    )
+    named = {tensor.name: tensor for tensor in layout.tensors}
+    input_factors = tuple(
+        (layer, _along(named[c.tensor], c.dimension, neuron_factors, has).to(torch.float32))
+        for c in layout.contractions
+        for layer in c.layers
+    )
+    return Subnet(layout, positions, shapes, factors, input_factors)
+
+
+def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
+    """For every neuron how many its group has over how many of them the subnet has; 1 for index -1."""
+    factors = np.ones(len(members) + 1)
+    start = 0
+    for size in layout.sizes:
+        factors[start : start + size] = size / max(1, int(members[start : start + size].sum()))
+        start += size
+    return factors
+
+
+def _along(tensor: TensorLayout, dimension: int, neuron_factors: np.ndarray, has: Mask) -> Tensor:
+    """The factors of a subnet's positions along one dimension `[length]`, or one for all of them `[]`."""
+    neurons = tensor.neurons[dimension]
+    assert neurons is not None
+    factors = torch.from_numpy(neuron_factors[neurons[has[neurons]]])
+    return factors[0] if len(factors) and bool((factors == factors[0]).all()) else factors
+
+
+def _product(tensor: TensorLayout, along: Sequence[Tensor]) -> Tensor | None:
+    """All dimensions' factors as one tensor, rounded once; None where all are 1."""
+    result = torch.ones((), dtype=torch.float64)
+    for (dimension, _), factors in zip(tensor.scaled, along, strict=True):
+        shape = [-1 if d == dimension else 1 for d in range(len(tensor.shape))]
+        result = result * (factors.view(shape) if factors.ndim else factors)
+    return None if bool((result == 1).all()) else result.to(torch.float32)
+
+
+def _row_factor(factor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The factor of a row's mean square `[rows]` or `[]`: a gradient is as much smaller as its weight is larger."""
+    if factor is None or not factor.ndim or not shape:
+        return factor
+    squares = factor.broadcast_to(*[n if d == 0 else factor.shape[d] for d, n in enumerate(shape)]).pow(-2)
+    return squares.reshape(shape[0], -1).mean(1).rsqrt()
+
+
+def scaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
+    """Return the network's values as a subnet has them: multiplied by a power of the factor.
+
+    The power is 1 for weights and SGD's momentum, -1 for a mean of gradients, -2 for a mean of their squares. Negative
+    powers divide, so that `unscaled` undoes this bit for bit where the factor is a power of two, else to one rounding.
+    """
+    if factor is None:
+        return values
+    by = factor if abs(power) == 1 else factor.square()
+    return values * by if power > 0 else values / by
+
+
+def unscaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
+    """Return a subnet's values as the network has them."""
+    return scaled(values, factor, -power)
 
 
 def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
@@ -74,8 +147,8 @@ def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
         offset += count
 
 
-def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor) -> None:
-    """Copy the subnet's values out of the network's tensors (T of them) into one slot `[P]`."""
+def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor, power: int = 1) -> None:
+    """Copy the subnet's values out of the network's tensors (T of them) into one slot `[P]`, scaled by a power."""
     for tensor, at, target in zip(network, subnet.positions, views(out, subnet.shapes), strict=True):
         split = [d for d, positions in enumerate(at) if positions is not None]
         if not split:
@@ -86,14 +159,18 @@ def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor) -> None:
             torch.index_select(tensor, split[0], index, out=target)
         else:
             torch.ops.aten.index.Tensor_out(tensor, _grid(tensor, at), out=target)
+    for factor, target in zip(subnet.factors, views(out, subnet.shapes), strict=True):
+        if factor is not None:
+            target.copy_(scaled(target, factor, power))
 
 
 def merge(
     network: Sequence[Tensor],
     updates: Sequence[tuple[Subnet, Tensor, int]],
     common: Common = "mean",
+    power: int = 1,
 ) -> None:
-    """Write updates `(subnet, slot [P], steps)` back into the network's tensors.
+    """Write updates `(subnet, slot [P], steps)` back into the network's tensors, what `gather` scaled unscaled.
 
     Neurons belong to one subnet each, so their values are copied (an exchange, not an average: IST-page); what every
     subnet has is averaged, weighted by steps, in the order of `updates`, or what `common` says (see `Layout`).
@@ -106,6 +183,9 @@ def merge(
     for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
         if not layout.tensors[i].trainable:
             continue
+        values = tuple(  # noqa: PLW2901 (what follows knows the network's values only)
+            unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
+        )
         if not layout.tensors[i].shared:
             for (subnet, _, _), value in zip(updates, values, strict=True):
                 _scatter(tensor, subnet.positions[i], value)
@@ -121,13 +201,21 @@ def merge(
                 tensor[where] = _moved(tensor[where], copies) if common == "sum" else _mean(copies)
 
 
-def own_or(subnet: Subnet, weight: float) -> Tensor:
-    """For each of a subnet's values `[P]`, 1 where no other subnet has it, else this weight."""
-    weights = torch.ones(subnet.parameters)
-    for tensor, at, values in zip(subnet.layout.tensors, subnet.positions, views(weights, subnet.shapes), strict=True):
-        if _common(tensor) is not None:
-            values[_common_within(tensor, at)] = weight
-    return weights
+def add(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
+    """Add a change `[P]` of a subnet's values to the network's; of what every subnet has, `weight` times as much."""
+    pieces = views(change, subnet.shapes)
+    for tensor, layout, at, factor, piece in zip(
+        network, subnet.layout.tensors, subnet.positions, subnet.factors, pieces, strict=True
+    ):
+        if not layout.trainable:
+            continue
+        value = unscaled(piece, factor, 1).clone()
+        if _common(layout) is not None:
+            value[_common_within(layout, at)] *= weight
+        if layout.shared:
+            tensor.add_(value)
+        else:
+            tensor.index_put_(tuple(_grid(tensor, at)), value, accumulate=True)
 
 
 def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:

@@ -111,6 +111,7 @@ class Screen:
             _workers(summary),
             Text("\n".join(self._recent), style="dim"),
         ]
+        body.extend(Text(reason, style="yellow") for reason in summary.warnings)
         if summary.note:
             body.append(Text(summary.note, style="yellow"))
         return Panel(Group(*body), title=title, border_style="cyan")
@@ -152,6 +153,7 @@ _NEWS: dict[str, Callable[[Event], str | None]] = {
     "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
     "worker_left": _tell_left,
     "worker_refused": _tell_reason,
+    "warning": _tell_reason,
     "paused": _tell_reason,
     "resumed": _tell_reason,
     "waiting": _tell_reason,
@@ -176,20 +178,25 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
+        *(f"  warning: {reason}" for reason in summary.warnings),
         f"  {summary.run_dir}",
     ]
 
 
-def score_text(accuracy: float | None, loss: float | None) -> str:
-    """Accuracy and loss, as far as there are any."""
+def score_text(
+    accuracy: float | None, loss: float | None, calibration_error: float | None = None, temperature: float | None = None
+) -> str:
+    """Accuracy, test loss, expected calibration error and best temperature, as far as there are any."""
     parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
+    parts += [f"calibration error {calibration_error:.4f}"] if calibration_error is not None else []
+    parts += [f"best temperature {temperature:.2f}"] if temperature is not None else []
     return ", ".join(parts) or "not evaluated"
 
 
 def _last_score(summary: Summary) -> str:
     """The last evaluation and the rounds done, which may be more."""
-    text = score_text(summary.accuracy, summary.loss)
+    text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature)
     at = summary.curve[-1][0] if summary.curve else summary.rounds
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 

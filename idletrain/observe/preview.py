@@ -20,6 +20,14 @@ from idletrain.rounds import coding, plan
 from idletrain.rounds.limits import available_bytes
 
 WORKER_BYTES = 250 << 20  # of a worker process before its first subnet: Python, torch, Dask (262 MB measured)
+SCALINGS = {
+    "weights": "multiplied by 1/share",
+    "roots": "multiplied by the root of 1/share: a fixed length is given to what they are summed with",
+    "inputs": "inputs of {layers} multiplied by 1/share, as the weights have another use",
+    "normalized": "as they are: a normalization right behind them undoes any factor",
+    "unused": "as they are: no output depends on them",
+    "unknown": "multiplied by 1/share, untested: the network's outputs with random weights are not finite",
+}
 GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary node's, both ways at once
 
 
@@ -80,7 +88,7 @@ def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> Renderab
         )
     pictures = [picture(foresight.profile(w), made) for w, made in planned.items()]
     rows = _subnets(job, prepared, shares, seconds, memories)
-    return Group(Text("\n".join(lines)), _groups(prepared), rows, *pictures)
+    return Group(Text("\n".join(lines)), _groups(prepared), *_sums(prepared), rows, *pictures)
 
 
 def _subnets(
@@ -103,6 +111,23 @@ def _subnets(
             f"{seconds[k]:.2f} s",
         )
     return table
+
+
+def _sums(prepared: Prepared) -> Sequence[RenderableType]:
+    """How a subnet makes its sums over cut neurons as large as the network's, and which groups stay whole."""
+    layout = prepared.program.layout
+    scaled, whole = (
+        Table(title="sums over cut neurons", title_justify="left"),
+        Table(title="kept whole", title_justify="left"),
+    )
+    for table, columns in ((scaled, ("weights", "in a subnet")), (whole, ("group", "reason"))):
+        for column in columns:
+            table.add_column(column)
+    for contraction in layout.contractions:
+        scaled.add_row(contraction.tensor, SCALINGS[contraction.scaling].format(layers=", ".join(contraction.layers)))
+    for name, reason in layout.kept_whole:
+        whole.add_row(name, reason)
+    return [table for table in (scaled, whole) if table.row_count]
 
 
 def _groups(prepared: Prepared) -> RenderableType:

@@ -29,8 +29,10 @@ and `kind`; the kinds and their fields:
                      and given_up_bytes (that nobody takes any more); of a very wide output sampler_draws and
                      sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
-                     compute, push, commit), and with a forecast expected (likewise)
-    evaluated        round, accuracy, loss, seconds
+                     compute, push, commit), loss (mean training loss of the subnets' last steps), and with a
+                     forecast expected (likewise)
+    evaluated        round, accuracy, loss, calibration_error, temperature, seconds
+    warning          round, reason (the assembled network is much worse than its subnets)
     snapshot         round, seconds
     paused, resumed  reason
     stopping         reason
@@ -38,7 +40,8 @@ and `kind`; the kinds and their fields:
     instance_ended   instance, reason
     spot_price       type, zone, usd_per_hour
     waiting          reason
-    run_ended        status, rounds, accuracy, loss, params_sha256, run_dir, reason (where it failed)
+    run_ended        status, rounds, accuracy, loss, calibration_error, temperature, params_sha256,
+                     run_dir, reason (where it failed)
 
 A reader passes over kinds and fields that it does not know. `v` rises when a known one changes its meaning; a reader
 refuses what is newer than itself.

@@ -134,6 +134,8 @@ def _rows(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
         ("rounds", [f"{view['rounds']} of {view['total_rounds']}" for view in views]),
         ("accuracy", [draw.fixed(view["accuracy"]) for view in views]),
         ("loss", [draw.fixed(view["loss"]) for view in views]),
+        ("expected calibration error", [draw.fixed(view["calibration_error"]) for view in views]),
+        ("best temperature", [draw.fixed(view["temperature"]) for view in views]),
         ("time", [draw.duration(view["seconds"]) for view in views]),
         ("local steps", [draw.number(view["local_steps"]) for view in views]),
         ("goodput", [draw.percent(view["goodput"]) for view in views]),

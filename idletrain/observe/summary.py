@@ -135,6 +135,10 @@ class Summary:
     dashboard: str = ""
     accuracy: float | None = None
     loss: float | None = None
+    calibration_error: float | None = None
+    temperature: float | None = None
+    train_loss: float | None = None
+    warnings: list[str] = field(default_factory=list)
     workers: dict[str, WorkerView] = field(default_factory=dict)
     former: list[WorkerView] = field(default_factory=list)
     joining: dict[str, float] = field(default_factory=dict)
@@ -185,7 +189,7 @@ class Summary:
     def round_record(self, event: Event) -> dict[str, Any]:
         """A committed round, which the summary holds already, in one JSON object."""
         record = self.as_record()
-        keys = ("rounds", "local_steps", "accuracy", "loss", "seconds", "goodput", "preemptions")
+        keys = ("rounds", "local_steps", "accuracy", "loss", "train_loss", "seconds", "goodput", "preemptions")
         return {"round": event["round"], "round_seconds": event["seconds"], **{key: record[key] for key in keys}}
 
     def as_record(self) -> dict[str, Any]:
@@ -197,6 +201,10 @@ class Summary:
             "local_steps": self.local_steps,
             "accuracy": self.accuracy,
             "loss": self.loss,
+            "calibration_error": self.calibration_error,
+            "temperature": self.temperature,
+            "train_loss": self.train_loss,
+            "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "goodput": None if self.goodput is None else round(self.goodput, 4),
             "preemptions": {"notice": self.notices, "kill": self.kills},
@@ -341,6 +349,7 @@ def _end_leases(summary: Summary, address: str) -> None:
 def _committed(summary: Summary, event: Event) -> None:
     summary.rounds = event["round"] + 1
     summary.local_steps += event["steps"]
+    summary.train_loss = event.get("loss", summary.train_loss)
     summary.bytes_down += event["bytes_down"]
     summary.bytes_up += event["bytes_up"]
     seconds = max(event["seconds"], 1e-9)
@@ -355,7 +364,12 @@ def _committed(summary: Summary, event: Event) -> None:
 
 def _evaluated(summary: Summary, event: Event) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
+    summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
     summary.curve.append(Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"]))
+
+
+def _warned(summary: Summary, event: Event) -> None:
+    summary.warnings.append(event["reason"])
 
 
 def _noted(summary: Summary, event: Event) -> None:
@@ -404,6 +418,7 @@ _ADD: dict[str, Callable[[Summary, Event], None]] = {
     "attempt_ended": _ended_attempt,
     "round_committed": _committed,
     "evaluated": _evaluated,
+    "warning": _warned,
     "paused": _noted,
     "resumed": _noted,
     "waiting": _noted,

@@ -78,12 +78,13 @@ def news_of(summary: Summary, event: Event) -> News | None:
     record = summary.as_record()
     match event["kind"]:
         case "evaluated":
-            values = {"accuracy": event["accuracy"], "loss": event["loss"]}
-            known = {name: value for name, value in values.items() if value is not None}
+            names = ("accuracy", "loss", "calibration_error", "temperature")
+            known = {name: event[name] for name in names if event.get(name) is not None}
             return News("evaluated", event["round"], event["t"], known, record)
         case "round_committed":
             values = {
                 "goodput": summary.goodput,
+                "train_loss": summary.train_loss,
                 "round_seconds": event["seconds"],
                 "steps_per_second": summary.steps_per_second,
                 "bytes_per_second": summary.bytes_per_second,

@@ -57,6 +57,7 @@ ACCOUNT = (
     *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
 )
 RUNS_KEPT = 2  # programs of runs that share this worker
+LOSS_STEPS = 10  # whose mean loss is reported: the last ones, as the network then stands
 CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
 
@@ -232,6 +233,7 @@ class Attempt:
         self._flat = torch.empty(0)
         self._begun: Tensor | None = None  # as it was pulled, where updates travel as changes from it
         self.steps = 0
+        self._losses: deque[Tensor] = deque(maxlen=LOSS_STEPS)
         self.account: dict[str, Any] = dict.fromkeys(ACCOUNT, 0.0)
 
     def run(self) -> dict[str, Any]:
@@ -326,7 +328,7 @@ class Attempt:
         all_steps, began = loaded.program.training.local_steps, self.steps
         started = marked = time.perf_counter()
         while self.steps < all_steps and not self._unwanted():
-            work.step(loaded.samples, order, self.steps)
+            self._losses.append(work.step(loaded.samples, order, self.steps))
             self.steps += 1
             now = time.perf_counter()
             left = all_steps - self.steps  # after the last comes the update itself
@@ -415,8 +417,13 @@ class Attempt:
         self, payload: Tensor, seconds: float, *, update: bool, prompt: int = 0, urgent: bool = False
     ) -> Coroutine[Any, Any, Receipt]:
         digest = checksum([payload.numpy().data.cast("B")])
-        header = PushHeader(self._spec.lease, self.steps, seconds, digest, update)
+        header = PushHeader(self._spec.lease, self.steps, seconds, digest, update, self._loss)
         return self._run.client.push(header, payload, prompt, urgent=urgent)
+
+    @property
+    def _loss(self) -> float | None:
+        """Mean training loss of the last steps."""
+        return float(torch.stack(list(self._losses)).mean()) if self._losses else None
 
     async def _beat(self) -> None:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""

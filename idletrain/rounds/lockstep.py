@@ -173,7 +173,7 @@ class LockstepAttempt(Attempt):
                 due = began - marked > self._spec.mark_seconds
                 leaving = node.draining.is_set()
                 together.wish = due or leaving or node.mark_now.is_set(), node.moving.locked()
-                work.step(loaded.samples, order, self.steps)
+                self._losses.append(work.step(loaded.samples, order, self.steps))
                 self.steps += 1
                 if together.exchanges != self.steps - gang.step:
                     raise RuntimeError("training.loss: lockstep needs one that calls outputs.loss(labels), once a step")

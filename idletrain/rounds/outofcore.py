@@ -166,7 +166,9 @@ class OutOfCoreAttempt(Attempt):
     async def _seal(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
         """Say that all parts are sent, and what they add up to."""
         digest = await asyncio.to_thread(checksum, home.frames(slots))
-        return await self._run.client.push(PushHeader(self._spec.lease, steps, seconds, digest, update), None)
+        return await self._run.client.push(
+            PushHeader(self._spec.lease, steps, seconds, digest, update, self._loss), None
+        )
 
 
 def _scratch(loaded: Loaded) -> Path:

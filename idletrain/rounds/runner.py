@@ -29,7 +29,8 @@ from idletrain.exchange.codec import Got, warm
 from idletrain.exchange.store import Store
 from idletrain.exchange.wire import Arrival, Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.job import Job
-from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn import assembly
+from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.outofcore.foresee import Foresight
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.subnets import Subnet
@@ -46,6 +47,7 @@ from idletrain.rounds.spec import How, Spec, version
 logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.25
 SCHEDULER_GONE_SECONDS = 5.0
+NO_SCORE = dict.fromkeys(("accuracy", "loss", "calibration_error", "temperature"))
 ACCOUNT_SECONDS, ACCOUNT_POLL_SECONDS = 1.0, 0.01
 
 
@@ -58,6 +60,8 @@ class Ending:
     params_sha256: str
     accuracy: float | None
     loss: float | None
+    calibration_error: float | None = None
+    temperature: float | None = None
 
 
 class Runner:
@@ -93,7 +97,10 @@ class Runner:
         self._narrowest_bytes = self._need_bytes(1 / min(self._program.layout.sizes, default=1))
         self._pickled: bytes = cloudpickle.dumps(self._program)
         self._module = assembled(prepared.module, journal.network.values)
-        self._score: tuple[float | None, float | None] = (None, None)
+        self._score: Score | None = None
+        self._losses: dict[int, float] = {}  # of the open round's subnets, in their last steps
+        self._subnet_loss: float | None = None  # of the last committed round
+        self._warned = False
         self._futures: dict[int, tuple[str, Future]] = {}
         self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
@@ -228,8 +235,7 @@ class Runner:
         if status in ("completed", "reached"):
             await self._hear_out()
         digest = await self._journal.end(status)
-        accuracy, loss = self._score
-        ending = Ending(status, self._journal.round, digest, accuracy, loss)
+        ending = Ending(status, self._journal.round, digest, **(asdict(self._score) if self._score else NO_SCORE))
         self._record("run_ended", **asdict(ending), run_dir=str(self._journal.run_dir))
         return ending
 
@@ -560,6 +566,8 @@ class Runner:
         now, fault = time.monotonic(), taken.fault
         event = events.Pushed(now=now, lease=lease, steps=header.steps, update=header.update, fault=fault)
         reply = self._handle(event, taken)
+        if reply is Reply.ACCEPTED and header.loss is not None:
+            self._losses[lease.subnet] = header.loss
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             self._refused(lease, reply, taken.where)
         elif lease.subnet in self._staging:
@@ -620,6 +628,8 @@ class Runner:
             with contextlib.suppress(RunError):  # whoever could hold a subnet is gone just now
                 next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
+        self._subnet_loss = _mean_loss(self._losses, command.staged)
+        self._losses = {}
         ended = time.monotonic()
         traffic = self._store.bytes_down, self._store.bytes_up
         self._record(
@@ -631,6 +641,7 @@ class Runner:
             bytes_down=traffic[0] - self._traffic[0],
             bytes_up=traffic[1] - self._traffic[1],
             shares=shares,
+            loss=self._subnet_loss,
         )
         self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, self._no_marks(), {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
@@ -640,19 +651,32 @@ class Runner:
     async def _look(self, command: events.Look) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
         started, accuracy = time.monotonic(), None
-        if command.evaluate and self._prepared.test is not None:
-            accuracy, loss = self._score = await asyncio.to_thread(self._evaluate)
+        if command.evaluate:
+            self._score, warning = await asyncio.to_thread(self._evaluate)
             seconds = time.monotonic() - started
-            self._record("evaluated", round=self._journal.round, accuracy=accuracy, loss=loss, seconds=seconds)
+            if self._score:
+                accuracy = self._score.accuracy
+                self._record("evaluated", round=self._journal.round, **asdict(self._score), seconds=seconds)
+            if warning:
+                self._warned = True
+                self._record("warning", round=self._journal.round, reason=warning)
         if command.snapshot:
             await self._journal.snapshot()
             self._snapshot_at = time.monotonic()
         self._handle(events.Looked(now=time.monotonic(), accuracy=accuracy))
 
-    def _evaluate(self) -> tuple[float | None, float]:
-        assert self._prepared.test is not None
-        estimate_statistics(self._module, self._program.source.open(), self._program.training.seed)
-        return score(self._module, self._prepared.test.open(), self._program.loss)
+    def _evaluate(self) -> tuple[Score | None, str | None]:
+        """Score the committed network on test data, if there is any, and compare it with its subnets."""
+        program, compared = self._program, self._subnet_loss if not self._warned else None
+        if self._prepared.test is None and compared is None:
+            return None, None
+        samples = program.source.open()
+        estimate_statistics(self._module, samples, program.training.seed)
+        found = score(self._module, self._prepared.test.open(), program.loss) if self._prepared.test else None
+        if compared is None or program.output:  # a very wide output's subnets have losses over other labels
+            return found, None
+        losses = assembly.training_loss(self._module, samples, program), compared
+        return found, assembly.warning(program, self._journal.network, self._journal.subnets, losses)
 
     def _plan(self) -> tuple[float, ...]:
         """Shares for the workers that are there; under `reissue` not by their measured speed nor by how many they are
@@ -692,6 +716,12 @@ class Runner:
             for k, width in enumerate(widths)
         )
         return tuple(needs), alone
+
+
+def _mean_loss(losses: Mapping[int, float], staged: Sequence[tuple[int, int]]) -> float | None:
+    """The mean of the subnets' losses, weighted by their steps; None if none is known."""
+    known = [(losses[k], steps) for k, steps in staged if k in losses]
+    return sum(loss * steps for loss, steps in known) / sum(steps for _, steps in known) if known else None
 
 
 def _how(opened: state.State, k: int) -> How:

@@ -96,7 +96,8 @@ def train(prepared: Prepared, rounds: int = 3) -> Network:
 
 def accuracy(prepared: Prepared, network: Network) -> float:
     assert prepared.test is not None
-    reached, loss = score(assembled(prepared.module, network.values), prepared.test.open(), prepared.program.loss)
+    found = score(assembled(prepared.module, network.values), prepared.test.open(), prepared.program.loss)
+    reached, loss = found.accuracy, found.loss
     assert reached is not None
     assert np.isfinite(loss)
     return reached
@@ -387,6 +388,7 @@ def test_several_positions_a_sample_are_scored_each_but_for_ignored_ones() -> No
         module.weight.copy_(torch.eye(3, 4))
     x = torch.eye(4)[torch.tensor([[0, 1, 2], [0, 1, 0]])]
     y = torch.tensor([[0, 1, 1], [0, -100, -100]])
-    accuracy, loss = score(module, as_samples((x, y)), named_loss("sampled_softmax"))
+    found = score(module, as_samples((x, y)), named_loss("sampled_softmax"))
+    accuracy, loss = found.accuracy, found.loss
     assert accuracy == 3 / 4
     assert np.isfinite(loss)

@@ -192,8 +192,8 @@ class PlannedSteps:
         self.plans = 0
         self.swapped_bytes = self.peak_bytes = 0
 
-    def step(self, inputs: Tensor, labels: Tensor, *, last: bool = False) -> None:
-        """One step, with the bits of one in core.
+    def step(self, inputs: Tensor, labels: Tensor, *, last: bool = False) -> Tensor:
+        """Do one step, with the bits of one in core, and return the batch's loss before it `[]`.
 
         Args:
             inputs: The batch.
@@ -209,13 +209,15 @@ class PlannedSteps:
         if last and self._leaving:
             built.weights.last(*self._leaving)
         with built.executor.step():
-            self._loss(self._module(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            loss = self._loss(self._module(inputs), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
         built.weights.finish()
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
         if math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu":  # a plan takes a moment
             self._look_again(built)
+        return loss.detach()
 
     def store(self, home: Home) -> None:
         """Write parameters and state, as they are, to a home."""

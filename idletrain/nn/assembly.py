@@ -1,0 +1,91 @@
+"""Does the assembled network do what its subnets do? A comparison of losses, and of layers where losses differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idletrain.nn.data import Samples
+from idletrain.nn.evaluate import BATCH
+from idletrain.nn.local_steps import assemble
+from idletrain.nn.network import Network
+from idletrain.nn.program import Program
+from idletrain.nn.randomness import generator, key
+from idletrain.nn.subnets import Subnet, cut
+
+# The network's loss over its subnets' loss that is told of. Sums of a wrong size make it 5 and more; a network whose
+# neurons have just met for the first time has up to 1.3 (README, benchmarks/accuracy.py).
+WORSE = 2.0
+SAMPLES = 512  # of the training data that the network's loss is taken on
+SUBNETS = 2  # of a round that layers are compared with
+
+
+@torch.no_grad()
+def training_loss(module: nn.Module, samples: Samples, program: Program) -> float:
+    """Return the mean loss of a module in evaluation mode on some of the training data, the same ones every time."""
+    order = generator(program.training.seed, "assembly").permutation(len(samples))[:SAMPLES]
+    total = 0.0
+    for index in np.array_split(order, -(-len(order) // BATCH)):
+        inputs, labels = samples.batch(index)
+        total += float(program.loss(module(inputs), labels)) * len(index)
+    return total / len(order)
+
+
+def warning(program: Program, network: Network, subnets: Sequence[Subnet], losses: tuple[float, float]) -> str | None:
+    """Return one sentence if the assembled network is much worse than its subnets, else None.
+
+    Args:
+        program: The run's program.
+        network: The assembled network.
+        subnets: A round's subnets.
+        losses: Training loss of the network, and mean training loss of its subnets' last steps.
+    """
+    whole, parts = losses
+    if not parts > 0 or whole <= WORSE * parts:
+        return None
+    layer = likely_layer(program, network, subnets[:SUBNETS])
+    where = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""
+    return (
+        f"the assembled network's training loss is {whole:.3g}, {whole / parts:.1f} times its subnets' {parts:.3g}"
+        f"{where}, or use fewer subnets or training.method: local-sgd"
+    )
+
+
+def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) -> str | None:
+    """Return the first layer whose outputs are much larger or smaller in the network than in its subnets."""
+    samples = program.source.open()
+    index = generator(program.training.seed, "assembly").permutation(len(samples))[: program.training.batch_size]
+    inputs = samples.batch(index)[0]
+    everything = cut(program.layout, np.ones(sum(program.layout.sizes), dtype=np.bool_))
+    whole, *parts = (
+        _sizes(assemble(program.module, subnet, network.pull(subnet)[: subnet.parameters]), inputs, program)
+        for subnet in (everything, *subnets)
+    )
+    for name, size in whole.items():
+        of_parts = [part[name] for part in parts if name in part]
+        mean = math.fsum(of_parts) / len(of_parts) if of_parts else 0.0
+        if size > WORSE**0.5 * mean > 0 or 0 < size < mean / WORSE**0.5:
+            return name
+    return None
+
+
+def _sizes(module: nn.Module, inputs: Any, program: Program) -> dict[str, float]:
+    """The root mean square of every layer's outputs, in the order in which they run."""
+    result: dict[str, float] = {}
+
+    def note(name: str, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            result.setdefault(name, float(output.square().mean().sqrt()))
+
+    for name, layer in module.named_modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(lambda _layer, _inputs, output, name=name: note(name, output))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(program.training.seed, "assembly", "dropout") % 2**63)
+        module(inputs)
+    return result
