@@ -71,4 +71,5 @@ def test_headers_become_plain_values() -> None:
         "train_seconds": 0.5,
         "checksum": 9,
         "update": True,
+        "loss": None,
     }

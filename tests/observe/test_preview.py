@@ -45,8 +45,18 @@ def test_the_digits_job_is_four_equal_subnets_that_cover_the_network(prepared: P
 
 def test_groups_are_listed_with_the_tensors_that_they_cut(prepared: Prepared) -> None:
     rows = [line for line in shown(prepared, 1 << 30).splitlines() if ".weight" in line]
-    assert [row.count(".weight") for row in rows] == [3, 3]
-    assert all("256" in row for row in rows)
+    assert [row.count(".weight") for row in rows[:2]] == [3, 3]
+    assert all("256" in row for row in rows[:2])
+
+
+def test_sums_over_cut_neurons_are_listed_with_what_becomes_of_them_and_whole_groups_with_the_reason(
+    prepared: Prepared,
+) -> None:
+    text = shown(prepared, 1 << 30)
+    sums, whole = text[text.index("sums over cut neurons") :].split("kept whole")
+    assert re.search(r"4\.weight +│ as they are: a normalization", sums)
+    assert re.search(r"7\.weight +│ multiplied by 1/share", sums)
+    assert re.search(r"7 +│ its neurons are the network's outputs", whole)
 
 
 def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:

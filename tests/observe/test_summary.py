@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from idletrain.observe.display import final_lines
 from idletrain.observe.summary import Summary
 
 RECORD_KEYS = {
@@ -13,6 +14,10 @@ RECORD_KEYS = {
     "local_steps",
     "accuracy",
     "loss",
+    "calibration_error",
+    "temperature",
+    "train_loss",
+    "warnings",
     "seconds",
     "goodput",
     "preemptions",
@@ -75,6 +80,7 @@ def committed(s: float, round_: int, steps: int = 100) -> dict[str, Any]:
         bytes_down=1000,
         bytes_up=500,
         shares=[0.5, 0.5],
+        loss=0.4,
     )
 
 
@@ -108,7 +114,7 @@ CHURN = [
     {**leased(6.0, 0, "c"), "attempt": 4},
     {**staged(8.0, 0, 2.0), "attempt": 4, "worker": "tcp://c"},
     committed(8.0, 0),
-    event("evaluated", 8.5, round=1, accuracy=0.8, loss=0.5, seconds=0.1),
+    event("evaluated", 8.5, round=1, accuracy=0.8, loss=0.5, calibration_error=0.02, temperature=1.1, seconds=0.1),
     event(
         "run_ended", 10.0, status="completed", rounds=1, accuracy=0.8, loss=0.5, params_sha256="ab", run_dir="runs/demo"
     ),
@@ -131,6 +137,10 @@ def test_the_sum_of_a_churned_run() -> None:
         "local_steps": 100,
         "accuracy": 0.8,
         "loss": 0.5,
+        "calibration_error": 0.02,
+        "temperature": 1.1,
+        "train_loss": 0.4,
+        "warnings": [],
         "seconds": 10.0,
         "goodput": round((3.0 + 4.0 + 2.0) / (4.0 + 6.0 + 4.0), 4),  # of a, b and c
         "preemptions": {"notice": 1, "kill": 1},
@@ -142,6 +152,12 @@ def test_the_sum_of_a_churned_run() -> None:
         "params_sha256": "ab",
         "run_dir": "runs/demo",
     }
+
+
+def test_warnings_are_kept_for_the_end() -> None:
+    summary = summary_of([*CHURN, event("warning", 9.0, round=0, reason="the network is worse than its subnets")])
+    assert summary.as_record()["warnings"] == ["the network is worse than its subnets"]
+    assert "  warning: the network is worse than its subnets" in final_lines(summary, "demo: completed")
 
 
 def test_a_record_has_the_documented_fields_also_before_anything_happened() -> None:
@@ -285,6 +301,7 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "local_steps": 100,
         "accuracy": None,
         "loss": None,
+        "train_loss": 0.4,
         "seconds": 2.0,
         "goodput": None,
         "preemptions": {"notice": 0, "kill": 0},

@@ -285,5 +285,5 @@ def test_wandb_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **_: None))
     tell(Watch(log_to=["wandb"]), None)
     assert calls[0] == ("idletrain", "demo", "reissue")
-    assert {"accuracy": 0.8, "loss": 0.5, "round": 1} in calls
+    assert {"accuracy": 0.8, "loss": 0.5, "calibration_error": 0.02, "temperature": 1.1, "round": 1} in calls
     assert calls[-1] == 0
