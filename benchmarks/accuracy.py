@@ -1,103 +1,221 @@
-"""Does `ist` reach the accuracy of data parallel at equal epochs over the data?
+"""Does a network that was trained as independent subnets end as good as one that was trained whole?
 
-`ist` with 4 subnets and J = 50 against `local-sgd` with J = 1 on 4 replicas (data parallel), on Fashion-MNIST, an
-MLP 784-1024-1024-10 with BatchNorm, plain SGD with a cosine schedule, batch 128 a subnet; each method at the learning
-rate that does best for it with seed 0, then the mean of three seeds. It runs the code that workers run (Program,
-Network, LocalSteps) without Dask; BatchNorm's statistics are estimated afterwards as a run does.
+Six families, each trained whole (one subnet) and as several subnets that take as many steps each: a plain MLP and
+one with BatchNorm on Fashion-MNIST, a pre-LN transformer on text, a convolutional autoencoder on digits, and two
+regressions. What is told of each is loss on held-out data and, of classes, accuracy, expected calibration error and the
+temperature that logits should be divided by. It runs the code that workers run (Program, Network, LocalSteps) without
+Dask; BatchNorm's statistics are estimated afterwards as a run does. Three seeds.
 
-An epoch can be counted in two ways, and both are measured. `shared`: the subnets share each pass over the data, as
-data parallel's replicas do, so that every neuron sees a quarter of it. `each`: every subnet passes over all of the
-data, as in the IST authors' code; all subnets' passes together cost less arithmetic than data parallel's one.
+    python -m benchmarks.accuracy [--tiny] [--only FAMILY ...] [--json FILE]
 
-    python -m benchmarks.accuracy [--tiny] [--json FILE]
-
-Target: at most 0.5 points below data parallel.
+Text is that of Debian's package dict-gcide; its family is left out where the package is not installed.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks import text
+from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.job import Job, parse_job
-from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
 
-SUBNETS = 4
 POINTS = 100.0
-Contender = tuple[str, int, str]  # method, local steps, how epochs are counted
+TEMPERATURES = (0.8, 1.3)  # within which a network's confidence needs no correction
+CONTEXT, WINDOWS, HELD_OUT = 64, 30_000, 1_000  # of text, in bytes: 1.9 MB to train on
+ROWS = 3_000  # of the synthetic regression; a third as many are held out
+Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How much is trained: epochs over the data, shared by all subnets as data parallel counts them."""
+class Row:
+    """One way to train a family.
 
-    epochs: float = 12.8
-    data: str = "fashion-mnist"
-    samples: int = 60_000
-    widths: tuple[int, ...] = (784, 1024, 1024, 10)
-    batch_size: int = 128
-    learning_rates: tuple[float, ...] = (0.2, 0.4)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    contenders: tuple[Contender, ...] = (("ist", 50, "each"), ("ist", 50, "shared"), ("local-sgd", 1, "shared"))
+    Attributes:
+        subnets: 1 is the network trained whole.
+        bounds: Figures of the end that should be reached: at least this accuracy in percent, at most that loss.
+    """
 
+    subnets: int
+    optimizer: Mapping[str, Any]
+    bounds: Mapping[str, float]
 
-TINY = Plan(
-    epochs=2,
-    data="digits",
-    samples=1437,
-    widths=(64, 32, 32, 10),
-    batch_size=32,
-    learning_rates=(0.1,),
-    seeds=(0, 1),
-    contenders=(("ist", 5, "shared"), ("local-sgd", 1, "shared")),
-)
+    @property
+    def name(self) -> str:
+        """As it is told."""
+        how = "whole" if self.subnets == 1 else f"{self.subnets} subnets"
+        return f"{how}, {self.optimizer.get('name', 'sgd')} {self.optimizer['lr']:g}" + (
+            f" momentum {self.optimizer['momentum']:g}" if "momentum" in self.optimizer else ""
+        )
 
 
-def job_of(plan: Plan, contender: Contender, lr: float, seed: int) -> Job:
-    """The job of one training."""
-    method, local_steps, epochs = contender
-    steps = plan.epochs * plan.samples / plan.batch_size / (1 if epochs == "each" else SUBNETS)
+@dataclass(frozen=True)
+class Family:
+    """What is trained on what."""
+
+    model: Mapping[str, Any]
+    data: Mapping[str, Any]
+    loss: str
+    batch_size: int
+    local_steps: int
+    rounds: int
+    rows: Sequence[Row]
+
+
+def _mlp(norm: str | None) -> dict[str, Any]:
+    return {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, 1024, 1024, 10], "norm": norm}}
+
+
+FASHION = {"name": "fashion-mnist"}
+MOMENTUM = {"lr": 0.05, "momentum": 0.9}
+ADAMW = {"name": "adamw", "lr": 1e-3}
+FAMILIES = {
+    "mlp": Family(
+        _mlp(None), FASHION, "cross_entropy", 128, 50, 60,
+        [
+            Row(1, {"lr": 0.2}, {}),
+            Row(4, {"lr": 0.2}, {"accuracy": 85.58, "loss": 0.397}),
+            Row(4, MOMENTUM, {"accuracy": 86.60, "loss": 0.372}),
+        ],
+    ),
+    "mlp with BatchNorm": Family(
+        _mlp("batch"), FASHION, "cross_entropy", 128, 50, 60,
+        [
+            Row(1, {"lr": 0.4}, {}),
+            Row(4, {"lr": 0.4}, {"accuracy": 88.73, "loss": 0.319}),
+            Row(8, {"lr": 0.4}, {"accuracy": 88.11, "loss": 0.345}),
+        ],
+    ),
+    "pre-LN transformer": Family(
+        {
+            "factory": "idletrain.nn.models:transformer",
+            "args": {"vocabulary": 128, "context": CONTEXT, "width": 128, "heads": 8, "hidden": 512, "blocks": 3},
+        },
+        {"factory": "benchmarks.accuracy:bytes_of_text"}, "cross_entropy", 32, 50, 20,
+        [Row(1, ADAMW, {}), Row(4, ADAMW, {"loss / whole": 1.141}), Row(8, ADAMW, {"loss / whole": 1.207})],
+    ),
+    "autoencoder": Family(
+        {"factory": "benchmarks.accuracy:autoencoder"}, {"factory": "benchmarks.accuracy:digit_images"}, "mse", 32, 30,
+        24, [Row(1, ADAMW, {}), Row(4, ADAMW, {})],
+    ),
+    "regression": Family(
+        {"factory": "benchmarks.accuracy:regressor", "args": {"inputs": 16}},
+        {"factory": "benchmarks.accuracy:one_input"},
+        "mse", 128, 50, 40, [Row(1, ADAMW, {}), Row(2, ADAMW, {"loss": 0.01}), Row(4, ADAMW, {"loss": 0.01})],
+    ),
+    "diabetes": Family(
+        {"factory": "benchmarks.accuracy:regressor", "args": {"inputs": 10}},
+        {"factory": "benchmarks.accuracy:diabetes"},
+        "mse", 32, 20, 20,
+        [Row(1, ADAMW, {}), Row(2, ADAMW, {"loss / whole": 1.1}), Row(4, ADAMW, {"loss / whole": 1.1})],
+    ),
+}  # fmt: skip
+TINY = {
+    "mlp": replace(
+        FAMILIES["mlp"],
+        model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10], "norm": None}},
+        data={"name": "digits"}, batch_size=32, local_steps=10, rounds=6,
+        rows=[Row(1, {"lr": 0.1}, {}), Row(4, {"lr": 0.1}, {"accuracy": 20})],
+    ),
+    "diabetes": replace(FAMILIES["diabetes"], rounds=3),
+}  # fmt: skip
+
+
+# --- models and data --------------------------------------------------------------------------------------------------
+
+
+def regressor(inputs: int) -> nn.Module:
+    """A plain MLP with one output."""
+    return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def autoencoder() -> nn.Module:
+    """Images `[B, 1, 8, 8]` to the same, by 32 channels of 2 by 2."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
+        nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 1, 4, 2, 1),
+    )  # fmt: skip
+
+
+def bytes_of_text() -> tuple[Pair, Pair]:
+    """Windows of text and the bytes that follow."""
+    (x, y), (held_x, held_y) = text.gcide(WINDOWS, HELD_OUT, CONTEXT)
+    return (x.astype(np.int64), y.astype(np.int64)), (held_x.astype(np.int64), held_y.astype(np.int64))
+
+
+def digit_images() -> tuple[Pair, Pair]:
+    """scikit-learn's digits as images from 0 to 1, and the same again."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    images = (load_digits().images / 16).astype(np.float32)[:, None]
+    return _held_out(images, images)
+
+
+def one_input() -> tuple[Pair, Pair]:
+    """Sixteen normal numbers, of which the first is the target."""
+    x = np.random.default_rng(0).standard_normal((ROWS * 4 // 3, 16)).astype(np.float32)
+    return _held_out(x, x[:, :1].copy())
+
+
+def diabetes() -> tuple[Pair, Pair]:
+    """scikit-learn's diabetes, inputs and target of mean 0 and variance 1."""
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    x, y = ((values - values.mean(0)) / values.std(0) for values in (x, y[:, None]))
+    return _held_out(x.astype(np.float32), y.astype(np.float32))
+
+
+def _held_out(x: NDArray[Any], y: NDArray[Any]) -> tuple[Pair, Pair]:
+    """A quarter of the rows, at random, are held out."""
+    order = np.random.default_rng(0).permutation(len(x))
+    train, test = order[len(x) // 4 :], order[: len(x) // 4]
+    return (x[train], y[train]), (x[test], y[test])
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def job_of(family: Family, row: Row, seed: int) -> Job:
+    """Return the job of one training."""
+    training = {
+        "method": "local-sgd" if row.subnets == 1 else "ist",
+        "loss": family.loss,
+        "optimizer": dict(row.optimizer),
+        **{key: getattr(family, key) for key in ("batch_size", "local_steps", "rounds")},
+    }
     return parse_job(
         {
             "name": "accuracy",
-            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
-            "data": {"name": plan.data},
-            "training": {
-                "method": method,
-                "subnets": SUBNETS,
-                "local_steps": local_steps,
-                "rounds": max(1, math.floor(steps / local_steps)),
-                "batch_size": plan.batch_size,
-                "optimizer": {"lr": lr, "schedule": "cosine"},
-                "seed": seed,
-            },
+            "model": dict(family.model),
+            "data": dict(family.data),
+            "training": {**training, "subnets": row.subnets, "seed": seed},
         }
     )
 
 
-def simulate(job: Job) -> float:
-    """Train a job in this process, its subnets one after the other; returns the test accuracy.
-
-    For plain SGD, which has no state to travel.
-    """
+def simulate(job: Job) -> tuple[Score, Score]:
+    """Train a job in this process, its subnets one after the other; score it halfway and at the end."""
     prepared = from_settings(job.model, job.data, job.training)
     program, training = prepared.program, job.training
-    network = Network.of(program, prepared.network)
-    samples = program.source.open()
+    network, samples = Network.of(program, prepared.network), program.source.open()
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+    scores = []
     for round_ in range(training.rounds):
         updates = []
         for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
@@ -107,74 +225,94 @@ def simulate(job: Job) -> float:
                 work.step(samples, order, step)
             updates.append((subnet, flat, training.local_steps))
         network.commit(updates)
-    return network_accuracy(prepared, network, training.seed)
+        if round_ + 1 in (training.rounds // 2, training.rounds):
+            scores.append(held_out_score(prepared, network, training.seed))
+    halfway, end = scores
+    return halfway, end
 
 
-def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
-    """On the test data, with BatchNorm's statistics estimated as a run does."""
+def held_out_score(prepared: Prepared, network: Network, seed: int) -> Score:
+    """Score a network on held-out data, with BatchNorm's statistics estimated as a run does."""
     module = assembled(prepared.module, network.values)
     estimate_statistics(module, prepared.program.source.open(), seed)
     assert prepared.test is not None
-    accuracy = score(module, prepared.test.open(), prepared.program.loss).accuracy
-    assert accuracy is not None
-    return accuracy
+    return score(module, prepared.test.open(), prepared.program.loss)
 
 
-def run_one(plan: Plan, contender: Contender, lr: float, seed: int) -> dict[str, Any]:
-    """One training on one thread, in a process of its own."""
+def run_one(family: str, of: Family, row: Row, seed: int) -> dict[str, Any]:
+    """Train once on one thread, in a process of its own."""
     torch.set_num_threads(1)
     started = time.monotonic()
-    accuracy = simulate(job_of(plan, contender, lr, seed))
+    halfway, end = simulate(job_of(of, row, seed))
     seconds = time.monotonic() - started
-    print(f"{contender} lr={lr} seed={seed}: {accuracy:.4f} in {seconds:.0f} s", flush=True)
-    return {"contender": contender, "lr": lr, "seed": seed, "accuracy": accuracy, "seconds": seconds}
+    print(f"{family}, {row.name}, seed {seed}: {end} in {seconds:.0f} s", flush=True)
+    names = {"family": family, "row": row.name, "subnets": row.subnets, "seed": seed, "seconds": seconds}
+    return {**names, "halfway": asdict(halfway), "end": asdict(end)}
 
 
-def run_all(plan: Plan) -> list[dict[str, Any]]:
-    """The sweep with the first seed, then the other seeds at each contender's best learning rate."""
-    workers = len(os.sched_getaffinity(0))
+def run_all(families: Mapping[str, Family], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Train everything, as many at once as there are cores; what takes longest first."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        sweep = [
-            pool.submit(run_one, plan, contender, lr, plan.seeds[0])
-            for contender in reversed(plan.contenders)
-            for lr in plan.learning_rates
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        futures = [
+            pool.submit(run_one, name, family, row, seed)
+            for name, family in families.items()
+            for row in sorted(family.rows, key=lambda row: -row.subnets)
+            for seed in seeds
         ]
-        runs = [future.result() for future in sweep]
-        rest = [
-            pool.submit(run_one, plan, contender, best_lr(runs, contender), seed)
-            for contender in reversed(plan.contenders)
-            for seed in plan.seeds[1:]
-        ]
-        return runs + [future.result() for future in rest]
+        return [future.result() for future in futures]
 
 
-def best_lr(runs: Sequence[dict[str, Any]], contender: Contender) -> float:
-    """The learning rate whose first seed did best."""
-    mine = [run for run in runs if run["contender"] == contender]
-    best: float = max(mine, key=lambda run: run["accuracy"])["lr"]
-    return best
+def figures_of(name: str, family: Family, runs: Sequence[dict[str, Any]]) -> list[Figure]:
+    """The figures of a family, its bounds beside them."""
+    figures: list[Figure] = []
+    whole = _mean_of(runs, name, family.rows[0], "end", "loss")
+    for row in family.rows:
+        for figure, unit, factor in (("accuracy", "%", POINTS), ("loss", "", 1.0), ("calibration_error", "", 1.0)):
+            samples = _samples(runs, name, row, "end", figure)
+            if not samples:
+                continue
+            values = [value * factor for value in samples]
+            mean, what = statistics.mean(values), f"{name}, {row.name}: {figure.replace('_', ' ')}"
+            bound = row.bounds.get(figure)
+            judged = at_least if figure == "accuracy" else at_most
+            figures.append(
+                Figure(what, mean, unit, samples=values) if bound is None else judged(what, mean, unit, bound, values)
+            )
+        halfway, end = (_mean_of(runs, name, row, at, "loss") for at in ("halfway", "end"))
+        figures.append(Figure(f"{name}, {row.name}: loss halfway", halfway, ""))
+        if row.subnets > 1:
+            what = f"{name}, {row.name}: loss / whole"
+            bound = row.bounds.get("loss / whole")
+            figures.append(Figure(what, end / whole, "") if bound is None else at_most(what, end / whole, "", bound))
+        if temperatures := _samples(runs, name, row, "end", "temperature"):
+            mean, what = statistics.mean(temperatures), f"{name}, {row.name}: best temperature"
+            met = TEMPERATURES[0] <= mean <= TEMPERATURES[1]
+            figures.append(Figure(what, mean, "", f"{TEMPERATURES[0]} to {TEMPERATURES[1]}", met, temperatures))
+    return figures
+
+
+def _samples(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figure: str) -> list[float]:
+    mine = (run[at][figure] for run in runs if (run["family"], run["row"]) == (name, row.name))
+    return [value for value in mine if value is not None]
+
+
+def _mean_of(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figure: str) -> float:
+    return statistics.mean(_samples(runs, name, row, at, figure))
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
-    runs = run_all(plan)
-    figures: list[Figure] = []
-    means: dict[Contender, float] = {}
-    for contender in plan.contenders:
-        method, local_steps, epochs = contender
-        lr = best_lr(runs[: len(plan.contenders) * len(plan.learning_rates)], contender)
-        accuracies = [run["accuracy"] * POINTS for run in runs if (run["contender"], run["lr"]) == (contender, lr)]
-        means[contender] = statistics.mean(accuracies)
-        name = f"{method}, J = {local_steps}, {epochs} epochs, lr {lr:g}: accuracy"
-        figures.append(Figure(name, means[contender], "%", samples=accuracies))
-    *ours, data_parallel = plan.contenders
-    for contender in ours:
-        behind = means[data_parallel] - means[contender]
-        figures.append(at_most(f"{contender[0]}, {contender[2]} epochs: behind data parallel", behind, "points", 0.5))
-    return report("accuracy", options, figures, epochs=plan.epochs, runs=runs)
+    made = parser(__doc__)
+    made.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
+    options = made.parse_args(argv)
+    families = TINY if options.tiny else {name: FAMILIES[name] for name in options.only or FAMILIES}
+    if "pre-LN transformer" in families and not text.GCIDE.exists():
+        print(f"pre-LN transformer: left out, {text.GCIDE} is not there; install the Debian package dict-gcide")
+        families = {name: family for name, family in families.items() if name != "pre-LN transformer"}
+    runs = run_all(families, (0, 1) if options.tiny else (0, 1, 2))
+    figures = [figure for name, family in families.items() for figure in figures_of(name, family, runs)]
+    return report("accuracy", options, figures, runs=runs)
 
 
 if __name__ == "__main__":

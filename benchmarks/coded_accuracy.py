@@ -1,6 +1,6 @@
 """What do codes, and updates that break off, cost in accuracy?
 
-`ist` with 4 and with 8 subnets on Fashion-MNIST as in accuracy.py (every subnet passes over all of the data), with
+`ist` with 4 and with 8 subnets on Fashion-MNIST, 12.8 passes over all of the data for every subnet, with
 parameters as float32 both ways or coded, three seeds each. Then, with 4 subnets, half of all updates break off at a
 fifth of their bytes: they are dropped, or what came of them is used, the largest changes first. It runs the code that
 workers and the head run, without Dask.
@@ -14,6 +14,7 @@ won back at a fifth of the bytes.
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 import statistics
@@ -24,15 +25,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy import POINTS, job_of, network_accuracy
-from benchmarks.accuracy import TINY as SMALL
-from benchmarks.accuracy import Plan as Training
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from idletrain.exchange.wire import LeaseId
-from idletrain.job import Job
+from idletrain.job import Job, parse_job
+from idletrain.nn.evaluate import assembled, estimate_statistics, score
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
-from idletrain.nn.prepare import from_settings
+from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator
 from idletrain.nn.subnets import Subnet
@@ -42,6 +41,52 @@ PLAIN = ("fp32", "fp32")
 CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
 BROKEN, CAME = 0.5, 0.2
 FATES = ("whole", "dropped", "salvaged")
+
+
+POINTS = 100.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """How much is trained: epochs over the data, shared by all subnets as data parallel counts them."""
+
+    epochs: float = 12.8
+    data: str = "fashion-mnist"
+    samples: int = 60_000
+    widths: tuple[int, ...] = (784, 1024, 1024, 10)
+    batch_size: int = 128
+    local_steps: int = 50
+
+
+SMALL = Training(
+    epochs=2,
+    data="digits",
+    samples=1437,
+    widths=(64, 32, 32, 10),
+    batch_size=32,
+    local_steps=5,
+)
+
+
+def job_of(plan: Training, lr: float, seed: int, subnets: int) -> Job:
+    """Return the job of one training; every subnet passes over all of the data."""
+    steps = plan.epochs * plan.samples / plan.batch_size
+    return parse_job(
+        {
+            "name": "coded",
+            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
+            "data": {"name": plan.data},
+            "training": {
+                "method": "ist",
+                "subnets": subnets,
+                "local_steps": plan.local_steps,
+                "rounds": max(1, math.floor(steps / plan.local_steps)),
+                "batch_size": plan.batch_size,
+                "optimizer": {"lr": lr, "schedule": "cosine"},
+                "seed": seed,
+            },
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -69,10 +114,10 @@ TINY = Plan(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
 
 def job(plan: Plan, run: Run) -> Job:
     """The job of one training."""
-    made = job_of(plan.training, ("ist", plan.training.contenders[0][1], "each"), plan.lr, run.seed)
+    made = job_of(plan.training, plan.lr, run.seed, run.subnets)
     pull, push = run.codes
     exchange = made.training.exchange.model_copy(update={"pull": pull, "push": push})
-    training = made.training.model_copy(update={"subnets": run.subnets, "exchange": exchange})
+    training = made.training.model_copy(update={"exchange": exchange})
     return made.model_copy(update={"training": training})
 
 
@@ -120,6 +165,16 @@ def simulate(asked: Job, run: Run) -> float:
                 updates.append((subnet, values, training.local_steps))
         network.commit(updates)
     return network_accuracy(prepared, network, training.seed)
+
+
+def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
+    """On the test data, with BatchNorm's statistics estimated as a run does."""
+    module = assembled(prepared.module, network.values)
+    estimate_statistics(module, prepared.program.source.open(), seed)
+    assert prepared.test is not None
+    accuracy = score(module, prepared.test.open(), prepared.program.loss).accuracy
+    assert accuracy is not None
+    return accuracy
 
 
 def run_one(plan: Plan, run: Run) -> dict[str, Any]:

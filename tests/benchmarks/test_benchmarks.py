@@ -91,8 +91,14 @@ def _check_churn(written):
 
 
 def _check_accuracy(written):
-    assert all(0.2 < run["accuracy"] <= 1 for run in written["runs"])
-    assert {run["contender"][0] for run in written["runs"]} == {"ist", "local-sgd"}
+    assert {(run["family"], run["subnets"]) for run in written["runs"]} == {
+        *(("mlp", subnets) for subnets in (1, 4)),
+        *(("diabetes", subnets) for subnets in (1, 2, 4)),
+    }
+    assert all(0.2 < run["end"]["accuracy"] <= 1 for run in written["runs"] if run["family"] == "mlp")
+    assert all(0.1 < run["end"]["loss"] < 2.5 for run in written["runs"])
+    told = {figure["what"] for figure in written["figures"]}
+    assert {"mlp, 4 subnets, sgd 0.1: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= told
 
 
 def _check_offers(written):
