@@ -21,7 +21,7 @@ from idletrain.job import OptimizerSettings, TrainingSettings
 from idletrain.nn.data import Samples
 from idletrain.nn.program import Program
 from idletrain.nn.randomness import generator, key
-from idletrain.nn.subnets import Subnet, views
+from idletrain.nn.subnets import ScaledInputs, Subnet, views
 
 if TYPE_CHECKING:
     from idletrain.nn.outofcore.trainer import PlannedSteps
@@ -248,21 +248,3 @@ def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
         layer = module.get_submodule(name)
         layer.register_forward_pre_hook(ScaledInputs(factor, layer))
     return module.train()
-
-
-class ScaledInputs:
-    """Multiply a linear or convolutional layer's inputs, channel by channel, before it runs.
-
-    Args:
-        factor: For every channel `[C]`, or one for all `[]`.
-        layer: The layer; a convolution's channels are its inputs' second dimension `[B, C, ...]`, others' the last.
-    """
-
-    def __init__(self, factor: Tensor, layer: nn.Module) -> None:
-        spatial = len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0
-        self._factor = factor.view(-1, *[1] * spatial) if factor.ndim else factor
-
-    def __call__(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """See `torch.nn.Module.register_forward_pre_hook`."""
-        first, *rest = inputs
-        return (first * self._factor.to(first.device, first.dtype), *rest)

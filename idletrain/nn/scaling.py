@@ -25,9 +25,8 @@ from torch.overrides import TorchFunctionMode
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.groups import Contraction, Layout, Neurons, Scaling, offsets, without_groups
-from idletrain.nn.local_steps import ScaledInputs
 from idletrain.nn.partition import Mask
-from idletrain.nn.subnets import Subnet, cut
+from idletrain.nn.subnets import ScaledInputs, Subnet, cut
 
 TRIAL_NEURONS = 32  # of a group in the trial's subnet, and twice as many in its network: enough for any statistics
 SEED = 29  # of the trial's weights; the same for whoever tries

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from idletrain.nn.groups import Common, Layout, TensorLayout
 from idletrain.nn.partition import Mask
@@ -136,6 +136,24 @@ def scaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
 def unscaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
     """Return a subnet's values as the network has them."""
     return scaled(values, factor, -power)
+
+
+class ScaledInputs:
+    """Multiply a linear or convolutional layer's inputs, channel by channel, before it runs.
+
+    Args:
+        factor: For every channel `[C]`, or one for all `[]`.
+        layer: The layer; a convolution's channels are its inputs' second dimension `[B, C, ...]`, others' the last.
+    """
+
+    def __init__(self, factor: Tensor, layer: nn.Module) -> None:
+        spatial = len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0
+        self._factor = factor.view(-1, *[1] * spatial) if factor.ndim else factor
+
+    def __call__(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `torch.nn.Module.register_forward_pre_hook`."""
+        first, *rest = inputs
+        return (first * self._factor.to(first.device, first.dtype), *rest)
 
 
 def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
