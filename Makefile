@@ -6,7 +6,7 @@ DATA := /usr/share/datasets/fashion-mnist
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check data tools peers clean
+.PHONY: demo test check docs data tools peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
@@ -19,6 +19,9 @@ check: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## the documentation, in docs/_build/html; links into other projects' docs with IDLETRAIN_DOCS_ONLINE=1
+	$(BIN)/sphinx-build --builder html --nitpicky --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 # Debian's package of the data set, where it is absent and may be installed; idletrain downloads it otherwise.
 data:
@@ -44,4 +47,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:  ## remove what this file and runs made
-	rm -rf .venv runs *.egg-info
+	rm -rf .venv runs docs/_build *.egg-info

@@ -1,4 +1,4 @@
-"""Write RESULTS.md, and the README's table, from the benches' own files: no number in them was typed by hand.
+"""Write RESULTS.md, and the tables in docs/, from the benches' own files: no number in them was typed by hand.
 
 python -m benchmarks.tables
 """
@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.standings import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
 
 RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
 LINKS_BEGIN, LINKS_END = "<!-- links: python -m benchmarks.tables -->", "<!-- end of links -->"
 AS_GOOD = 0.05  # a difference that nobody waits for
@@ -120,13 +121,16 @@ def between(text: str, begin: str, end: str, content: str) -> str:
 
 
 def main() -> None:
-    """Write RESULTS.md and the README's tables."""
+    """Write RESULTS.md and the tables in docs/."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
-    readme = Path(__file__).parent.parent / "README.md"
-    text = between(readme.read_text(), BEGIN, END, summary(results))
-    text = between(text, PEERS_BEGIN, PEERS_END, choice(results))
-    readme.write_text(between(text, LINKS_BEGIN, LINKS_END, links(results)))
+    for name, begin, end, content in (
+        ("results.md", BEGIN, END, summary(results)),
+        ("comparison.md", PEERS_BEGIN, PEERS_END, choice(results)),
+        ("guides/slow-links.md", LINKS_BEGIN, LINKS_END, links(results)),
+    ):
+        page_ = DOCS / name
+        page_.write_text(between(page_.read_text(), begin, end, content))
 
 
 if __name__ == "__main__":

@@ -90,12 +90,14 @@ class ModelSettings(_Settings):
     """The module to train: a factory `package.module:function` and its keyword arguments."""
 
     factory: str
+    """A function that returns an `nn.Module`, as `package.module:function`; the module may lie beside the job."""
     args: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
     exclude: tuple[str, ...] = ()
     """Neuron groups that stay whole, by name (`idletrain plan` lists them)."""
     groups: dict[str, tuple[str | None, ...]] | None = None
     """Groups by hand: parameter name -> one entry per dimension, a group's name (`heads*3` when the
-    dimension holds the group three times over) or null."""
+    dimension holds the group three times over) or null. Groups are discovered automatically when null."""
     fixed: tuple[str, ...] = ()
     """Groups whose partition is drawn once and kept for all rounds."""
 
@@ -104,15 +106,21 @@ class DataSettings(_Settings):
     """The data: a data set's name, files, or a factory that returns `(train, test)`."""
 
     name: Literal["fashion-mnist", "digits"] | None = None
+    """A data set that idletrain knows."""
     path: str | None = None
+    """The directory of that data set's files; the cache, Debian's package or a download when null."""
     train: Paths = None
+    """Training data: one file with arrays x and y, or a pair of files for x and y; here or below `s3://`."""
     test: Paths = None
+    """Test data, in the same forms; no evaluations when null."""
     factory: str | None = None
+    """A function that returns `(train, test)`, as `package.module:function`; it runs on every machine."""
     args: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
     empty: Literal["drop", "keep"] = "drop"
-    """What becomes of rows without labels in extreme-classification files (.txt, .svm, pairs of CSR .npz)."""
+    """Whether to drop or keep rows without labels in extreme-classification files (.txt, .svm, pairs of CSR .npz)."""
     propensity: tuple[float, float] = (0.55, 1.5)
-    """A and B of PSP@k's propensities (Jain et al., KDD 2016), of which the repository names a pair for each set."""
+    """A and B of PSP@k's propensities (Jain et al., KDD 2016); the repository names a pair for each data set."""
     test_rows: int | None = Field(default=None, ge=1)
     """Rows of such a test file that evaluations use, drawn once; all of them when null."""
 
@@ -132,30 +140,35 @@ class OptimizerSettings(_Settings):
     name: Literal["sgd", "adamw", "adagrad"] = "sgd"
     """`adagrad` is row-wise: one learning rate a row. AdamW on row-sparse gradients moves the rows they hold alone."""
     lr: float = Field(gt=0)
+    """The learning rate, of the first step."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of sgd."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Weight decay of sgd and adamw."""
     betas: tuple[_Decay, _Decay] = (0.9, 0.999)
+    """Decay rates of adamw's two moments."""
     start: float | dict[str, float] = 1e-6
-    """What adagrad's sums of squares count from, for all parameters or by parameter name (1e-6 for the others): from
+    """Initial value of adagrad's sums of squares, for all parameters or by parameter name (1e-6 for the others): from
     zero, a row's first step would be as long as lr, however small its gradient."""
     state: Literal["travel", "reset"] = "travel"
+    """Whether optimizer state travels with its neurons, or is reset in every round."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """What becomes of lr over the run: `cosine` takes it down to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
+    """How lr changes over the run: `cosine` lowers it to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
 
 
 class ExchangeSettings(_Settings):
-    """How parameters travel: what is coded has fewer bytes and is rounded; biases, norms, optimizer state never are."""
+    """How parameters travel: coded values have fewer bytes and are rounded; biases, norms, optimizer state are exact."""
 
     pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """To the workers, as values."""
+    """How values travel to the workers."""
     push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """From the workers, as changes; whole numbers are rounded up or down by chance, so that their mean stays."""
+    """How changes travel from the workers; int8 and int4 are rounded up or down at random, so that the mean is right."""
     loss: Annotated[float, Field(ge=0, le=0.3)] = 0.0
-    """Which share of an update of whole numbers may come later, behind the round's end: what changed least."""
+    """Fraction of an int8 or int4 update that may arrive after its round: the values that changed least."""
     norm_loss: Annotated[float, Field(ge=0, le=0.3)] = 0.02
-    """And which share of its squared norm that may be."""
+    """Largest fraction of the update's squared norm that may arrive later."""
     transport: Literal["tcp", "udp"] = "tcp"
-    """udp where datagrams pass, else tcp."""
+    """`udp` sends datagrams; a worker that none reaches uses tcp."""
 
     @property
     def coded(self) -> bool:
@@ -167,16 +180,27 @@ class TrainingSettings(_Settings):
     """How to train: the method, the rounds and the steps within one."""
 
     method: Literal["ist", "local-sgd"] = "ist"
+    """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
+    Chosen for the fleet when left out."""
     mode: Literal["rounds", "lockstep"] = "rounds"
-    """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
+    """How the shards of a very wide output train: each alone for a round, or all as one softmax, step by step."""
     subnets: int = Field(default=4, ge=1)
+    """Independent subnets in a round. Chosen for the fleet when left out."""
     local_steps: int = Field(default=50, ge=1)
+    """Steps of each subnet between two exchanges. Chosen for the fleet when left out."""
     rounds: int = Field(default=120, ge=1)
+    """Rounds to train."""
     batch_size: int = Field(default=128, ge=1)
+    """Samples per step and subnet."""
     loss: str = "cross_entropy"
+    """`cross_entropy`, `bce_with_logits`, `mse`, `sampled_softmax`, or `package.module:function` for a function
+    `(outputs, labels) -> scalar`."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
+    """The local optimizer."""
     exchange: ExchangeSettings = ExchangeSettings()
+    """How parameters travel. Chosen with the above when left out."""
     seed: int = 0
+    """Every random number follows from it."""
     evaluate_every: int = Field(default=10, ge=1)
     """Rounds between two evaluations; rounds and not seconds, so that a stop is reproducible."""
 
@@ -185,38 +209,42 @@ class StopSettings(_Settings):
     """When to end before the last round."""
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
+    """Accuracy on the test data at which the run ends."""
 
 
 class NodeSettings(_Settings):
     """How many nodes, and of what size."""
 
     count: int = Field(default=4, ge=1)
+    """Local workers, or machines of a cloud."""
     memory: MinimumBytes | None = None
-    """RAM that each local worker may use; the machine's free RAM shared out when null. Of a cloud's machines: what
-    each must bring for one subnet."""
+    """RAM that each local worker may use, such as 2GiB; an equal part of the machine's free RAM when null. In a cloud:
+    RAM that each machine must have for one subnet."""
     gpu: int = Field(default=0, ge=0)
+    """GPUs that each machine of a cloud must have."""
     spot_policy: Literal["spot", "on-demand", "auto"] = "spot"
-    """What the nodes are; `auto` asks for on-demand machines where there are no spot ones."""
+    """Kind of machines; `auto` requests on-demand machines where there is no spot capacity."""
     max_price: float | None = Field(default=None, gt=0)
-    """USD an hour that one node may cost; null for up to the on-demand price."""
+    """USD per hour that one node may cost; up to the on-demand price when null."""
     budget_usd: float | None = Field(default=None, gt=0)
-    """What the whole run may cost: machines carry it as their own deadline."""
+    """USD that the whole run may cost: machines carry it as their own deadline."""
     max_duration: Seconds = 4 * 3600.0
-    """When a run in a cloud ends (and can be resumed), whatever happens."""
+    """Time after which a run in a cloud ends, whatever happens; it can be resumed."""
     idle_duration: Seconds = 600.0
     """How long a run in a cloud waits without a single worker before it ends."""
 
 
 class MemorySettings(_Settings):
-    """What a worker does with a subnet that is too large for it."""
+    """How a worker trains a subnet that is too large for it."""
 
     budget: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None = None
-    """Memory that training may take on each worker, such as 1GiB; what the worker has when null."""
+    """Memory that training may take on each worker, such as 1GiB, planned with and not enforced; all of the worker's
+    memory when null."""
     out_of_core: Literal["auto", "never", "always"] = "auto"
     """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
     fit and that is quicker than narrower subnets; the result is the same bits either way."""
     units: tuple[str, ...] = ()
-    """Submodules of the model that are kept, swapped or recomputed as a whole, by name; found when empty."""
+    """Submodules of the model that are kept, swapped or recomputed as a whole, by name; discovered when empty."""
     scratch: str | None = None
     """A directory of each worker's local disk to swap to; /var/tmp when null."""
 
@@ -225,7 +253,10 @@ class PreemptionSettings(_Settings):
     """What happens to a subnet whose node is taken."""
 
     policy: Literal["reissue", "salvage"] = "reissue"
+    """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
+    round closes with the steps that are done."""
     mark_every: Seconds = 5.0
+    """Time between two progress checkpoints: a subnet's state between two steps, from which another worker continues."""
     lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below, its ten beats would lose to noise
     """Silence after which a subnet is given to another node: ten heartbeats, as workers of a busy
     machine can be starved for seconds; a process that dies is noticed at once by other means."""
@@ -235,8 +266,11 @@ class CheckpointSettings(_Settings):
     """Where the durable state goes, how often the whole network is written, how many copies stay."""
 
     to: str = "runs/"
+    """Directory of runs, or for a run in a cloud an `s3://` prefix."""
     every: Seconds = 60.0
+    """Time between two snapshots of the whole network."""
     keep: int = Field(default=2, ge=1)
+    """Snapshots that stay."""
 
 
 NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push it, and name it there"
@@ -246,7 +280,7 @@ class CloudSettings(_Settings):
     """Where a run's machines stand, when they are a cloud's."""
 
     region: str | None = None
-    """Such as eu-west-1; what AWS' own configuration says when null."""
+    """Such as eu-west-1; the region of AWS' own configuration when null."""
     image: str | None = None
     """The container image that machines run, such as 123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1."""
     ami: str | None = None
@@ -262,17 +296,27 @@ class Job(_Settings):
     """One job file. Field names are the file's."""
 
     name: Annotated[str, Field(pattern=_NAME)]
+    """The run's name, and that of its directory below `checkpoint.to`: lower-case letters, digits and hyphens."""
     model: ModelSettings
+    """The module to train."""
     data: DataSettings
+    """The data."""
     training: TrainingSettings = TrainingSettings()
+    """How to train."""
     stop: StopSettings = StopSettings()
+    """When to end before the last round."""
     nodes: NodeSettings = NodeSettings()
+    """How many nodes, and of what size."""
     memory: MemorySettings = MemorySettings()
+    """How to train a subnet that is too large for a worker."""
     preemption: PreemptionSettings = PreemptionSettings()
+    """How to go on when a node is taken."""
     checkpoint: CheckpointSettings = CheckpointSettings()
+    """Where the durable state goes."""
     cloud: CloudSettings = CloudSettings()
+    """Where a cloud's machines are."""
     workdir: str | None = None
-    """A directory whose files travel to a cloud's machines and stand on their Python path."""
+    """A directory whose files travel to a cloud's machines and are on their Python path."""
 
     @property
     def run_dir(self) -> Path:
