@@ -1,0 +1,167 @@
+"""Every code block of README and docs works: it runs, or it is parsed where its info string says so.
+
+    python              runs, with the blocks before it on its page; `parse-only` is compiled
+    yaml                a whole job: parsed, and its model and data are prepared; `parse-only` is parsed
+    yaml fragment       sections of a job: parsed with the others' defaults
+    yaml not-a-job      another program's YAML
+    console             each `$ idletrain ...` is parsed by the command line; `run` runs it
+    file=NAME           the block is also written to that file, for the blocks behind it
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+import yaml
+
+from idletrain.cli import app
+from idletrain.job import parse_job
+from idletrain.nn.prepare import from_settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("[a-z]*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts and "_generated" not in page.parts]
+PAGES += sorted((ROOT / "examples").glob("**/README.md"))
+FENCE = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BASE = {"name": "fragment", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}
+LANGUAGES = {"python", "yaml", "console", "text", "toml"}
+TREE = typer.main.get_command(app)
+
+
+class Block(NamedTuple):
+    """A code block."""
+
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
+
+
+def blocks(page: Path) -> list[Block]:
+    found = []
+    for match in FENCE.finditer(page.read_text()):
+        language, *words = match[1].split()
+        found.append(Block(language, tuple(words), match[2]))
+    return found
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+WITH_BLOCKS = [page for page in PAGES if blocks(page)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A page's own directory, on the Python path as `idletrain launch` has it."""
+    before = set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_of)
+def test_code_blocks_work(page: Path, folder: Path) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        assert block.language in LANGUAGES, f"{name_of(page)}: a block of {block.language} is not tested"
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        if block.language == "python":
+            code = compile(block.text, f"{name_of(page)}", "exec")
+            if "parse-only" not in block.words:
+                exec(code, namespace)
+        elif block.language == "yaml":
+            check_yaml(block)
+        elif block.language == "console":
+            for line in commands(block.text):
+                check_command(line)
+                if "run" in block.words:
+                    command = [sys.executable, "-m", *shlex.split(line)]
+                    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+                    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+
+def commands(text: str) -> Iterator[str]:
+    """The lines of a console block that a person types, without comments."""
+    for line in text.replace("\\\n", " ").splitlines():
+        assert line.startswith("$ "), f"{line}: every line of a console block begins with `$ `"
+        yield line[2:].split("  # ")[0].strip()
+
+
+def check_yaml(block: Block) -> None:
+    tree = yaml.safe_load(block.text)
+    if "not-a-job" in block.words:
+        return
+    if "fragment" in block.words:
+        parse_job({**BASE, **tree, "training": tree.get("training", {})})
+        return
+    job = parse_job(tree)
+    if "parse-only" not in block.words:
+        from_settings(job.model, job.data, job.training, job.memory)
+
+
+def check_command(line: str) -> None:
+    """Refuse what a command does not know: its options, or a program, target or file that is not here."""
+    program, *words = shlex.split(line)
+    while "=" in program:  # VARIABLE=value program ...
+        program, *words = words
+    if program == "idletrain":
+        parse(TREE, words, "idletrain")
+    elif program == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert set(words) <= targets, line
+    elif program == "python" and words[0] == "-m":
+        assert importlib.util.find_spec(words[1]) is not None, line
+    elif program == "python":
+        assert any((place / words[0]).exists() for place in (ROOT, *(ROOT / "examples").iterdir())), line
+
+
+def parse(command: Any, words: list[str], name: str) -> None:
+    """Parse as the command line does, without running anything."""
+    context = contextlib.nullcontext()
+    if getattr(command, "commands", None):
+        assert words and words[0] in command.commands, f"{name} has no command {' '.join(words[:1])}"
+        parse(command.commands[words[0]], words[1:], words[0])
+        return
+    with context:
+        command.make_context(name, words)
+
+
+def test_markers_that_excuse_a_block_from_running_are_known() -> None:
+    known = {"parse-only", "fragment", "not-a-job", "run"}
+    for page in WITH_BLOCKS:
+        for block in blocks(page):
+            assert {word for word in block.words if not word.startswith("file=")} <= known, f"{name_of(page)}: {block}"
+            ast.parse(block.text) if block.language == "python" else None
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_wrong_options_and_jobs_are_noticed() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        check_command("idletrain launch JOB --no-such-option")
+    with pytest.raises(AssertionError):
+        check_command("idletrain start JOB")
+    with pytest.raises(Exception, match="is not a field of a job"):
+        check_yaml(Block("yaml", ("fragment",), "training: {step: 3}"))
