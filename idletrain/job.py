@@ -157,12 +157,12 @@ class OptimizerSettings(_Settings):
 
 
 class ExchangeSettings(_Settings):
-    """How parameters travel: coded values have fewer bytes and are rounded; biases, norms, optimizer state are exact."""
+    """How parameters travel: codes save bytes and round values; biases, norms and optimizer state stay exact."""
 
     pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """How values travel to the workers."""
     push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """How changes travel from the workers; int8 and int4 are rounded up or down at random, so that the mean is right."""
+    """How changes travel from the workers; int8 and int4 round up or down at random, so that the mean is right."""
     loss: Annotated[float, Field(ge=0, le=0.3)] = 0.0
     """Fraction of an int8 or int4 update that may arrive after its round: the values that changed least."""
     norm_loss: Annotated[float, Field(ge=0, le=0.3)] = 0.02
@@ -198,7 +198,7 @@ class TrainingSettings(_Settings):
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
     """The local optimizer."""
     exchange: ExchangeSettings = ExchangeSettings()
-    """How parameters travel. Chosen with the above when left out."""
+    """How parameters travel. Chosen, too, where one of method, subnets and local_steps is left out."""
     seed: int = 0
     """Every random number follows from it."""
     evaluate_every: int = Field(default=10, ge=1)
@@ -256,10 +256,11 @@ class PreemptionSettings(_Settings):
     """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
     round closes with the steps that are done."""
     mark_every: Seconds = 5.0
-    """Time between two progress checkpoints: a subnet's state between two steps, from which another worker continues."""
+    """Time between two progress checkpoints: a subnet's state between two steps, from which another worker can
+    continue."""
     lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below, its ten beats would lose to noise
-    """Silence after which a subnet is given to another node: ten heartbeats, as workers of a busy
-    machine can be starved for seconds; a process that dies is noticed at once by other means."""
+    """Silence after which a subnet is leased to another worker: ten heartbeats, because workers of a busy machine can
+    be silent for seconds; a process that dies is noticed at once by other means."""
 
 
 class CheckpointSettings(_Settings):

@@ -1,17 +1,16 @@
 """Every code block of README and docs works: it runs, or it is parsed where its info string says so.
 
-    python              runs, with the blocks before it on its page; `parse-only` is compiled
-    yaml                a whole job: parsed, and its model and data are prepared; `parse-only` is parsed
-    yaml fragment       sections of a job: parsed with the others' defaults
-    yaml not-a-job      another program's YAML
-    console             each `$ idletrain ...` is parsed by the command line; `run` runs it
-    file=NAME           the block is also written to that file, for the blocks behind it
+python              runs, with the blocks before it on its page; `parse-only` is compiled
+yaml                a whole job: parsed, and its model and data are prepared; `parse-only` is parsed
+yaml fragment       sections of a job: parsed with the others' defaults
+yaml not-a-job      another program's YAML
+console             each `$ idletrain ...` is parsed by the command line; `run` runs it
+file=NAME           the block is also written to that file, for the blocks behind it
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import re
 import shlex
@@ -96,7 +95,7 @@ def test_code_blocks_work(page: Path, folder: Path) -> None:
                 check_command(line)
                 if "run" in block.words:
                     command = [sys.executable, "-m", *shlex.split(line)]
-                    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+                    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=120)
                     assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
 
 
@@ -137,12 +136,11 @@ def check_command(line: str) -> None:
 
 def parse(command: Any, words: list[str], name: str) -> None:
     """Parse as the command line does, without running anything."""
-    context = contextlib.nullcontext()
-    if getattr(command, "commands", None):
-        assert words and words[0] in command.commands, f"{name} has no command {' '.join(words[:1])}"
-        parse(command.commands[words[0]], words[1:], words[0])
-        return
-    with context:
+    if commands := getattr(command, "commands", None):
+        assert words[:1], f"{name} needs a command"
+        assert words[0] in commands, f"{name} has no command {words[0]}"
+        parse(commands[words[0]], words[1:], words[0])
+    else:
         command.make_context(name, words)
 
 
