@@ -160,3 +160,12 @@ def test_wrong_options_and_jobs_are_noticed() -> None:
         check_command("idletrain start JOB")
     with pytest.raises(Exception, match="is not a field of a job"):
         check_yaml(Block("yaml", ("fragment",), "training: {step: 3}"))
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
