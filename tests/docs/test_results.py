@@ -1,0 +1,30 @@
+"""The tables of results in docs/ are those of the benchmarks' files: nobody types a figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tables
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(tables.RESULTS.glob("*.json"))]
+
+
+@pytest.mark.parametrize(
+    ("page", "begin", "end", "make"),
+    [
+        ("results.md", tables.BEGIN, tables.END, tables.summary),
+        ("comparison.md", tables.PEERS_BEGIN, tables.PEERS_END, tables.choice),
+        ("guides/slow-links.md", tables.LINKS_BEGIN, tables.LINKS_END, tables.links),
+    ],
+)
+def test_table_is_as_generated(results: list[dict[str, Any]], page: str, begin: str, end: str, make: Any) -> None:
+    text = Path(tables.DOCS, page).read_text()
+    assert begin in text
+    assert tables.between(text, begin, end, make(results)) == text
