@@ -26,7 +26,7 @@ RUN /opt/idletrain/bin/pip install --no-deps . \
 FROM ${BASE}
 RUN useradd --uid 10001 --user-group --create-home idletrain
 COPY --from=build /opt/idletrain /opt/idletrain
-# Freed gradients go back to the machine, as in every worker (idletrain/fleet/local.py, which also gives the workers of
+# Freed gradients go back to the machine, as in every worker (idletrain/cluster/local.py, which also gives the workers of
 # a node one thread each; a head evaluates with all). The bytecode is in the image: nothing is written beside it.
 ENV PATH=/opt/idletrain/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

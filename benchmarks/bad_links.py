@@ -32,11 +32,11 @@ from distributed.security import Security
 from benchmarks.exchange import BenchHead
 from benchmarks.machines import Cast, Line, machines
 from benchmarks.report import Figure, at_least, at_most, parser, report
+from idletrain.cluster import dask_settings
+from idletrain.exchange.admission import Turns
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.messages import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.exchange.store import Store
-from idletrain.exchange.turns import Turns
-from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
-from idletrain.fleet import settings
 
 START_SECONDS = 60.0
 KB = 1000
@@ -242,10 +242,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["head", host, told]:
-            settings.apply()
+            dask_settings.apply()
             asyncio.run(be_head(host, json.loads(told)))
         case ["worker", store, told]:
-            settings.apply()
+            dask_settings.apply()
             asyncio.run(be_worker(store, json.loads(told)))
         case _:
             main()

@@ -20,12 +20,12 @@ from typing import Any
 
 from benchmarks.report import Figure, arguments, at_least, report
 from benchmarks.runs import prepared_of, temporary_job
-from idletrain.fleet import local, scheduler
+from idletrain.cluster import dask_scheduler, local
 from idletrain.job import Job
-from idletrain.launch import Options, launch
 from idletrain.observe import time_use
 from idletrain.observe.records import Event
 from idletrain.observe.summary import summary_of
+from idletrain.run import Options, launch
 
 WORKERS = 4
 WORKER_BYTES = 1 << 30
@@ -94,7 +94,7 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C would: the run ends in order
 
     job.run_dir.mkdir()
-    async with scheduler.started(job.run_dir) as address:
+    async with dask_scheduler.started(job.run_dir) as address:
         fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
         beside = [
             asyncio.ensure_future(work)

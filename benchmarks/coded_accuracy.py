@@ -26,16 +26,16 @@ from typing import Any
 import torch
 
 from benchmarks.report import Figure, arguments, at_least, at_most, report
-from idletrain.exchange.wire import LeaseId
+from idletrain.exchange.messages import LeaseId
 from idletrain.job import Job, parse_job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.ist.randomness import generator
+from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
-from idletrain.nn.randomness import generator
-from idletrain.nn.subnets import Subnet
-from idletrain.rounds import coding
+from idletrain.worker import encoding
 
 PLAIN = ("fp32", "fp32")
 CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
@@ -133,8 +133,8 @@ class Begun:
 def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, run: Run) -> torch.Tensor | None:
     """An update as the head has it; None if it is dropped."""
     lease = begun.lease
-    content = coding.update(program, subnet, flat, begun.at_worker, lease)
-    codec = coding.codec(program, subnet, "push")
+    content = encoding.update(program, subnet, flat, begun.at_worker, lease)
+    codec = encoding.codec(program, subnet, "push")
     if codec is None:
         return flat
     broken = run.fate != "whole" and generator(run.seed, "broken", lease.round, lease.subnet).random() < BROKEN
@@ -154,7 +154,7 @@ def simulate(asked: Job, run: Run) -> float:
         updates = []
         for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
             at_head = network.pull(subnet)
-            at_worker = coding.received(program, subnet, coding.sent(program, subnet, at_head))
+            at_worker = encoding.received(program, subnet, encoding.sent(program, subnet, at_head))
             flat = at_worker.clone()
             work = LocalSteps(program, subnet, flat, k, round_)
             for step in range(training.local_steps):
@@ -198,7 +198,7 @@ def bytes_of(plan: Plan, run: Run) -> int:
     asked = job(plan, run)
     program = from_settings(asked.model, asked.data, asked.training).program
     subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
-    return sum(coding.nbytes(program, subnet, way) for subnet in subnets for way in coding.WAYS)
+    return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.WAYS)
 
 
 def all_runs(plan: Plan) -> list[Run]:

@@ -27,8 +27,8 @@ from benchmarks.methods import METHODS, Case, Entry
 from benchmarks.peers import environment
 from benchmarks.peers.node import Spec, build, open_data
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.ist.subnets import views
 from idletrain.nn.program import cross_entropy
-from idletrain.nn.subnets import views
 
 STILL = 10  # times the usual time between two steps (idletrain's rounds): what does not go on for so long hangs
 LAST_SNAPSHOT_SECONDS = 20.0  # between the first node's end and that of the one that writes

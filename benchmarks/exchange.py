@@ -29,14 +29,14 @@ from torch import Tensor
 
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_job
+from idletrain.cluster import dask_settings
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.messages import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import Store
-from idletrain.exchange.wire import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
-from idletrain.fleet import settings
 from idletrain.observe.records import Event
-from idletrain.rounds import updates
-from idletrain.rounds.ledger import Ledger
+from idletrain.rounds.durable import updates
+from idletrain.rounds.durable.write_ahead_log import Ledger
 
 MB, GB = 1e6, 1e9
 LEASE = LeaseId("bench", 1, 0, 0, 1)
@@ -57,7 +57,7 @@ TINY = Plan(subnet_bytes=1_000_000, repeats=2, hidden=256, rounds=3)
 
 
 class BenchHead:
-    """A head with one subnet to give, that makes every push durable as `rounds.journal` does."""
+    """A head with one subnet to give, that makes every push durable as `rounds.durable.run_directory` does."""
 
     def __init__(self, folder: Path, flat: Tensor) -> None:
         self._path, self._flat, self._ledger = folder / "updates", flat, Ledger(folder / "ledger")
@@ -113,7 +113,7 @@ class BenchHead:
 
 def worker_side(address: str, security: Security, repeats: int, answers: multiprocessing.connection.Connection) -> None:
     """Pull and push in turn; sends back the seconds of each. Runs in a process of its own."""
-    settings.apply()
+    dask_settings.apply()
     answers.send(asyncio.run(pull_and_push(address, security, repeats)))
 
 
@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
     options = arguments(__doc__, argv)
     plan = TINY if options.tiny else Plan()
-    settings.apply()
+    dask_settings.apply()
     figures: list[Figure] = []
     for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
         seconds = asyncio.run(serve(plan, security))

@@ -27,22 +27,23 @@ from benchmarks.machines import Bed, Cast, Shaped
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
 from benchmarks.where_time_goes import link_bytes
-from idletrain.fabric import figures, schedule, verdict
-from idletrain.fabric.measure import measure
-from idletrain.fabric.samples import Fabric, from_json
-from idletrain.fleet import scheduler, settings
+from idletrain.cluster import dask_scheduler, dask_settings
+from idletrain.fabric.analysis import compare, statistics
+from idletrain.fabric.analysis.samples import Fabric, from_json
+from idletrain.fabric.measuring import presets
+from idletrain.fabric.measuring.measure import measure
 
 START_SECONDS, MEASURE_SECONDS = 120.0, 400.0
 RATE, DELAY, QUICK_SECONDS = 0.05, 0.10, 60.0
-LINKS_ALONE = replace(schedule.QUICK, sizes=(), models=(), name="links")  # what rates and delays are seen by
+LINKS_ALONE = replace(presets.QUICK, sizes=(), models=(), name="links")  # what rates and delays are seen by
 DELAY_SECONDS = 0.005  # one way
 
 
 async def lead(host: str, nodes: int, preset: str, to: Path) -> None:
     """A head: the scheduler, and the measurement once all workers are there."""
-    settings.apply()
-    asked = LINKS_ALONE if preset == LINKS_ALONE.name else schedule.PRESETS[preset]
-    async with scheduler.started(to.parent, host=host) as address:
+    dask_settings.apply()
+    asked = LINKS_ALONE if preset == LINKS_ALONE.name else presets.PRESETS[preset]
+    async with dask_scheduler.started(to.parent, host=host) as address:
         _print({"kind": "serving", "address": address})
         async with Client(address, asynchronous=True, set_as_default=False) as client:
             await client.wait_for_workers(nodes)
@@ -101,15 +102,15 @@ def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
     for link in links:
         for count in nodes:
             found = look(count, link, LINKS_ALONE.name)
-            each = [figures.on_the_wire(found, p) / link_bytes(link) for p in figures.of_kind(found, "one way")]
-            typical = (figures.link_rate(found) or 0.0) / link_bytes(link)
+            each = [statistics.on_the_wire(found, p) / link_bytes(link) for p in statistics.of_kind(found, "one way")]
+            typical = (statistics.link_rate(found) or 0.0) / link_bytes(link)
             yield at_most(f"{link}, {count} nodes: rate, off by", abs(typical - 1), "", RATE, each)
 
 
 def delays(link: str) -> Iterator[Figure]:
     """What is found of a delay that is added both ways."""
     bare, late = (look(2, link, LINKS_ALONE.name, delay) for delay in (None, f"{DELAY_SECONDS * 1e3:g}ms"))
-    added = (figures.round_trip(late) or 0.0) - (figures.round_trip(bare) or 0.0)
+    added = (statistics.round_trip(late) or 0.0) - (statistics.round_trip(bare) or 0.0)
     yield at_most(f"{link}: an added delay, off by", abs(added / (2 * DELAY_SECONDS) - 1), "", DELAY)
 
 
@@ -121,7 +122,7 @@ def verdicts(nodes: int) -> Iterator[Figure]:
         ("twice 100mbit", again, "No significant"),
         ("100 and 90mbit", slower, "The two differ"),
     ):
-        told = verdict.overall(verdict.compared(first, other))
+        told = compare.overall(compare.compared(first, other))
         sys.stderr.write(f"{name}: {told}\n")
         yield at_least(f"{name}, {nodes} nodes: the right verdict", float(told.startswith(wanted)), "", 1)
 

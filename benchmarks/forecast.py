@@ -35,15 +35,15 @@ from benchmarks.machines import Cast, Line, machines
 from benchmarks.methods import CASES, Entry
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
-from idletrain.fabric import outlook
-from idletrain.fabric.forecast import PARTS, Fleet
-from idletrain.fabric.survey import STEP_SECONDS, survey
-from idletrain.fleet import scheduler, settings
+from idletrain.autotune import choose
+from idletrain.autotune.forecast import PARTS, Fleet
+from idletrain.autotune.probe import STEP_SECONDS, survey
+from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, launch
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.observe.expectation import Expectation
+from idletrain.observe.forecast_record import Expectation
 from idletrain.observe.records import Event
+from idletrain.run import Options, launch
 
 OFF, LOOK_SECONDS = 0.15, 10.0
 LOOKS = 5
@@ -107,11 +107,11 @@ def is_steady(line: Line) -> bool:
 
 async def lead(host: str, nodes: int, tree: dict[str, Any], looks: int) -> None:
     """A head: looks at its workers and trains some rounds on them, until so many looks count."""
-    settings.apply()
+    dask_settings.apply()
     job = parse_job(tree)
     prepared = replace(from_settings(job.model, job.data, job.training), test=None)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        async with scheduler.started(Path(folder), host=host) as address:
+        async with dask_scheduler.started(Path(folder), host=host) as address:
             tell({"kind": "serving", "address": address})
             until = time.monotonic() + LOOKING_SECONDS
             taken: list[Line] = []
@@ -125,7 +125,7 @@ async def lead(host: str, nodes: int, tree: dict[str, Any], looks: int) -> None:
 async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Line:
     """The rounds behind a look, and what was stolen from it and from them."""
     fleet, seconds, in_look = await watched(look(address, nodes, job))
-    _, choice = await asyncio.to_thread(outlook.chosen, job, fleet)
+    _, choice = await asyncio.to_thread(choose.chosen, job, fleet)
     expectation = Expectation(choice.expected.as_record(), choice.why)
     warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
     enough = warm_up + max(ROUNDS, math.ceil(SECONDS / choice.expected.round))

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
-from idletrain.nn import kernels, row_steps
-from idletrain.nn.tables import BIN, HashTables, InvertedFile
+from idletrain.nn.optim import kernels, rowwise
+from idletrain.nn.wide.mips_index import BIN, HashTables, InvertedFile
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def updates(plan: Plan) -> tuple[Work, Work]:
     gradient = torch.sparse_coo_tensor(index[None], grad, weight.shape, check_invariants=True).coalesce()
 
     def ours() -> None:
-        row_steps.row_adagrad(weight, gradient, sums, lr=0.05, start=1e-6)
+        rowwise.row_adagrad(weight, gradient, sums, lr=0.05, start=1e-6)
 
     def torchs() -> None:
         sums[index] += grad.square().mean(1)

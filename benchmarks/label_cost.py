@@ -27,9 +27,9 @@ import torch
 
 from benchmarks.report import Figure, arguments, at_most, report
 from benchmarks.wide_training import Recipe, make, peak_rss_bytes, samples_of, steps
-from idletrain.nn.extreme import SparseSamples
-from idletrain.nn.sparse import SLIDE_REBUILD
-from idletrain.nn.sparse_rows import Csr
+from idletrain.nn.data.csr import Csr
+from idletrain.nn.data.extreme import SparseSamples
+from idletrain.nn.wide.layers import SLIDE_REBUILD
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"name": "uniform", "negatives": 1000},

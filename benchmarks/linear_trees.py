@@ -37,8 +37,8 @@ from benchmarks.wide_training import (
     tuned,
     write_rows,
 )
-from idletrain.nn import data
-from idletrain.nn.extreme import SparseFiles, only
+from idletrain.nn.data import arrays
+from idletrain.nn.data.extreme import SparseFiles, only
 
 OURS = Recipe("idletrain, uniform 1k", {"name": "uniform", "negatives": 1000})
 OMIKUJI = """
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     made.add_argument("--peers", help="the environment that the peers are in")
     options = made.parse_args(argv)
     plan = TINY if options.tiny else Plan()
-    peers = peers_of(Path(options.peers or data.CACHE / "peers-xc"))
+    peers = peers_of(Path(options.peers or arrays.CACHE / "peers-xc"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     samples = {"confusable": confusable(plan.labels, rows_a_label=max(4, plan.rows // plan.labels))}

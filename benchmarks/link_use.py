@@ -29,8 +29,8 @@ from benchmarks.exchange import BenchHead, pull_and_push
 from benchmarks.machines import Cast, Line, machines
 from benchmarks.report import Figure, arguments, at_least, report
 from benchmarks.where_time_goes import LINK, link_bytes
+from idletrain.cluster import dask_settings
 from idletrain.exchange.store import Store
-from idletrain.fleet import settings
 
 START_SECONDS = 60.0
 READ_BYTES = 1 << 20
@@ -128,10 +128,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["head", host, size]:
-            settings.apply()
+            dask_settings.apply()
             asyncio.run(be_head(host, int(size)))
         case ["worker", host, port, store, repeats]:
-            settings.apply()
+            dask_settings.apply()
             asyncio.run(be_worker(host, int(port), store, int(repeats)))
         case _:
             main()

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from benchmarks.report import Figure, arguments, at_least, report
 from idletrain.job import parse_job
-from idletrain.nn.data import Arrays
+from idletrain.nn.data.arrays import Arrays
+from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps, assemble
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.nn.subnets import Subnet
 
 SUBNETS = 4
 MLP = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, 1024, 1024, 10]}}

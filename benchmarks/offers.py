@@ -25,8 +25,9 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.report import Figure, arguments, at_most, report
-from idletrain.fleet import catalog, market, offers
-from idletrain.fleet.catalog import GIB, Need
+from idletrain.cli import offers
+from idletrain.cloud.aws import instance_types, pricing
+from idletrain.cloud.aws.instance_types import GIB, Need
 
 REGION = "eu-west-1"
 ZONES = tuple(f"{REGION}{letter}" for letter in "abc")
@@ -97,10 +98,10 @@ class Region:
 def one(region: Region, folder: Path) -> tuple[float, float]:
     """Seconds until the market is at hand, and until the table is drawn."""
     started = time.perf_counter()
-    snapshot = market.fetch(region, region, market.Cache(folder))
+    snapshot = pricing.fetch(region, region, pricing.Cache(folder))
     fetched = time.perf_counter()
     ranked = snapshot.offers(NEED, "spot")
-    pools = catalog.diversify(ranked, NODES)
+    pools = instance_types.diversify(ranked, NODES)
     Console(file=io.StringIO(), width=120).print(offers.table(ranked, snapshot.estimate))
     assert not pools.few
     assert not snapshot.estimate

@@ -39,17 +39,17 @@ from torch.optim.adamw import adamw
 from benchmarks.networks import UNet, resnet, vgg16, wide_resnet
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from idletrain.nn.models import mlp, transformer
-from idletrain.nn.outofcore.disk import DiskSwap
-from idletrain.nn.outofcore.execute import CHECKPOINT_BYTES, Executor
-from idletrain.nn.outofcore.home import Home
-from idletrain.nn.outofcore.measure import measure
-from idletrain.nn.outofcore.plan import Plan, least_bytes, make_plan, usable
-from idletrain.nn.outofcore.profile import Link, Profile, Unit, micro_batch
-from idletrain.nn.outofcore.resident import ResidentPeak, release_freed_memory
-from idletrain.nn.outofcore.simulate import Footprint, simulate
-from idletrain.nn.outofcore.trainer import learn
-from idletrain.nn.outofcore.units import Piece, pieces_of
-from idletrain.nn.outofcore.weights import Weights
+from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.disk import DiskSwap
+from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
+from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
+from idletrain.nn.outofcore.executing.trainer import learn
+from idletrain.nn.outofcore.executing.weights import Weights
+from idletrain.nn.outofcore.planning.plan import Plan, least_bytes, make_plan, usable
+from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit, micro_batch
+from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
+from idletrain.nn.units import Piece, pieces_of
 
 REPEATED = 4  # compiled steps, the first of which compiles
 LETTERS = 24  # of a plan in a table

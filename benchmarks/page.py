@@ -27,8 +27,8 @@ from distributed import Client, Worker
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 from benchmarks.report import Figure, arguments, at_least, at_most, report
-from idletrain.fleet import scheduler, settings
-from idletrain.observe.publish import publishing
+from idletrain.cluster import dask_scheduler, dask_settings
+from idletrain.observe.dashboard_feed import publishing
 from idletrain.observe.records import Event
 from idletrain.observe.summary import Summary
 
@@ -127,14 +127,14 @@ async def look(url: str, seen: list[tuple[float, str]]) -> None:
 
 async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
     """CPU shares of scheduler and head, without lookers and with; and how often the page's content changed."""
-    settings.apply()
+    dask_settings.apply()
     summary = Summary()
     for event in itertools.chain(
         first_events(plan.workers), *(round_events(plan.workers, n) for n in range(plan.rounds_before))
     ):
         summary.add({**event, "t": time.time()})
     async with (
-        scheduler.started(folder) as address,
+        dask_scheduler.started(folder) as address,
         Worker(address, nthreads=1, memory_limit=0, dashboard=False),  # the pages come with the first worker
         Client(address, asynchronous=True, set_as_default=False) as client,
     ):

@@ -32,9 +32,9 @@ from benchmarks.forecast import look, tell
 from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.report import Figure, at_most, parser, report
-from idletrain.fabric import outlook
-from idletrain.fabric.forecast import Fleet
-from idletrain.fleet import scheduler, settings
+from idletrain.autotune import choose
+from idletrain.autotune.forecast import Fleet
+from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import LEFT_OPEN, parse_job
 
 BEHIND = 1.1
@@ -46,9 +46,9 @@ START_SECONDS, LOOK_SECONDS = 120.0, 120.0
 
 async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
     """A head: the scheduler, and a look at the fleet once all workers are there."""
-    settings.apply()
+    dask_settings.apply()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        async with scheduler.started(Path(folder), host=host) as address:
+        async with dask_scheduler.started(Path(folder), host=host) as address:
             tell({"kind": "serving", "address": address})
             tell({"kind": "fleet", "fleet": asdict((await look(address, nodes, parse_job(tree)))[0])})
 
@@ -89,7 +89,7 @@ def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
     asked = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
     tree = job_tree(case, asked, nodes, Path(), BUDGET_SECONDS)
     tree["training"] = {name: value for name, value in tree["training"].items() if name not in LEFT_OPEN}
-    job, choice = outlook.chosen(parse_job(tree), fleet_of(nodes, link, tree))
+    job, choice = choose.chosen(parse_job(tree), fleet_of(nodes, link, tree))
     training = job.training
     exchange = training.exchange.model_dump(exclude_defaults=True)
     chosen = {"subnets": training.subnets, "local_steps": training.local_steps, "exchange": exchange}

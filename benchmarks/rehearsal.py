@@ -29,9 +29,9 @@ import yaml
 
 from benchmarks.report import arguments, at_most, report
 from benchmarks.runs import of_kind
-from idletrain.cli_cloud import SANDBOXES
+from idletrain.cli.cloud import SANDBOXES
 from idletrain.observe.records import Event
-from idletrain.rounds import mirror
+from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
 NOTICE_SECONDS = 30.0
@@ -93,7 +93,7 @@ class Rehearsal:
         """Wait for events of a kind."""
 
         def there() -> bool:
-            self._seen = mirror.tail(self._prefix, "events.jsonl", self._take, self._seen)
+            self._seen = s3_mirror.tail(self._prefix, "events.jsonl", self._take, self._seen)
             return len(of_kind(self._events, kind)) >= count
 
         self._wait(there)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idletrain.job import Job, parse_job
-from idletrain.launch import Options, launch
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.records import Event, Sink
+from idletrain.run import Options, launch
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 

@@ -31,10 +31,10 @@ import psutil
 from benchmarks import simulated
 from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.runs import of_kind, prepared_of, scheduler_pid, temporary_job
-from idletrain.fleet import scheduler
+from idletrain.cluster import dask_scheduler
 from idletrain.job import Job
-from idletrain.launch import Options, launch
 from idletrain.observe.records import Event
+from idletrain.run import Options, launch
 
 ROUND_SECONDS = 60.0  # of the round that the targets are for
 SHARE = 0.05
@@ -138,7 +138,7 @@ async def measured(job: Job, workers: int) -> tuple[list[Event], Meter]:
     """Run a job on simulated workers."""
     events: list[Event] = []
     (job.run_dir / "logs").mkdir(parents=True)
-    async with scheduler.started(job.run_dir) as address:
+    async with dask_scheduler.started(job.run_dir) as address:
         with simulated.started(address, workers, job.run_dir / "logs") as pids:
             meter = Meter(
                 {

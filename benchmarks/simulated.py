@@ -21,9 +21,9 @@ import numpy as np
 from distributed import Worker, get_worker
 from numpy.typing import NDArray
 
-from idletrain.fleet import settings
-from idletrain.fleet.local import WORKER_ENVIRONMENT
-from idletrain.fleet.parent import when_parent_ends
+from idletrain.cluster import dask_settings
+from idletrain.cluster.local import WORKER_ENVIRONMENT
+from idletrain.cluster.parent import when_parent_ends
 
 INPUTS = 8
 A_PROCESS = 125  # more share one interpreter's lock, fewer cost 200 MB of RAM the process
@@ -78,8 +78,8 @@ def started(scheduler: str, count: int, logs: Path) -> Iterator[list[int]]:
 
 async def serve(scheduler: str, count: int) -> None:
     """Be `count` workers of a scheduler until it is gone."""
-    settings.apply()
-    settings.lift_file_limit()
+    dask_settings.apply()
+    dask_settings.lift_file_limit()
     dask.config.set(QUIET)
     with tempfile.TemporaryDirectory(prefix="idletrain-simulated-") as folder:
         workers = [

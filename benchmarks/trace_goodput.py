@@ -37,8 +37,8 @@ from benchmarks.machines import Bed, Cast, Line, Loopback
 from benchmarks.methods import CASES, METHODS, Case, Entry
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
+from idletrain.cloud.sandbox.reclaims import Change, read_trace
 from idletrain.errors import JobError
-from idletrain.fleet.sandbox.takings import Change, read_trace
 from idletrain.observe import time_use
 from idletrain.observe.summary import summary_of
 

@@ -47,8 +47,8 @@ from benchmarks.wide_training import (
     time_to,
 )
 from idletrain.nn.evaluate import assembled
-from idletrain.nn.subnets import views
-from idletrain.nn.wide import WideNetwork
+from idletrain.nn.ist.subnets import views
+from idletrain.nn.wide.models import WideNetwork
 
 PATIENCE_SECONDS = 900.0
 MB = 1e6
@@ -170,7 +170,7 @@ def tree(
     args = {**sizes, "sampler": sampler(plan), "start": "random"}
     return {
         "name": "bench",
-        "model": {"factory": "idletrain.nn.wide:wide", "args": args, "exclude": ["hidden"]},
+        "model": {"factory": "idletrain.nn.wide.models:wide", "args": args, "exclude": ["hidden"]},
         "data": data,
         "training": {
             "mode": name,

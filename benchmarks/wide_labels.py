@@ -49,9 +49,9 @@ from benchmarks.wide_training import (
     time_to,
     tuned,
 )
+from idletrain.autotune.sampler_trial import Trial, choose
 from idletrain.job import parse_job
-from idletrain.nn.extreme import SparseSamples
-from idletrain.nn.trial import Trial, choose
+from idletrain.nn.data.extreme import SparseSamples
 
 DENSE = Recipe("dense", "all")
 UNIFORM = Recipe("uniform 1k", {"name": "uniform", "negatives": 1000})
@@ -286,7 +286,7 @@ def kept_by_auto(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: floa
         job = parse_job(
             {
                 "name": "bench",
-                "model": {"factory": "idletrain.nn.wide:wide", "args": {**args, "start": recipe.start}},
+                "model": {"factory": "idletrain.nn.wide.models:wide", "args": {**args, "start": recipe.start}},
                 "data": files_of(sets, Path(folder)),
                 "training": {**training, "subnets": 1},
             }

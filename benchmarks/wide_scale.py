@@ -66,7 +66,7 @@ def tree(plan: Plan, files: list[str]) -> dict[str, Any]:
     sampler = {"name": "uniform", "negatives": min(1000, plan.labels // 4)}
     return {
         "model": {
-            "factory": "idletrain.nn.wide:wide",
+            "factory": "idletrain.nn.wide.models:wide",
             "args": {**sizes, "sampler": sampler, "start": "random"},
         },
         "data": {"train": files},

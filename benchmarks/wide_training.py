@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idletrain.nn import data
-from idletrain.nn.extreme import Census, SparseFiles, SparseSamples, only
-from idletrain.nn.ranking import hits
-from idletrain.nn.row_steps import RowAdagrad
-from idletrain.nn.sparse_rows import Csr, canonical, transpose
-from idletrain.nn.trial import Trial
-from idletrain.nn.wide import WideNetwork, wide
+from idletrain.autotune.sampler_trial import Trial
+from idletrain.nn.data import arrays
+from idletrain.nn.data.csr import Csr, canonical, transpose
+from idletrain.nn.data.extreme import Census, SparseFiles, SparseSamples, only
+from idletrain.nn.optim.rowwise import RowAdagrad
+from idletrain.nn.wide.models import WideNetwork, wide
+from idletrain.nn.wide.ranking import hits
 
 SamplerWords = str | Mapping[str, Any]
 POINTS = 100.0
@@ -103,7 +103,7 @@ def centre_words(vocabulary: int, rows: int) -> SparseSamples:
     sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
     import build_centre_word  # type: ignore[import-not-found]
 
-    folder = data.CACHE / f"centre-word-{vocabulary}-{rows}"
+    folder = arrays.CACHE / f"centre-word-{vocabulary}-{rows}"
     if not (folder / "train.txt.gz").exists():
         build_centre_word.main([str(folder), "--vocabulary", str(vocabulary), "--rows", str(rows)])
     return SparseFiles((str(folder / "train.txt.gz"),)).open()

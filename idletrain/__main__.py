@@ -1,5 +1,5 @@
 """`python -m idletrain` is `idletrain`."""
 
-from idletrain.cli import main
+from idletrain.cli.main import main
 
 main()

@@ -20,17 +20,17 @@ from torch import nn
 from idletrain.errors import JobError, RunError, user_code
 from idletrain.export import finished_module
 from idletrain.job import parse_job
-from idletrain.launch import Options, check_run, launch
-from idletrain.nn.data import Arrays, Files, MapStyle, Samples, as_samples
-from idletrain.nn.groups import to_meta
+from idletrain.nn.data.arrays import Arrays, Files, MapStyle, Samples, as_samples
+from idletrain.nn.ist.groups import to_meta
 from idletrain.nn.prepare import prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose
 from idletrain.observe.records import Event, Recorder
+from idletrain.observe.sinks import Watch
 from idletrain.observe.summary import Summary
-from idletrain.observe.watch import Watch
-from idletrain.rounds.recovery import load_network
-from idletrain.rounds.runner import Ending
+from idletrain.rounds.coordinator import Ending
+from idletrain.rounds.durable.recovery import load_network
+from idletrain.run import Options, check_run, launch
 from idletrain.storage import write_whole
 
 

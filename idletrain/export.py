@@ -14,11 +14,11 @@ from torch import nn
 
 from idletrain.errors import RunError
 from idletrain.job import Job
+from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
-from idletrain.nn.extreme import SparseSamples
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.rounds.recovery import load_network, read_history
+from idletrain.rounds.durable.recovery import load_network, read_history
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LoadedRun:
         tests, train = self._sparse()
         if tests is None or train is None:
             return {}
-        from idletrain.nn.wide import rank  # and with it Numba
+        from idletrain.nn.wide.models import rank  # and with it Numba
 
         found = rank(self._module, tests, train, *self.propensity)
         kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
@@ -67,13 +67,13 @@ class LoadedRun:
         tests, _ = self._sparse()
         if tests is None:
             return {}
-        from idletrain.nn import shards, wide  # and with them Numba
+        from idletrain.nn.wide import label_shards, models  # and with them Numba
 
-        found = shards.wide_output(self._module)
+        found = label_shards.wide_output(self._module)
         if found is None or not found[1].retrieves:
             return {}
         found[1].rebuild(self.prepared.program.training.seed)
-        recall, precision = wide.recall(self._module, tests)
+        recall, precision = models.recall(self._module, tests)
         return {"recall": recall, "sparse P@1": precision}
 
     def _sparse(self) -> tuple[SparseSamples, SparseSamples] | tuple[None, None]:

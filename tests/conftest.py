@@ -11,8 +11,9 @@ import pytest
 from rehearsal import Sandbox
 
 from idletrain.job import TrainingSettings
-from idletrain.nn import data, models
-from idletrain.nn.data import MapStyle, as_samples
+from idletrain.nn import models
+from idletrain.nn.data import arrays
+from idletrain.nn.data.arrays import MapStyle, as_samples
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 
 
@@ -20,7 +21,7 @@ from idletrain.nn.prepare import Prepared, named_loss, prepare
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A cache of the test's own: the user's is left alone."""
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(data, "CACHE", folder)
+    monkeypatch.setattr(arrays, "CACHE", folder)
     return folder
 
 
@@ -81,7 +82,7 @@ def account(cloud: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Our account in it, reached as any process of the cloud would."""
     for name, value in cloud.environment.items():
         monkeypatch.setenv(name, value)
-    from idletrain.fleet.aws import Account
+    from idletrain.cloud.aws.account import Account
 
     return Account()
 

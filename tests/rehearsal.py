@@ -17,11 +17,11 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from idletrain.fleet import requests
-from idletrain.fleet.aws import Account
-from idletrain.fleet.reconcile import Wanted
-from idletrain.fleet.record import Record
-from idletrain.fleet.requests import Pool, Site
+from idletrain.cloud.aws import requests
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.requests import Pool, Site
+from idletrain.cloud.reconcile import Wanted
+from idletrain.cloud.record import Record
 
 DEADLINE_SECONDS = 20.0
 SPOT, DEAR = Pool("spot", "m5.large", "eu-west-1a"), Pool("on-demand", "t3.medium", "eu-west-1a")
@@ -75,7 +75,7 @@ class Sandbox:
 
     def __init__(self, logs: Path, *words: str) -> None:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "idletrain.fleet.sandbox", "--logs", str(logs), *words]
+        command = [sys.executable, "-m", "idletrain.cloud.sandbox", "--logs", str(logs), *words]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin
         assert self.process.stdout

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 import idletrain
 from idletrain.errors import JobError, RunError
 from idletrain.export import LoadedRun, load_run
-from idletrain.nn.data import digits
+from idletrain.nn.data.arrays import digits
 from idletrain.observe.records import Event
 from idletrain.storage import has_head
 
@@ -251,7 +251,7 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
 def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idletrain.launch.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.run.CONNECT_SECONDS", 1)
     with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

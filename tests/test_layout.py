@@ -7,25 +7,25 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "idletrain"
 ELSEWHERE = {
-    "__main__.py": "test_cli.py",
-    "cli_spot.py": "chaos",
-    "head.py": "chaos",  # a machine that leads a run, with those that train
+    "__main__.py": "cli/test_main.py",
+    "cli/spot.py": "chaos",
+    "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
     "exchange/datagram/session.py": "exchange/test_store.py",
-    "exchange/datagram/ways.py": "exchange/test_store.py",
-    "exchange/rounding.py": "exchange/test_codec.py",
-    "fabric/cluster.py": "test_cli_fabric.py",
-    "fabric/collectives.py": "fabric/test_rank.py",
-    "fabric/company.py": "fabric/test_rank.py",
-    "fabric/post.py": "fabric/test_measure.py",
-    "fabric/steps.py": "observe/test_preview.py",
-    "fabric/tasks.py": "fabric/test_measure.py",  # and test_rank.py
-    "fabric/team.py": "fabric/test_measure.py",
-    "fabric/training.py": "fabric/test_rank.py",
-    "fleet/parent.py": "fleet/test_scheduler.py",
-    "fleet/worker.py": "chaos",  # a process that is warned and killed
-    "rounds/crew.py": "chaos",
-    "rounds/events.py": "rounds/test_state.py",
-    "rounds/runner.py": "chaos",
+    "exchange/datagram_server.py": "exchange/test_store.py",
+    "exchange/quantize_kernels.py": "exchange/test_codec.py",
+    "fabric/measuring/cluster.py": "cli/test_fabric.py",
+    "fabric/measuring/collectives.py": "fabric/measuring/test_collective_process.py",
+    "fabric/measuring/timed_group.py": "fabric/measuring/test_collective_process.py",
+    "fabric/measuring/probe_server.py": "fabric/measuring/test_measure.py",
+    "autotune/step_time.py": "cli/test_plan_table.py",
+    "fabric/measuring/tasks.py": "fabric/measuring/test_measure.py",  # and test_rank.py
+    "fabric/measuring/nodes.py": "fabric/measuring/test_measure.py",
+    "fabric/measuring/training.py": "fabric/measuring/test_collective_process.py",
+    "cluster/parent.py": "cluster/test_dask_scheduler.py",
+    "worker/process.py": "chaos",  # a process that is warned and killed
+    "rounds/membership.py": "chaos",
+    "rounds/protocol.py": "rounds/test_state.py",
+    "rounds/coordinator.py": "chaos",
 }
 
 

@@ -15,11 +15,11 @@ import torch
 from distributed.security import Security
 
 from benchmarks.peers.node import Spec, read_spec, say
-from idletrain.fleet import scheduler, settings
+from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import parse_job
-from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
 from idletrain.observe.records import Event
+from idletrain.run import Options, launch
 
 
 def _print(event: Event) -> None:
@@ -29,11 +29,11 @@ def _print(event: Event) -> None:
 
 async def lead(spec: Spec) -> None:
     """Run the job on the workers that come."""
-    settings.apply()
+    dask_settings.apply()
     job = parse_job(spec.settings["tree"])
     prepared = replace(from_settings(job.model, job.data, job.training), test=None)  # evaluated after the run
     job.run_dir.mkdir(parents=True)
-    async with scheduler.started(job.run_dir, host=spec.address, port=spec.port) as address:
+    async with dask_scheduler.started(job.run_dir, host=spec.address, port=spec.port) as address:
         say("serving", address=address)
         await launch(job, prepared, Options(cluster=(address, Security()), sinks=(_print,)))
 

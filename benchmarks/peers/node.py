@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.data import Made, Samples, digits, fashion_mnist
+from idletrain.nn.data.arrays import Made, Samples, digits, fashion_mnist
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.program import cross_entropy
 

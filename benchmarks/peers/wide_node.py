@@ -17,15 +17,15 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.peers.node import Spec, read_spec, say
-from idletrain.nn.extreme import SparseFiles
+from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.local_steps import BatchOrder
-from idletrain.nn.row_steps import RowAdagrad, rows_of
-from idletrain.nn.sparse import row_sparse
-from idletrain.nn.wide import SCALE, wide
+from idletrain.nn.optim.rowwise import RowAdagrad, rows_of
+from idletrain.nn.wide.layers import row_sparse
+from idletrain.nn.wide.models import SCALE, wide
 
 
 class Dense(nn.Module):
-    """The network of `idletrain.nn.wide` without anything sparse in it."""
+    """The network of `idletrain.nn.wide.models` without anything sparse in it."""
 
     def __init__(self, features: int, hidden: int, labels: int) -> None:
         super().__init__()

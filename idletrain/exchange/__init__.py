@@ -11,7 +11,7 @@ __all__ = ["ddp_hook"]
 
 
 def __getattr__(name: str) -> object:
-    """`ddp_hook` when it is asked for: what imports `exchange.wire` does without torch."""
+    """`ddp_hook` when it is asked for: what imports `exchange.messages` does without torch."""
     if name != "ddp_hook":
         raise AttributeError(name)
     from idletrain.exchange.ddp import ddp_hook

@@ -16,10 +16,10 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RefusedError
+from idletrain.exchange.admission import TURN_BYTES, holder_of
 from idletrain.exchange.datagram.endpoint import SilentError
 from idletrain.exchange.datagram.session import Session
-from idletrain.exchange.turns import TURN_BYTES, holder_of
-from idletrain.exchange.wire import MAY_LACK, Gang, LeaseId, PushHeader, Receipt, Reply, as_message
+from idletrain.exchange.messages import MAY_LACK, Gang, LeaseId, PushHeader, Receipt, Reply, as_message
 
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business

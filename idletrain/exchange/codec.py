@@ -172,33 +172,33 @@ class Codec:
         )  # a row is in two at most
 
     def _halve(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
-        from idletrain.exchange import rounding  # and with it Numba, which takes a second
+        from idletrain.exchange import quantize_kernels  # and with it Numba, which takes a second
 
         at = 0
         for start, stop in self.spans:
             count = stop - start
-            rounding.halve(flat[start:stop].numpy(), _values(base, start, stop), halves[at : at + count])
+            quantize_kernels.halve(flat[start:stop].numpy(), _values(base, start, stop), halves[at : at + count])
             at += count
 
     def _double(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
-        from idletrain.exchange import rounding
+        from idletrain.exchange import quantize_kernels
 
         at = 0
         for start, stop in self.spans:
             count = stop - start
-            rounding.double(halves[at : at + count], _values(base, start, stop), flat[start:stop].numpy())
+            quantize_kernels.double(halves[at : at + count], _values(base, start, stop), flat[start:stop].numpy())
             at += count
 
     def _quantise(self, flat: Tensor, base: Tensor | None, chance: int | None, out_RB: Rows) -> NDArray[np.uint32]:
         """Rows in the order in which they go; returns heads in the order of chunks."""
-        from idletrain.exchange import rounding
+        from idletrain.exchange import quantize_kernels
 
         made_RB = np.empty_like(out_RB) if self.ranked else out_RB
         heads_C = np.empty(self.chunks, np.uint32)
         fine, key = self.kind == "int8", np.uint32((chance or 0) & 0xFFFFFFFF)
         for start, stop, at in self._wholes():
             parts = (_chunked(tensor, start, stop) for tensor in (flat, base))
-            rounding.quantise(*parts, at, fine, key, chance is not None, heads_C, made_RB)
+            quantize_kernels.quantise(*parts, at, fine, key, chance is not None, heads_C, made_RB)
         if self.ranked:
             for layer, order in self._layers(self._order(heads_C)):
                 np.take(made_RB, order, axis=0, out=out_RB[layer])
@@ -207,7 +207,7 @@ class Codec:
     def _restore(
         self, flat: Tensor, base: Tensor | None, heads_C: NDArray[np.uint32], rows_RB: Rows, got: Got | None
     ) -> None:
-        from idletrain.exchange import rounding
+        from idletrain.exchange import quantize_kernels
 
         places_R = np.empty(self.rows, np.int64)
         for layer, order in self._layers(self._order(heads_C)):
@@ -217,7 +217,7 @@ class Codec:
         fine = self.kind == "int8"
         for start, stop, at in self._wholes():
             out_CK = _chunked(flat, start, stop)
-            rounding.restore(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
+            quantize_kernels.restore(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
             if (stop - start) % K:
                 flat[start:stop] = torch.from_numpy(out_CK).view(-1)[: stop - start]
 

@@ -17,11 +17,11 @@ from distributed.security import Security
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idletrain.exchange.admission import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
 from idletrain.exchange.datagram.endpoint import Received, SilentError
 from idletrain.exchange.datagram.packet import PAYLOAD
-from idletrain.exchange.datagram.ways import Ways
-from idletrain.exchange.turns import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
-from idletrain.exchange.wire import MAY_LACK, Bound, Gang, LeaseId, PushHeader, Receipt, Reply
+from idletrain.exchange.datagram_server import Ways
+from idletrain.exchange.messages import MAY_LACK, Bound, Gang, LeaseId, PushHeader, Receipt, Reply
 
 
 class Head(Protocol):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.data import Samples
+from idletrain.nn.data.arrays import Samples
 from idletrain.nn.evaluate import BATCH
+from idletrain.nn.ist.randomness import generator, key
+from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
-from idletrain.nn.randomness import generator, key
-from idletrain.nn.subnets import Subnet, cut
 
 # The network's loss over its subnets' loss that is told of. Sums of a wrong size make it 5 and more; a network whose
 # neurons have just met for the first time has up to 1.3 (README, benchmarks/accuracy.py).

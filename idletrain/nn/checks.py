@@ -20,15 +20,15 @@ from torch.nn import functional
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import MemorySettings, TrainingSettings
-from idletrain.nn import discover, groups
-from idletrain.nn.data import Array, Arrays, Samples, Source
-from idletrain.nn.extreme import SparseSamples
-from idletrain.nn.groups import Layout, run_on_meta, weightless
+from idletrain.nn.data.arrays import Array, Arrays, Samples, Source
+from idletrain.nn.data.extreme import SparseSamples
+from idletrain.nn.ist import discovery, groups
+from idletrain.nn.ist.groups import Layout, run_on_meta, weightless
+from idletrain.nn.ist.partition import draw, widths
+from idletrain.nn.ist.scaling import Subject, reason_to_keep_whole, with_scaling
+from idletrain.nn.ist.subnets import cut
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.partition import draw, widths
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
-from idletrain.nn.scaling import Subject, reason_to_keep_whole, with_scaling
-from idletrain.nn.subnets import cut
 
 SCAN_ROWS = 4096  # rows of arrays looked at together: 12 MB of Fashion-MNIST as floats
 TRIAL_SAMPLES = 8  # that a network and its subnets are compared on: enough for a batch's statistics
@@ -106,9 +106,9 @@ def check_parameters(module: nn.Module) -> nn.Module:
 def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
     """Sparse rows must fit between the layers."""
     if isinstance(samples, SparseSamples):
-        from idletrain.nn import shards  # and with it Numba, which other jobs do not need
+        from idletrain.nn.wide import label_shards  # and with it Numba, which other jobs do not need
 
-        shards.check_sizes(module, samples, field)
+        label_shards.check_sizes(module, samples, field)
 
 
 def _very_wide(module: nn.Module) -> str | None:
@@ -209,7 +209,7 @@ def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts, refuse
             "model.groups: a network that ends in SparseLinear needs its groups by hand, such as "
             "{output.weight: [labels, hidden], output.bias: [labels]}"
         )
-    return discover.find(meta, sample, asked.exclude, refuse)
+    return discovery.find(meta, sample, asked.exclude, refuse)
 
 
 def _sharded(meta: nn.Module, layout: Layout) -> bool:
@@ -298,9 +298,9 @@ def check_wide(
     if memory.out_of_core == "always":
         raise JobError("memory.out_of_core: always is for dense layers; leave it out, labels are sharded to fit")
     if layout.common == "sum":
-        from idletrain.nn import shards
+        from idletrain.nn.wide import label_shards
 
-        shards.check_rows(samples)
+        label_shards.check_rows(samples)
     if wide:
         layer: Any = module.get_submodule(wide)
         layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _sharded(module, layout) else 1)))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from idletrain.nn.data import Samples
+from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.csr import Rows
+from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
-from idletrain.nn.randomness import generator, key
-from idletrain.nn.sparse_rows import Rows
 
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
 # of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.

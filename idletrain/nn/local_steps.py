@@ -18,14 +18,14 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from idletrain.job import OptimizerSettings, TrainingSettings
-from idletrain.nn.data import Samples
+from idletrain.nn.data.arrays import Samples
+from idletrain.nn.ist.randomness import generator, key
+from idletrain.nn.ist.subnets import ScaledInputs, Subnet, views
 from idletrain.nn.program import Program
-from idletrain.nn.randomness import generator, key
-from idletrain.nn.subnets import ScaledInputs, Subnet, views
 
 if TYPE_CHECKING:
-    from idletrain.nn.outofcore.trainer import PlannedSteps
-    from idletrain.nn.outofcore.weights import Update
+    from idletrain.nn.outofcore.executing.trainer import PlannedSteps
+    from idletrain.nn.outofcore.executing.weights import Update
 
 ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
 ADAGRAD_START = 1e-6  # of parameters that `optimizer.start` does not name
@@ -194,14 +194,14 @@ class LocalOptimizer:
             )
 
     def _move_rows(self, number: int, parameter: Tensor, gradient: Tensor, state: list[Tensor], lr: float) -> None:
-        from idletrain.nn import row_steps  # and with it Numba: a second that other jobs' workers need not wait
+        from idletrain.nn.optim import rowwise  # and with it Numba: a second that other jobs' workers need not wait
 
         asked = self._asked
         if asked.name == "adagrad":
-            row_steps.row_adagrad(parameter, gradient, state[0], lr=lr, start=self._starts[number])
+            rowwise.row_adagrad(parameter, gradient, state[0], lr=lr, start=self._starts[number])
         elif asked.name == "adamw":
             self._steps[number] += 1
-            row_steps.lazy_adam(
+            rowwise.lazy_adam(
                 parameter,
                 gradient,
                 (state[0], state[1]),
@@ -212,7 +212,7 @@ class LocalOptimizer:
                 weight_decay=self._decays[number],
             )
         else:
-            row_steps.sgd(parameter, gradient, lr=lr, weight_decay=self._decays[number])
+            rowwise.sgd(parameter, gradient, lr=lr, weight_decay=self._decays[number])
 
 
 def learning_rate(training: TrainingSettings, step: int) -> float:

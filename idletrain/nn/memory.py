@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.groups import run_on_meta, weightless
+from idletrain.nn.data.csr import Rows
+from idletrain.nn.ist.groups import run_on_meta, weightless
+from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.partition import draw
 from idletrain.nn.program import Program
-from idletrain.nn.sparse_rows import Rows
-from idletrain.nn.subnets import Subnet, cut
 
 # Left to the head and the scheduler when this machine's RAM is shared out to local workers.
 HEAD_BYTES = 1 << 30

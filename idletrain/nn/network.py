@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from idletrain.nn.groups import Common, Layout
+from idletrain.nn.ist.groups import Common, Layout
+from idletrain.nn.ist.subnets import Subnet, add, by_row, gather, merge, views
 from idletrain.nn.program import Program
-from idletrain.nn.subnets import Subnet, add, by_row, gather, merge, views
 
 
 class Network:
@@ -22,7 +22,7 @@ class Network:
         slots: Slots with a value a parameter.
         values: The first slot's.
         row_slots: Slots with a value a row (a tensor's first dimension).
-        powers: For each slot the power of a subnet's factors that its values are multiplied by (see `subnets.scaled`);
+        powers: For each slot the power of a subnet's factors that its values are multiplied by (see `nn.ist.subnets.scaled`);
             all are values and momenta if left out.
 
     Attributes:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
-from idletrain.nn import checks, remote
+from idletrain.nn import checks
 from idletrain.nn.checks import Cuts
-from idletrain.nn.data import Files, Made, Source, digits, fashion_mnist
-from idletrain.nn.extreme import SparseFiles, sparse_names
-from idletrain.nn.outofcore.units import pieces_of
+from idletrain.nn.data import remote
+from idletrain.nn.data.arrays import Files, Made, Source, digits, fashion_mnist
+from idletrain.nn.data.extreme import SparseFiles, sparse_names
+from idletrain.nn.data.remote import Remote
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, sampled_softmax
-from idletrain.nn.remote import Remote
+from idletrain.nn.units import pieces_of
 
 
 @dataclass(frozen=True)

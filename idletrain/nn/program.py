@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.job import MemorySettings, TrainingSettings
-from idletrain.nn.data import Source
-from idletrain.nn.groups import Layout
-from idletrain.nn.partition import Block, draw, members, orders
-from idletrain.nn.subnets import Subnet, cut
+from idletrain.nn.data.arrays import Source
+from idletrain.nn.ist.groups import Layout
+from idletrain.nn.ist.partition import Block, draw, members, orders
+from idletrain.nn.ist.subnets import Subnet, cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
@@ -25,7 +25,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
-    """The loss of a network that ends in `idletrain.nn.SparseLinear`, over the labels active in the batch."""
+    """The loss of a network that ends in `idletrain.nn.wide.SparseLinear`, over the labels active in the batch."""
     loss: Tensor = outputs.loss(labels)
     return loss
 

@@ -25,7 +25,7 @@ from distributed.protocol.pickle import dumps
 from jinja2 import ChoiceLoader, FileSystemLoader
 from tornado.web import HTTPError, RequestHandler
 
-from idletrain.observe import draw
+from idletrain.observe import charts
 from idletrain.observe.metrics import RunCollector
 
 VIEW = "idletrain-view"  # the scheduler's metadata: what there is to show, and that there is a page to show it
@@ -79,7 +79,7 @@ class Page:
 
         self.scheduler = scheduler
         self.navigation = template_variables(scheduler)  # the very one that Dask's own pages use
-        self._templates = draw.templates()
+        self._templates = charts.templates()
         assert self._templates.loader is not None
         self._templates.loader = ChoiceLoader([self._templates.loader, FileSystemLoader(DASK_TEMPLATES)])
         self._raw, self._since = "", time.monotonic()

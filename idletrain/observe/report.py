@@ -10,13 +10,12 @@ from typing import Any
 
 import yaml
 
-from idletrain.fabric.forecast import PARTS
-from idletrain.fleet import cost
-from idletrain.observe import draw, time_use
+from idletrain.autotune.forecast import PARTS
+from idletrain.observe import charts, cost, time_use
 from idletrain.observe.display import final_lines
 from idletrain.observe.records import Event
+from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
-from idletrain.observe.view import View, thinned, view_of
 
 LIVE_SECONDS = 120.0  # since the last event of a run that did not end: beyond, its head is taken to be gone
 COLOURS = 5  # of lines in the style sheet
@@ -82,16 +81,16 @@ class Past:
         return next((list(e["why"]) for e in reversed(self.events) if e["kind"] == "run_started" and e.get("why")), [])
 
     @property
-    def timeline(self) -> draw.Timeline:
+    def timeline(self) -> charts.Timeline:
         """Workers and rounds over time."""
         summary = self.summary
         rounds = thinned(summary.round_ends, LANES_ROUNDS)
-        return draw.timeline(summary.everybody, rounds, summary.seconds)
+        return charts.timeline(summary.everybody, rounds, summary.seconds)
 
 
 def page(runs: Sequence[Past], made: float | None = None) -> str:
     """The file: one run's account, or several beside each other."""
-    template = draw.templates().get_template("report.html")
+    template = charts.templates().get_template("report.html")
     when = time.time() if made is None else made
     if len(runs) == 1:
         return template.render(runs=runs, made=when)
@@ -132,23 +131,23 @@ def _rows(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
     rows = [
         ("status", [view["status"] for view in views]),
         ("rounds", [f"{view['rounds']} of {view['total_rounds']}" for view in views]),
-        ("accuracy", [draw.fixed(view["accuracy"]) for view in views]),
-        ("loss", [draw.fixed(view["loss"]) for view in views]),
-        ("expected calibration error", [draw.fixed(view["calibration_error"]) for view in views]),
-        ("best temperature", [draw.fixed(view["temperature"]) for view in views]),
-        ("time", [draw.duration(view["seconds"]) for view in views]),
-        ("local steps", [draw.number(view["local_steps"]) for view in views]),
-        ("goodput", [draw.percent(view["goodput"]) for view in views]),
-        ("preemptions with notice", [draw.number(view["preemptions"]["notice"]) for view in views]),
-        ("preemptions without", [draw.number(view["preemptions"]["kill"]) for view in views]),
-        ("lost steps", [draw.number(view["lost_steps"]) for view in views]),
-        ("salvaged steps", [draw.number(view["salvaged_steps"]) for view in views]),
-        ("moved down", [draw.size(view["bytes_down"]) for view in views]),
-        ("moved up", [draw.size(view["bytes_up"]) for view in views]),
+        ("accuracy", [charts.fixed(view["accuracy"]) for view in views]),
+        ("loss", [charts.fixed(view["loss"]) for view in views]),
+        ("expected calibration error", [charts.fixed(view["calibration_error"]) for view in views]),
+        ("best temperature", [charts.fixed(view["temperature"]) for view in views]),
+        ("time", [charts.duration(view["seconds"]) for view in views]),
+        ("local steps", [charts.number(view["local_steps"]) for view in views]),
+        ("goodput", [charts.percent(view["goodput"]) for view in views]),
+        ("preemptions with notice", [charts.number(view["preemptions"]["notice"]) for view in views]),
+        ("preemptions without", [charts.number(view["preemptions"]["kill"]) for view in views]),
+        ("lost steps", [charts.number(view["lost_steps"]) for view in views]),
+        ("salvaged steps", [charts.number(view["salvaged_steps"]) for view in views]),
+        ("moved down", [charts.size(view["bytes_down"]) for view in views]),
+        ("moved up", [charts.size(view["bytes_up"]) for view in views]),
     ]
     if any(view["cost"] for view in views):
-        rows.append(("cost", [draw.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
-        rows.append(("wasted by preemption", [draw.usd(run.wasted_usd) for run in runs]))
+        rows.append(("cost", [charts.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
+        rows.append(("wasted by preemption", [charts.usd(run.wasted_usd) for run in runs]))
     return rows + _differences(runs)
 
 
@@ -157,7 +156,7 @@ def _differences(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
     jobs = [_flat(run.summary.settings.get("job", {})) for run in runs]
     keys = dict.fromkeys(key for job in jobs for key in job)
     return [
-        (key, [str(job.get(key, draw.NOTHING)) for job in jobs])
+        (key, [str(job.get(key, charts.NOTHING)) for job in jobs])
         for key in keys
         if len({str(job.get(key)) for job in jobs}) > 1
     ]
@@ -171,12 +170,12 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _charts(runs: Sequence[Past]) -> list[draw.Chart]:
+def _charts(runs: Sequence[Past]) -> list[charts.Chart]:
     """The runs' curves on top of each other."""
 
-    def lines(x: int, y: int) -> list[draw.Line]:
+    def lines(x: int, y: int) -> list[charts.Line]:
         points = [[(p[x], p[y]) for p in run.view["curve"] if p[y] is not None] for run in runs]
-        return [draw.Line(run.name, points[n], n % COLOURS) for n, run in enumerate(runs)]
+        return [charts.Line(run.name, points[n], n % COLOURS) for n, run in enumerate(runs)]
 
     figures = [
         ("accuracy", "rounds", 0, 2),
@@ -184,4 +183,4 @@ def _charts(runs: Sequence[Past]) -> list[draw.Chart]:
         ("loss", "rounds", 0, 3),
         ("loss", "time", 1, 3),
     ]
-    return [draw.chart(what, over, lines(x, y)) for what, over, x, y in figures]
+    return [charts.chart(what, over, lines(x, y)) for what, over, x, y in figures]

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from idletrain.exchange.wire import LeaseId, Reply
-from idletrain.rounds.events import (
+from idletrain.exchange.messages import LeaseId, Reply
+from idletrain.rounds.protocol import (
     Answer,
     AttemptEnded,
     Beat,

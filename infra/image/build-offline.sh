@@ -61,7 +61,7 @@ echo "== what came out"
 container=$(store from --pull-never "$IMAGE")
 in_image() { store run "$container" -- "$@"; }
 in_image idletrain --help
-in_image python -c 'import idletrain.rounds.runner, sklearn.datasets, torch; print("torch", torch.__version__)'
+in_image python -c 'import idletrain.rounds.coordinator, sklearn.datasets, torch; print("torch", torch.__version__)'
 [ "$(in_image id -u)" != 0 ] || { echo "the image runs as root" >&2; exit 1; }
 in_image sh -c '! { command -v cc || command -v gcc || command -v make; }' ||
     { echo "the image holds a compiler" >&2; exit 1; }

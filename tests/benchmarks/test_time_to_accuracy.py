@@ -17,7 +17,7 @@ from benchmarks.peers.node import build
 from benchmarks.standings import figures_of, levels_of, standings, tables_of
 from benchmarks.time_to_accuracy import main
 from idletrain.job import parse_job
-from idletrain.nn.discover import find
+from idletrain.nn.ist.discovery import find
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from idletrain.job import load_job
-from idletrain.launch import Options, launch
 from idletrain.nn.prepare import from_settings
+from idletrain.run import Options, launch
 
 
 def main() -> None:

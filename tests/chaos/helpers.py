@@ -20,13 +20,14 @@ import torch
 import yaml
 
 from idletrain.exchange.client import StoreClient
-from idletrain.exchange.wire import LeaseId
+from idletrain.exchange.messages import LeaseId
 from idletrain.job import Job, parse_job
-from idletrain.nn import shards
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import from_settings
-from idletrain.rounds import coding, ledger
+from idletrain.nn.wide import label_shards
+from idletrain.rounds.durable import write_ahead_log
+from idletrain.worker import encoding
 
 from . import paced
 
@@ -119,18 +120,20 @@ def train_alone(job: Job) -> list[str]:
         for round_ in range(training.rounds):
             updates = []
             for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
-                pulled = coding.received(program, subnet, coding.sent(program, subnet, network.pull(subnet)))
+                pulled = encoding.received(program, subnet, encoding.sent(program, subnet, network.pull(subnet)))
                 flat = torch.zeros(program.buffer_size(subnet, travelling=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
                 if program.output:
-                    order = shards.open_output(program, work.module, subnet, samples, flat, shards.Place(round_, k))
+                    order = label_shards.open_output(
+                        program, work.module, subnet, samples, flat, label_shards.Place(round_, k)
+                    )
                 for step in range(training.local_steps):
                     work.step(samples, order, step)
                 trained = flat[: len(pulled)]
-                if coder := coding.codec(program, subnet, "push"):
+                if coder := encoding.codec(program, subnet, "push"):
                     lease = LeaseId(job.name, 1, round_, k, 1)
-                    content = coding.update(program, subnet, trained, pulled, lease)
+                    content = encoding.update(program, subnet, trained, pulled, lease)
                     trained = coder.decode(content, network.pull(subnet))
                 updates.append((subnet, trained, training.local_steps))
             network.commit(updates)
@@ -245,9 +248,9 @@ class Run:
 
         return until(what, seen)[0]
 
-    def records(self, *kinds: str) -> list[ledger.Record]:
+    def records(self, *kinds: str) -> list[write_ahead_log.Record]:
         """The ledger's records; reading verifies it."""
-        return [r for r in ledger.read(self.dir / "ledger").records if not kinds or r["kind"] in kinds]
+        return [r for r in write_ahead_log.read(self.dir / "ledger").records if not kinds or r["kind"] in kinds]
 
     def workers(self) -> dict[str, psutil.Process]:
         """The processes of the workers that joined and did not leave, by address."""
@@ -287,7 +290,7 @@ class Run:
         (listening,) = [s.laddr for s in sockets if s.status == psutil.CONN_LISTEN]
         return f"tcp://{listening.ip}:{listening.port}"
 
-    def check(self, digests: list[str] | None, status: str = "completed") -> ledger.Record:
+    def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.Record:
         """What must hold of every run that was disturbed: returns the ledger's last record."""
         end = self.records()[-1]
         assert end["kind"] == "end"

@@ -20,9 +20,9 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-from idletrain.observe import draw
+from idletrain.observe import charts
+from idletrain.observe.status import View, view_of
 from idletrain.observe.summary import summarise
-from idletrain.observe.view import View, view_of
 
 from .helpers import Control, Run, until
 
@@ -86,13 +86,13 @@ def expected(view: View) -> dict[str, str]:
     return {
         "status": view["status"],
         "rounds": str(view["rounds"]),
-        "accuracy": draw.fixed(view["accuracy"]),
-        "loss": draw.fixed(view["loss"]),
-        "goodput": draw.percent(view["goodput"]),
+        "accuracy": charts.fixed(view["accuracy"]),
+        "loss": charts.fixed(view["loss"]),
+        "goodput": charts.percent(view["goodput"]),
         "preemptions": str(view["preemptions"]["notice"] + view["preemptions"]["kill"]),
-        "lost_steps": draw.number(view["lost_steps"]),
-        "local_steps": draw.number(view["local_steps"]),
-        "bytes_per_second": draw.size(view["bytes_per_second"]) + "/s",
+        "lost_steps": charts.number(view["lost_steps"]),
+        "local_steps": charts.number(view["local_steps"]),
+        "bytes_per_second": charts.size(view["bytes_per_second"]) + "/s",
         "spent_usd": "-",
     }
 

@@ -26,11 +26,12 @@ from distributed.core import rpc
 from distributed.security import Security
 from rehearsal import Sandbox
 
-from idletrain import spot
-from idletrain.fleet import certificates, record, requests
-from idletrain.fleet.aws import Account
+from idletrain.cloud import launcher, record
+from idletrain.cloud.aws import requests
+from idletrain.cloud.aws.account import Account
+from idletrain.cluster import certificates
 from idletrain.job import Job, parse_job
-from idletrain.rounds import mirror
+from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
 from .helpers import PATIENCE_SECONDS, train_alone, until
@@ -71,7 +72,7 @@ class Launcher:
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        mirror.tail(self.prefix, "events.jsonl", lambda lines: found.extend(map(json.loads, lines.splitlines())))
+        s3_mirror.tail(self.prefix, "events.jsonl", lambda lines: found.extend(map(json.loads, lines.splitlines())))
         return [event for event in found if kind in ("", event["kind"])]
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
@@ -297,14 +298,14 @@ def launch_until(step: str, cache: Path) -> Job:
     pid = os.fork()
     if not pid:
         account = Account()
-        plan = spot.make_plan(job, account, cache)
+        plan = launcher.make_plan(job, account, cache)
 
         def reached(name: str) -> None:
             if name == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{job.name}", account.s3)
-        spot.start(plan, account, prefix, image="idletrain", resume=False, reached=reached)
+        launcher.start(plan, account, prefix, image="idletrain", resume=False, reached=reached)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     return job

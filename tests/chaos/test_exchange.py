@@ -13,9 +13,10 @@ import torch
 
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.codec import ROW_BYTES
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.messages import LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.prepare import from_settings
-from idletrain.rounds import coding, recovery
+from idletrain.rounds.durable import recovery
+from idletrain.worker import encoding
 
 from .helpers import Cluster, Control, Run, ask_store, train_alone, until
 
@@ -39,12 +40,12 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
     lease = run.lease_id(leased)
     program = from_settings(run.job.model, run.job.data, run.job.training).program
     subnet = program.subnets(0, run.records("epoch")[0]["shares"])[lease.subnet]  # salvage: by the measured speeds
-    codec = coding.codec(program, subnet, "push")
+    codec = encoding.codec(program, subnet, "push")
     assert codec
 
     async def send_half(client: StoreClient) -> Reply:
         _, flat = await client.pull(lease)
-        content = coding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
+        content = encoding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
         header = PushHeader(lease, 20, 2.5, 0)
         half = (codec.first_row + codec.nbytes) // 2
         replies = {
@@ -78,14 +79,14 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     lease, held = run.lease_id(leased), run.workers()[leased["worker"]]
     program = from_settings(run.job.model, run.job.data, run.job.training).program
     subnet = program.subnets(0, run.records("epoch")[0]["shares"])[lease.subnet]  # salvage: by the measured speeds
-    codec = coding.codec(program, subnet, "push")
+    codec = encoding.codec(program, subnet, "push")
     assert codec
     header, half = PushHeader(lease, 20, 2.5, 0), (codec.first_row + codec.nbytes) // 2
     contents: list[torch.Tensor] = []
 
     async def send_half(client: StoreClient) -> Reply:
         _, flat = await client.pull(lease)
-        contents.append(coding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease))
+        contents.append(encoding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease))
         return await client.part(header, 0, contents[0][:half])
 
     async def send_rest(client: StoreClient) -> tuple[Reply, int, Reply]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from idletrain.rounds import ledger
+from idletrain.rounds.durable import write_ahead_log
 
 from .helpers import Cluster, Control, Run, gone, until
 
@@ -184,5 +184,5 @@ def test_flipped_bits(
     assert older.parent.name < newest.parent.name
     leased = [e for e in run.events()[seen:] if e["kind"] == "leased" and e["round"] == 3]
     assert {e["subnet"] for e in leased} == {first["subnet"]}, "the damaged update, and only it, is trained again"
-    end = ledger.read(run.dir / "ledger").records[-1]
+    end = write_ahead_log.read(run.dir / "ledger").records[-1]
     assert end["params_sha256"] == undisturbed()[6]

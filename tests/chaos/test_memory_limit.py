@@ -17,13 +17,13 @@ STEP = """
 import hashlib, os, sys, torch, torch._dynamo  # which torch's checkpoint would import
 from pathlib import Path
 from torch import nn
-from idletrain.nn.outofcore.disk import DiskSwap
-from idletrain.nn.outofcore.execute import Executor
-from idletrain.nn.outofcore.resident import release_freed_memory
-from idletrain.nn.outofcore.measure import measure
-from idletrain.nn.outofcore.plan import make_plan
-from idletrain.nn.outofcore.profile import Profile
-from idletrain.nn.outofcore.units import Piece
+from idletrain.nn.outofcore.executing.disk import DiskSwap
+from idletrain.nn.outofcore.executing.execute import Executor
+from idletrain.nn.outofcore.executing.resident import release_freed_memory
+from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.planning.plan import make_plan
+from idletrain.nn.outofcore.planning.profile import Profile
+from idletrain.nn.units import Piece
 
 how, group, scratch, room = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 torch.set_num_threads(1)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from idletrain.job import parse_job
-from idletrain.nn.outofcore.disk import in_memory
-from idletrain.nn.outofcore.foresee import Foresight
-from idletrain.nn.outofcore.plan import least_bytes
+from idletrain.nn.outofcore.executing.disk import in_memory
+from idletrain.nn.outofcore.executing.requirements import Foresight
+from idletrain.nn.outofcore.planning.plan import least_bytes
 from idletrain.nn.prepare import from_settings
 
 from .helpers import Control, Run, job_tree, train_alone, until

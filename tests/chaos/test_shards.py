@@ -38,7 +38,7 @@ def wide_job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def sections(sampler: Any = SIMHASH, rounds: int = 3, **model: Any) -> dict[str, Any]:
         args = {"features": 90, "hidden": 16, "labels": 60, "sampler": sampler}
         return {
-            "model": {"factory": "idletrain.nn.wide:wide", "args": args, **model},
+            "model": {"factory": "idletrain.nn.wide.models:wide", "args": args, **model},
             "data": {"name": None, "train": str(tmp_path / "train.txt"), "test": str(tmp_path / "test.txt")},
             "training": {
                 "subnets": 3,

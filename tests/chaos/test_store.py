@@ -15,7 +15,7 @@ from distributed import Client
 from torch import Tensor
 
 from idletrain.exchange.client import StoreClient
-from idletrain.exchange.wire import LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.messages import LeaseId, PushHeader, Reply, checksum
 
 from .helpers import Cluster, Control, Run, ask_store, until
 

@@ -196,9 +196,9 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.rounds.attempt.BEATS", 1e-3).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.worker.attempt.BEATS", 1e-3).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
-from idletrain.cli import main
+from idletrain.cli.main import main
 
 main()
 """
@@ -278,7 +278,7 @@ async def work():
 asyncio.run(work())
 """
 OURS = """
-from idletrain.cli import main
+from idletrain.cli.main import main
 
 main()
 """

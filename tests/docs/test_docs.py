@@ -23,7 +23,7 @@ import pytest
 import typer
 import yaml
 
-from idletrain.cli import app
+from idletrain.cli.main import app
 from idletrain.job import parse_job
 from idletrain.nn.prepare import from_settings
 

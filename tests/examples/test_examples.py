@@ -17,7 +17,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from idletrain.cli import app
+from idletrain.cli.main import app
 from idletrain.observe.summary import summarise
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -11,7 +11,7 @@ from distributed.core import Server
 
 from idletrain.exchange import client as module
 from idletrain.exchange.client import RESENDS, StoreClient
-from idletrain.exchange.wire import LeaseId, PushHeader, Receipt, Reply
+from idletrain.exchange.messages import LeaseId, PushHeader, Receipt, Reply
 
 HEADER = PushHeader(LeaseId("run", 1, 2, 3, 4), 9, 1.5, 0)
 

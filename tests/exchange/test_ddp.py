@@ -20,7 +20,7 @@ from idletrain.exchange.codec import Codec, K
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.ddp import Came, Exchange, Streams, codec_of, ddp_hook, parts_of
-from idletrain.nn.outofcore.phases import update_in_phases
+from idletrain.nn.outofcore.executing.phases import update_in_phases
 
 WORLD = 3
 WAIT = 60.0

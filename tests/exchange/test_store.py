@@ -15,14 +15,12 @@ from distributed.security import Security
 from numpy.typing import NDArray
 
 from idletrain.errors import RefusedError
+from idletrain.exchange.admission import FEW, SILENT_SECONDS, holder_of
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.datagram import session as session_module
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
-from idletrain.exchange.parts import Parts
-from idletrain.exchange.store import Store
-from idletrain.exchange.turns import FEW, SILENT_SECONDS, holder_of
-from idletrain.exchange.wire import (
+from idletrain.exchange.messages import (
     Bound,
     Gang,
     LeaseId,
@@ -34,6 +32,8 @@ from idletrain.exchange.wire import (
     inspect,
     inspect_values,
 )
+from idletrain.exchange.parts import Parts
+from idletrain.exchange.store import Store
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer

@@ -1,4 +1,4 @@
-"""The template passes cfn-lint, deploys, and gives roles what `fleet/policy.py` says and not a permission more.
+"""The template passes cfn-lint, deploys, and gives roles what `cloud/aws/iam.py` says and not a permission more.
 
 The cloud is moto's, in this process. It makes no bucket policies, and leaves out what a bucket's properties say of
 public access and lifecycle, and a subnet's of public addresses: these are read from the template that was deployed.
@@ -19,8 +19,8 @@ import pytest
 import yaml
 from moto import mock_aws
 
-from idletrain.fleet import policy
-from idletrain.fleet.aws import Account
+from idletrain.cloud.aws import iam
+from idletrain.cloud.aws.account import Account
 
 TEMPLATE = Path(__file__).parents[2] / "infra" / "aws" / "idletrain.yaml"
 REGION, ACCOUNT, STACK = "us-east-1", "123456789012", "idletrain"
@@ -65,9 +65,9 @@ def made(aws: boto3.Session, type_: str) -> list[str]:
     return [r["PhysicalResourceId"] for r in resources if r.get("ResourceType") == type_]
 
 
-def scope(aws: boto3.Session) -> policy.Scope:
+def scope(aws: boto3.Session) -> iam.Scope:
     (bucket,) = made(aws, "AWS::S3::Bucket")
-    return policy.Scope(account=ACCOUNT, region=REGION, bucket=bucket)
+    return iam.Scope(account=ACCOUNT, region=REGION, bucket=bucket)
 
 
 def plain(statements: list[dict[str, Any]]) -> list[str]:
@@ -109,10 +109,10 @@ def test_cfn_lint_has_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("role", "wanted"),
     [
-        (policy.HEAD, policy.head_policy),
-        (policy.NODE, policy.node_policy),
-        (policy.STARTER, policy.starter_policy),
-        (policy.SCHEDULE, policy.schedule_policy),
+        (iam.HEAD, iam.head_policy),
+        (iam.NODE, iam.node_policy),
+        (iam.STARTER, iam.starter_policy),
+        (iam.SCHEDULE, iam.schedule_policy),
     ],
 )
 def test_a_role_may_do_what_its_policy_in_the_code_says(aws: boto3.Session, role: str, wanted: Any) -> None:
@@ -121,26 +121,26 @@ def test_a_role_may_do_what_its_policy_in_the_code_says(aws: boto3.Session, role
 
 def test_the_two_managed_policies_together_are_the_launchers(aws: boto3.Session) -> None:
     statements = [s for arn in made(aws, "AWS::IAM::ManagedPolicy") for s in managed(aws, arn)]
-    assert plain(statements) == plain(policy.launcher_policy(scope(aws))["Statement"])
+    assert plain(statements) == plain(iam.launcher_policy(scope(aws))["Statement"])
 
 
 def test_each_role_is_taken_by_one_service_alone(aws: boto3.Session) -> None:
-    expected = {policy.HEAD: "ec2", policy.NODE: "ec2", policy.STARTER: "ec2", policy.SCHEDULE: "scheduler"}
+    expected = {iam.HEAD: "ec2", iam.NODE: "ec2", iam.STARTER: "ec2", iam.SCHEDULE: "scheduler"}
     roles = {role["RoleName"]: role["AssumeRolePolicyDocument"] for role in aws.client("iam").list_roles()["Roles"]}
     assert roles.keys() == expected.keys()
     for name, service in expected.items():
         (trust,) = roles[name]["Statement"]
         assert trust["Principal"] == {"Service": f"{service}.amazonaws.com"}
     # Other accounts' schedules reach the same service: it acts for this account's only.
-    assert roles[policy.SCHEDULE]["Statement"][0]["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
+    assert roles[iam.SCHEDULE]["Statement"][0]["Condition"] == {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
 
 
 def test_machines_get_their_roles_by_profiles_of_the_same_names(aws: boto3.Session) -> None:
     profiles = aws.client("iam").list_instance_profiles()["InstanceProfiles"]
     assert {p["InstanceProfileName"]: [r["RoleName"] for r in p["Roles"]] for p in profiles} == {
-        policy.HEAD: [policy.HEAD],
-        policy.NODE: [policy.NODE],
-        policy.STARTER: [policy.STARTER],
+        iam.HEAD: [iam.HEAD],
+        iam.NODE: [iam.NODE],
+        iam.STARTER: [iam.STARTER],
     }
 
 

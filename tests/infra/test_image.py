@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from idletrain.fleet.local import WORKER_ENVIRONMENT
+from idletrain.cluster.local import WORKER_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES
-from idletrain.nn.data import MapStyle
+from idletrain.nn.data.arrays import MapStyle
 from idletrain.nn.memory import need_of
 from idletrain.nn.prepare import Prepared, prepare
 

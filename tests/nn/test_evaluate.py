@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.nn.data import Arrays
+from idletrain.nn.data.arrays import Arrays
 from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.program import cross_entropy
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from idletrain.job import OptimizerSettings, TrainingSettings
+from idletrain.nn.ist.randomness import key
 from idletrain.nn.local_steps import BatchOrder, LocalSteps, learning_rate
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, named_loss, prepare
-from idletrain.nn.randomness import key
 
 SGD = {"name": "sgd", "lr": 0.1}
 MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}

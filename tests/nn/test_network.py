@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from idletrain.nn import models
-from idletrain.nn.discover import find
-from idletrain.nn.groups import to_meta, whole
+from idletrain.nn.ist.discovery import find
+from idletrain.nn.ist.groups import to_meta, whole
+from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.subnets import cut
 from idletrain.nn.network import Network
-from idletrain.nn.partition import draw
-from idletrain.nn.subnets import cut
 
 
 def network_of(module: nn.Module, slots: int) -> Network:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from test_status import launched, stamped
 from test_summary import CHURN, event, summary_of
-from test_view import launched, stamped
 
 from idletrain.observe.metrics import RunCollector
-from idletrain.observe.view import view_of
+from idletrain.observe.status import view_of
 
 BASE_UNITS = ("_total", "_ratio", "_seconds", "_bytes", "_usd", "_usd_per_hour", "_bytes_per_second")
 COUNTED = {"idletrain_workers", "idletrain_planned_rounds", "idletrain_loss"}  # of things, or of nothing

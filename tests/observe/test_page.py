@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from distributed import Scheduler
 from prometheus_client.parser import text_string_to_metric_families
+from test_status import stamped
 from test_summary import CHURN, event, summary_of
-from test_view import stamped
 
 from idletrain.observe import page as page_module
 from idletrain.observe.page import VIEW, refusal
-from idletrain.observe.view import view_of
+from idletrain.observe.status import view_of
 
 Get = Callable[..., Awaitable[tuple[int, str]]]
 

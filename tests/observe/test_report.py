@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from test_status import launched, stamped
 from test_summary import CHURN, event, started
-from test_view import launched, stamped
 
 from idletrain.observe.report import Past, page, short
 

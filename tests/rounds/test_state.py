@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.wire import LeaseId, Reply
+from idletrain.exchange.messages import LeaseId, Reply
 from idletrain.rounds import state
-from idletrain.rounds.events import (
+from idletrain.rounds.protocol import (
     Answer,
     AttemptEnded,
     Beat,

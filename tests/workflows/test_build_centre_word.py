@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from idletrain.job import load_job
-from idletrain.nn.extreme import SparseFiles
+from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import resolve
-from idletrain.nn.samplers import sampler_of
+from idletrain.nn.wide.samplers import sampler_of
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"
 NOUNS = """  1 This software and database is being provided to you

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from idletrain.nn.outofcore.profile import Link, Profile, Unit
+from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit
 
 MB = 1_000_000
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.nn import models
-from idletrain.nn.outofcore.execute import Executor
-from idletrain.nn.outofcore.measure import measure
-from idletrain.nn.outofcore.profile import Unit
-from idletrain.nn.outofcore.saved import Swap
-from idletrain.nn.outofcore.simulate import Footprint
-from idletrain.nn.outofcore.units import Piece, pieces_of
+from idletrain.nn.outofcore.executing.execute import Executor
+from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.executing.saved_tensors import Swap
+from idletrain.nn.outofcore.planning.profile import Unit
+from idletrain.nn.outofcore.planning.simulate import Footprint
+from idletrain.nn.units import Piece, pieces_of
 
 ROOMY = 1 << 40
 
@@ -131,7 +131,7 @@ class Case:
 
 def plans(case: Case, count: int, seed: int = 0) -> list[Any]:
     """Uniform plans and random ones."""
-    from idletrain.nn.outofcore.plan import legal
+    from idletrain.nn.outofcore.planning.plan import legal
 
     n = len(case.units)
     generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,92 @@
+"""How long a local step of a subnet takes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import cloudpickle
+import torch
+from distributed import Worker
+from torch import Tensor
+
+from idletrain.nn.ist.subnets import Subnet
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.nn.program import Program
+from idletrain.worker.attempt import device_for
+
+MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after one to warm up; a plan should take a second, not a minute
+FIRST_SPREAD = 0.01  # of parameters whose values do not matter
+KEY = "idletrain-fabric-work"  # among a worker's extensions
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As a local worker computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Work:
+    """A subnet whose steps are timed, with its data open and its first step done.
+
+    Attributes:
+        on_gpu: Where it is.
+    """
+
+    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int) -> None:
+        self._steps = LocalSteps(program, subnet, flat, number, 0)
+        self._samples, training = program.source.open(), program.training
+        self._order = BatchOrder(training.seed, len(self._samples), training.batch_size, training.subnets)
+        if program.output:
+            from idletrain.nn.wide import label_shards  # and with it Numba
+
+            place = label_shards.Place(0, number)
+            self._order = label_shards.open_output(program, self._steps.module, subnet, self._samples, flat, place)
+        self.on_gpu, self._next = flat.is_cuda, 0
+        self.pace(1, 0.0)
+
+    def pace(self, least: int, seconds: float) -> float:
+        """Seconds of a step, on average over at least so many and over some time."""
+        done, started = 0, time.perf_counter()
+        while done < least or time.perf_counter() - started < seconds:
+            self._steps.step(self._samples, self._order, self._next)
+            done, self._next = done + 1, self._next + 1
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / done
+
+
+def typical(program: Program) -> Subnet:
+    """A subnet where all are of one size."""
+    count = program.training.subnets
+    return program.subnets(0, (1 / count,) * count)[0]
+
+
+def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
+    """Time of one local step of a subnet on this machine."""
+    program = prepared.program
+    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+    flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
+    return Work(program, subnet, flat, number).pace(MEASURED_STEPS, MEASURED_SECONDS)
+
+
+def opened(worker: Worker, content: bytes) -> None:
+    """Get a pickled program's typical subnet ready on a worker, on the device that a run would use."""
+    program: Program = cloudpickle.loads(content)
+    subnet = typical(program)
+    flat = torch.zeros(program.buffer_size(subnet, travelling=False), device=device_for(program))
+    flat[: subnet.parameters].normal_(std=FIRST_SPREAD, generator=torch.Generator(flat.device).manual_seed(0))
+    worker.extensions[KEY] = Work(program, subnet, flat, 0)
+
+
+def closed(worker: Worker) -> None:
+    """Forget it, if there is any."""
+    worker.extensions.pop(KEY, None)

@@ -1,0 +1,313 @@
+"""`idletrain schedule`: reads arguments, checks all of them before anything is written, and prints."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+from zoneinfo import ZoneInfo
+
+import typer
+
+from idletrain.errors import IdletrainError, JobError
+
+if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
+    from idletrain.job import Job
+    from idletrain.schedules.cron import Execution, Schedule
+    from idletrain.schedules.store import Book
+
+LAST_SHOWN = 3
+MINUTES_FROM = 120.0  # seconds: what took longer is told in minutes
+PROGRAM = (sys.executable, "-m", "idletrain")
+app = typer.Typer(no_args_is_help=True, help="Run jobs again and again, at set times.")
+
+
+class Cloud(enum.StrEnum):
+    """Where a scheduled run's nodes come from."""
+
+    local = "local"
+    sandbox = "sandbox"
+    aws = "aws"
+
+
+class On(enum.StrEnum):
+    """What starts a scheduled run."""
+
+    crontab = "crontab"
+    systemd = "systemd"
+    loop = "loop"
+    aws = "aws"
+
+
+class IfRunning(enum.StrEnum):
+    """What happens to a run whose predecessor still goes on."""
+
+    skip = "skip"
+    queue = "queue"
+
+
+class Trigger(Protocol):
+    """Something on this machine that runs a command at given minutes of every hour."""
+
+    def fault(self) -> str | None: ...
+    def install(self, name: str, minutes: Sequence[int], command: Sequence[str]) -> None: ...
+    def remove(self, name: str) -> None: ...
+
+
+Name = Annotated[str, typer.Argument(help="The schedule's name.", show_default=False)]
+Directory = Annotated[
+    Path | None, typer.Option(help="Where schedules are kept.", show_default="~/.config/idletrain/schedules")
+]
+
+
+@app.command()
+def add(
+    name: Name,
+    job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
+    cron: Annotated[str, typer.Option(help="minute hour day-of-month month day-of-week.", show_default=False)],
+    tz: Annotated[str | None, typer.Option(help="The times' zone (Europe/Paris); the machine's otherwise.")] = None,
+    cloud: Annotated[Cloud | None, typer.Option(help="Where nodes come from; local, or aws with --on aws.")] = None,
+    on: Annotated[On | None, typer.Option(help="What starts the runs; crontab if there is one.")] = None,
+    if_running: Annotated[IfRunning, typer.Option(help="What if the run before goes on.")] = IfRunning.skip,
+    directory: Directory = None,
+) -> None:
+    """Run a job at set times, such as --cron "0 2 * * *" --tz Europe/Paris for every night at two."""
+    from idletrain.schedules import cron as times
+    from idletrain.schedules.execute import machine_zone, utc_now
+
+    book = _book(directory)
+    faults: list[str] = []
+    where = on or _default_trigger(faults)
+    asked = times.Schedule(
+        name=name,
+        cron=cron,
+        tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
+        job=str(job.absolute()),
+        directory=str(Path.cwd()),
+        cloud=(cloud or (Cloud.aws if on is On.aws else Cloud.local)).value,
+        on=where.value,
+        if_running=if_running.value,
+        created=utc_now(),
+    )
+    settings = _checked(asked, book, faults)
+    book.add(asked)
+    try:
+        _install(asked, settings, book)
+    except BaseException:
+        with contextlib.suppress(IdletrainError):
+            _uninstall(asked, book)
+        book.remove(name)
+        raise
+    following = next(times.times(cron, asked.tz, asked.created))
+    typer.echo(f"{name}: next on {_local(following, asked)}, by {where.value}")
+    if where is On.loop:
+        typer.echo("keep `idletrain schedule run` running: it starts what is due")
+    if where is On.systemd:
+        typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
+
+
+@app.command(name="list")
+def list_(directory: Directory = None) -> None:
+    """Show the schedules, when each is next due, and what came of its last runs."""
+    from idletrain.schedules.cron import times
+    from idletrain.schedules.execute import utc_now
+
+    book = _book(directory)
+    for name in book.names():
+        asked = book.get(name)
+        try:
+            last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+        except IdletrainError as error:  # an account out of reach hides no other schedule
+            last = [f"unknown: {error}"]
+        following = next(times(asked.cron, asked.tz, utc_now()))
+        typer.echo(f"{name}: {asked.cron} {asked.tz}, {asked.cloud} nodes, started by {asked.on}")
+        typer.echo(f"  job   {asked.job}")
+        typer.echo(f"  next  {_local(following, asked)}")
+        for label, told in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
+            typer.echo(f"  {label:<5} {told}")
+    if not book.names():
+        typer.echo("there are no schedules; `idletrain schedule add` makes one")
+
+
+@app.command()
+def remove(name: Name, directory: Directory = None) -> None:
+    """Forget a schedule and whatever started it; a run that goes on is left alone."""
+    book = _book(directory)
+    asked = book.get(name)
+    _uninstall(asked, book)
+    book.remove(name)
+    typer.echo(f"{name}: removed")
+
+
+@app.command()
+def run(
+    name: Annotated[str | None, typer.Argument(help="One schedule, now; else all, when due, for ever.")] = None,
+    if_due: Annotated[bool, typer.Option("--if-due", help="Only if a scheduled time has come or was missed.")] = False,
+    directory: Directory = None,
+) -> None:
+    """Run one schedule now; or, without a name, wait and run whatever is due."""
+    from idletrain.cluster.shutdown import on_ending
+    from idletrain.schedules.cron import result
+    from idletrain.schedules.execute import execute, serve, utc_now
+
+    book = _book(directory)
+    if name is None:
+        stop = threading.Event()
+        typer.echo(f"{len(book.names())} schedules in {book.directory}; Ctrl-C ends this and what it started")
+        with on_ending(stop.set):
+            serve(book, lambda due: _command(due, book), stop)
+        return
+    if not if_due:
+        book.get(name)
+        typer.echo(f"{name}: runs now; its output goes to {book.path(name, 'log')}")
+    done = execute(book, name, PROGRAM, utc_now(), if_due=if_due)
+    if done is None:
+        return
+    asked = book.get(name) if name in book.names() else None
+    typer.echo(f"{name}: {done.run}: {result(done, running=False)}")
+    if done.exit_code:
+        typer.echo(f"its output is in {book.path(name, 'log')}" if asked else "its schedule was removed meanwhile")
+        raise typer.Exit(done.exit_code)
+    if done.note and not if_due:
+        raise typer.Exit(1)
+
+
+def _checked(asked: Schedule, book: Book, faults: list[str]) -> Job:
+    """The schedule's job, if nothing is wrong with either.
+
+    Raises:
+        JobError: something is; with all that is.
+    """
+    from idletrain.job import NO_IMAGE, load_job
+    from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
+
+    faults += [f for f in (name_fault(asked.name), cron_fault(asked.cron), zone_fault(asked.tz)) if f]
+    if asked.name in book.names():
+        faults.append(f"NAME: there is a schedule {asked.name}; remove it first, or choose another name")
+    job = None
+    try:
+        job = load_job(Path(asked.job))
+    except JobError as error:
+        faults += error.faults
+    if asked.on == On.aws:
+        from idletrain.schedules import eventbridge
+
+        faults += eventbridge.faults(asked, job.cloud.image if job else "unknown")
+    else:
+        if asked.cloud == Cloud.aws and job and job.cloud.image is None:
+            faults.append(NO_IMAGE)
+        if asked.on != On.loop and (fault := _triggers()[asked.on].fault()):
+            faults.append(fault)
+    if faults or job is None:
+        raise JobError(faults)
+    return job
+
+
+def _install(asked: Schedule, job: Job, book: Book) -> None:
+    from idletrain.schedules.cron import wake_minutes
+
+    if asked.on == On.aws:
+        from importlib.metadata import version
+
+        from idletrain.cloud.aws.account import Account
+        from idletrain.schedules import aws_resources
+
+        book.path(asked.name, "job").write_text(json.dumps(job.as_tree()))  # what runs there from now on
+        aws_resources.install(Account(job.cloud.region), asked, job, _packed(job), version("idletrain"))
+    elif asked.on != On.loop:
+        _triggers()[asked.on].install(asked.name, wake_minutes(asked.cron), _command(asked.name, book))
+
+
+def _uninstall(asked: Schedule, book: Book) -> None:
+    if asked.on == On.aws:
+        from idletrain.cloud.aws.account import Account
+        from idletrain.schedules import aws_resources
+
+        job = _job_there(asked, book)
+        aws_resources.remove(Account(job.cloud.region), asked.name, job)
+    elif asked.on != On.loop:
+        _triggers()[asked.on].remove(asked.name)
+
+
+def _packed(job: Job) -> bytes | None:
+    """The user's own code, if the job brings any."""
+    if job.workdir is None:
+        return None
+    from idletrain.cloud.workdir import pack
+
+    return pack(Path(job.workdir))
+
+
+def _job_there(asked: Schedule, book: Book) -> Job:
+    """The job that a schedule on AWS was added with."""
+    from idletrain.job import Job
+
+    return Job.model_validate_json(book.path(asked.name, "job").read_text())
+
+
+def _triggers() -> dict[str, Trigger]:
+    from idletrain.schedules import crontab
+    from idletrain.schedules.systemd import Timers
+
+    return {On.crontab: crontab, On.systemd: Timers(_config_home() / "systemd" / "user")}
+
+
+def _default_trigger(faults: list[str]) -> On:
+    """What can start runs on this machine; tells of a fault where nothing can."""
+    for on, trigger in _triggers().items():
+        if trigger.fault() is None:
+            return On(on)
+    faults.append("--on: there is neither cron nor systemd for you here; use --on loop")
+    return On.loop
+
+
+def _command(name: str, book: Book) -> list[str]:
+    """What crontab, systemd and the loop call; all absolute, for they know nothing of where it was added."""
+    return [*PROGRAM, "schedule", "run", name, "--if-due", "--directory", str(book.directory)]
+
+
+def _book(directory: Path | None) -> Book:
+    from idletrain.schedules.store import Book
+
+    return Book(directory or _config_home() / "idletrain" / "schedules")
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+
+
+def _local(at: datetime, asked: Schedule) -> str:
+    return f"{at.astimezone(ZoneInfo(asked.tz)):%Y-%m-%d %H:%M}"
+
+
+def _last(asked: Schedule, book: Book) -> list[tuple[Execution, bool]]:
+    """A schedule's last executions, and whether each goes on."""
+    from idletrain.schedules.execute import running
+
+    if asked.on == On.aws:
+        from idletrain.cloud.aws.account import Account
+        from idletrain.schedules import aws_resources
+
+        job = _job_there(asked, book)
+        return aws_resources.history(Account(job.cloud.region), asked.name, job, LAST_SHOWN)
+    history, held = book.history(asked.name), running(book, asked.name)
+    newest = next((e for e in reversed(history) if e.started), None)
+    return [(e, held and e is newest) for e in history[-LAST_SHOWN:]]
+
+
+def _told(execution: Execution, asked: Schedule, running: bool) -> str:
+    from idletrain.schedules.cron import result
+
+    took = ""
+    if execution.started and execution.ended:
+        seconds = (execution.ended - execution.started).total_seconds()
+        took = f" in {seconds:.0f} s" if seconds < MINUTES_FROM else f" in {seconds / 60:.0f} min"
+    return f"{_local(execution.due, asked)} {result(execution, running=running)}{took}"

@@ -1,0 +1,1 @@
+"""Runs on a cloud's machines: started, kept at their number, and taken down."""

@@ -1,0 +1,1 @@
+"""AWS: its account, prices and machines; what its requests say and its answers mean."""

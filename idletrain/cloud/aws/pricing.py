@@ -1,0 +1,281 @@
+"""What there is and what it costs now: a region's types, zones and prices, fetched at once and kept on disk a while.
+
+Clients are handed in. On-demand prices are estimated from a dated table where the price list cannot be had, and say so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+
+from idletrain.cloud.aws import instance_types
+from idletrain.cloud.aws.instance_types import ARCHITECTURE, GIB, InstanceType, Market, Need, Offer
+from idletrain.errors import JobError
+from idletrain.storage import write_whole
+
+logger = logging.getLogger(__name__)
+PRICING_REGION = "us-east-1"  # one of the few regions where the price list is served
+TYPES_SECONDS = 7 * 86400.0
+OFFERINGS_SECONDS = 86400.0  # a type comes to a zone now and then
+SPOT_SECONDS = 600.0  # spot prices move by the hour
+ON_DEMAND_SECONDS = 7 * 86400.0
+MOST_ROWS = 1000  # of a page, where EC2 leaves the choice
+# USD an hour, Linux, us-east-1, June 2025, fitted to the list prices of c7i, m7i, r7i (the same within 3 %), c7g and
+# r7g, x2idn; families with local disks or faster networks cost up to 30 % more, other regions up to 50 %.
+ESTIMATED = "June 2025"
+VCPU_RATE, VCPU_RATE_ARM = 0.0375, 0.0305
+GIB_RATE, GIB_RATE_ARM, GIB_RATE_LARGE = 0.0036, 0.0029, 0.0045  # the last for the x and u families
+GPU_RATES = {  # for one of its GPUs, above what its processors and RAM come to
+    "g4dn": 0.32,
+    "g5": 0.80,
+    "g6": 0.60,
+    "g6e": 1.60,
+    "p4d": 1.80,
+    "p4de": 2.50,
+    "p5": 5.10,
+}
+
+SpotPrices = dict[tuple[str, str], float]
+
+
+class Cache:
+    """Answers on disk, each as old as its reader allows.
+
+    Args:
+        folder: Where; made if it is not there.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._folder, self._clock = folder, clock
+
+    def get(self, client: Any, name: str, region: str, max_age_seconds: float, fetch: Callable[[], Any]) -> Any:
+        """A kept answer, or a new one; a damaged file counts as absent, and an empty answer is not kept.
+
+        Args:
+            client: Whose answer it is: another endpoint is another cloud.
+            name: What is asked for.
+            region: The region that the answer is about.
+            max_age_seconds: How old it may be.
+            fetch: Gives the answer as JSON values.
+        """
+        host = urlsplit(client.meta.endpoint_url).hostname
+        path = self._folder / f"{name}.{region}.{host}.json"
+        kept = _read(path)
+        if kept is not None and 0 <= self._clock() - kept["at"] <= max_age_seconds:
+            return kept["answer"]
+        answer = fetch()
+        if not answer:
+            return answer
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps({"at": self._clock(), "answer": answer}).encode())
+        except OSError as error:
+            logger.warning("%s cannot be kept (%s); it will be fetched again", path, error.strerror)
+        return answer
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        kept = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    sound = isinstance(kept, dict) and isinstance(kept.get("at"), int | float) and "answer" in kept
+    return kept if sound else None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A region's market at one time.
+
+    Attributes:
+        types: By name.
+        offerings: Zones by type.
+        spot_prices: USD an hour by type and zone.
+        on_demand_prices: USD an hour by type.
+        estimate: Whether on-demand prices come from our table.
+    """
+
+    types: Mapping[str, InstanceType]
+    offerings: Mapping[str, Collection[str]]
+    spot_prices: Mapping[tuple[str, str], float]
+    on_demand_prices: Mapping[str, float]
+    estimate: bool
+
+    def offers(
+        self, need: Need, market: Market, max_price: float | None = None, zones: Collection[str] | None = None
+    ) -> tuple[Offer, ...]:
+        """All that can serve a need, the cheapest slot first.
+
+        Args:
+            need: What one subnet needs.
+            market: Spot or on-demand.
+            max_price: USD an hour that one machine may cost.
+            zones: Those that the run can use; all if None.
+
+        Raises:
+            JobError: there is nothing; with the nearest.
+        """
+        offerings = {
+            name: [zone for zone in offered if zones is None or zone in zones]
+            for name, offered in self.offerings.items()
+        }
+        types = self.types.values()
+        any_price = instance_types.rank(types, offerings, self.spot_prices, self.on_demand_prices, need, market)
+        offers = tuple(o for o in any_price if max_price is None or o.usd_per_hour <= max_price)
+        if not offers:
+            priced = {name for name, _ in self.spot_prices} if market == "spot" else self.on_demand_prices
+            raise JobError(instance_types.refusal([t for t in types if t.name in priced], any_price, need, market))
+        return offers
+
+
+def fetch(ec2: Any, pricing: Any, cache: Cache) -> Snapshot:
+    """A region's market, everything asked for at the same time.
+
+    Args:
+        ec2: An EC2 client of the region.
+        pricing: A client of the price list (in PRICING_REGION), or None for estimates.
+        cache: Where answers are kept.
+    """
+    with ThreadPoolExecutor(4, thread_name_prefix="market") as threads:
+        found = threads.submit(types, ec2, cache)
+        zones = threads.submit(offerings, ec2, cache)
+        spot = threads.submit(spot_prices, ec2, cache)
+        listed = threads.submit(on_demand_prices, pricing, ec2.meta.region_name, cache)
+        known = {type_.name: type_ for type_ in found.result()}
+        on_demand = listed.result()
+        estimates = {name: price for name, type_ in known.items() if (price := estimate(type_)) is not None}
+        return Snapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
+
+
+def types(ec2: Any, cache: Cache) -> list[InstanceType]:
+    """The region's catalogue, without what can never serve: it halves the pages."""
+    filters = [
+        {"Name": "processor-info.supported-architecture", "Values": [ARCHITECTURE]},
+        {"Name": "bare-metal", "Values": ["false"]},
+    ]
+
+    def ask() -> list[dict[str, Any]]:
+        pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
+        return [asdict(instance_types.parse_type(item)) for page in pages for item in page["InstanceTypes"]]
+
+    # Another set of fields is another name: a newer version does not read what an older one left.
+    name = f"types-{zlib.crc32(' '.join(InstanceType.__slots__).encode()):08x}"
+    return [InstanceType(**fields) for fields in cache.get(ec2, name, ec2.meta.region_name, TYPES_SECONDS, ask)]
+
+
+def offerings(ec2: Any, cache: Cache) -> dict[str, list[str]]:
+    """Zones by type, in order."""
+
+    def ask() -> dict[str, list[str]]:
+        paginator = ec2.get_paginator("describe_instance_type_offerings")
+        pages = paginator.paginate(LocationType="availability-zone", PaginationConfig={"PageSize": MOST_ROWS})
+        zones: dict[str, list[str]] = {}
+        for page in pages:
+            for item in page["InstanceTypeOfferings"]:
+                zones.setdefault(item["InstanceType"], []).append(item["Location"])
+        return {name: sorted(offered) for name, offered in sorted(zones.items())}
+
+    answer: dict[str, list[str]] = cache.get(ec2, "offerings", ec2.meta.region_name, OFFERINGS_SECONDS, ask)
+    return answer
+
+
+def spot_prices(ec2: Any, cache: Cache) -> SpotPrices:
+    """The present spot price of every pool, USD an hour."""
+
+    def ask() -> list[tuple[str, str, float]]:
+        paginator = ec2.get_paginator("describe_spot_price_history")
+        pages = paginator.paginate(
+            StartTime=datetime.datetime.now(datetime.UTC),
+            ProductDescriptions=["Linux/UNIX"],
+            PaginationConfig={"PageSize": MOST_ROWS},
+        )
+        return _newest(row for page in pages for row in page["SpotPriceHistory"])
+
+    rows = cache.get(ec2, "spot", ec2.meta.region_name, SPOT_SECONDS, ask)
+    return {(name, zone): price for name, zone, price in rows}
+
+
+def spot_prices_of(ec2: Any, names: Collection[str]) -> SpotPrices:
+    """The present spot prices of a few types, USD an hour; one call for up to 300."""
+    answer = ec2.describe_spot_price_history(
+        StartTime=datetime.datetime.now(datetime.UTC), ProductDescriptions=["Linux/UNIX"], InstanceTypes=sorted(names)
+    )
+    return {(name, zone): price for name, zone, price in _newest(answer["SpotPriceHistory"])}
+
+
+def _newest(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
+    newest: dict[tuple[str, str], tuple[datetime.datetime, float]] = {}
+    for row in rows:
+        pool, price = (row["InstanceType"], row["AvailabilityZone"]), (row["Timestamp"], float(row["SpotPrice"]))
+        if pool not in newest or price[0] > newest[pool][0]:
+            newest[pool] = price
+    return [(*pool, price) for pool, (_, price) in sorted(newest.items())]
+
+
+def on_demand_prices(pricing: Any, region: str, cache: Cache) -> dict[str, float] | None:
+    """On-demand prices by type, USD an hour; None where the price list cannot be had.
+
+    Args:
+        pricing: A client of the price list, or None.
+        region: The region to look up.
+        cache: Where answers are kept.
+    """
+    if pricing is None:
+        return None
+    asked = {
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in asked.items()]
+
+    def ask() -> dict[str, float]:
+        pages = pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters)
+        products = (json.loads(text) for page in pages for text in page["PriceList"])
+        return dict(sorted(filter(None, map(_listed_price, products))))
+
+    try:
+        prices: dict[str, float] = cache.get(pricing, "on-demand", region, ON_DEMAND_SECONDS, ask)
+    except (BotoCoreError, ClientError, ResponseParserError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        logger.info("the price list cannot be had (%s); on-demand prices are estimates of %s", reason, ESTIMATED)
+        return None
+    return prices
+
+
+def _listed_price(product: Mapping[str, Any]) -> tuple[str, float] | None:
+    """A type and its price, of a product that is a machine paid for by the hour."""
+    name = product["product"]["attributes"].get("instanceType")
+    for term in product["terms"].get("OnDemand", {}).values():
+        for dimension in term["priceDimensions"].values():
+            price = float(dimension["pricePerUnit"].get("USD", 0))
+            if name and price > 0 and dimension["unit"] == "Hrs":
+                return name, price
+    return None
+
+
+def estimate(type_: InstanceType) -> float | None:
+    """What an hour costs on demand, more or less; None for GPUs and other accelerators that are not in the table."""
+    if type_.other_accelerators or (type_.gpus and type_.family not in GPU_RATES):
+        return None
+    arm = type_.architecture == "arm64"
+    large = type_.family[0] in "xu"
+    gib = GIB_RATE_LARGE if large else GIB_RATE_ARM if arm else GIB_RATE
+    machine = type_.vcpus * (VCPU_RATE_ARM if arm else VCPU_RATE) + type_.memory_bytes / GIB * gib
+    return round(machine + type_.gpus * GPU_RATES.get(type_.family, 0.0), 4)

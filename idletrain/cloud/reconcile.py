@@ -1,0 +1,145 @@
+"""What a run's fleet lacks: a pure function of the machines that are there, the pools that are dry and the money left.
+
+Knows no cloud and no clock. Asking again in ten seconds gives the same answer until something has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from idletrain.cloud.aws.requests import Pool
+from idletrain.observe.cost import MOST_SPARES, must_stop
+
+DRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
+LAST_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
+JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
+LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node as the cloud and the run see it.
+
+    Attributes:
+        launched_at: Unix seconds.
+        joined: Whether a worker of it ever joined.
+        workerless_since: Since when it has none, if it had.
+        leaving: It will be taken: a notice came.
+        at_risk: A rebalance recommendation came.
+    """
+
+    id: str
+    pool: Pool
+    launched_at: float
+    joined: bool = False
+    workerless_since: float | None = None
+    leaving: bool = False
+    at_risk: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the job asks for.
+
+    Attributes:
+        pools: Where nodes may come from, the best first, of both markets where the job allows both.
+    """
+
+    count: int
+    policy: Literal["spot", "on-demand", "auto"]
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Ask for machines of one market."""
+
+    pools: tuple[Pool, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Give machines back that are of no use."""
+
+    ids: tuple[str, ...]
+    why: str
+
+
+Command = Launch | Terminate
+
+
+def decide(
+    wanted: Wanted, machines: Sequence[Machine], dry: Mapping[Pool, float], may_launch: bool, now: float
+) -> tuple[Command, ...]:
+    """What to do now.
+
+    Args:
+        wanted: What the job asks for.
+        machines: Nodes that are pending or running.
+        dry: Pools without capacity, and until when they are taken to be.
+        may_launch: Whether the budget pays for more.
+        now: Unix seconds.
+    """
+    late = [m for m in machines if not m.joined and now - m.launched_at > JOIN_SECONDS]
+    lost = [m for m in machines if m.workerless_since is not None and now - m.workerless_since > LOST_SECONDS]
+    commands: list[Command] = []
+    if late:
+        commands.append(Terminate(_ids(late), f"no worker after {JOIN_SECONDS:.0f} s"))
+    if lost:
+        commands.append(Terminate(_ids(lost), "its worker is gone"))
+    useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
+    spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
+    missing = wanted.count + spares - len(useful)
+    pools = _ask(wanted, dry, now)
+    if missing > 0 and may_launch and pools:
+        commands.append(Launch(pools, missing))
+    return tuple(commands)
+
+
+def after_launch(asked: Launch, launched: int, dry: frozenset[Pool], now: float) -> dict[Pool, float]:
+    """Pools not to ask for a while; all of them where nothing came and nobody said why."""
+    named = dry if dry or launched >= asked.count else frozenset(asked.pools)
+    return dict.fromkeys(named, now + DRY_SECONDS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a run, in a state to go on from.
+
+    Attributes:
+        deadline: When its machines end by themselves; Unix seconds.
+        budget_usd: What it may cost, or None.
+        idle_seconds: How long it waits without a single worker.
+    """
+
+    deadline: float
+    budget_usd: float | None
+    idle_seconds: float
+
+
+def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) -> str:
+    """Why a run has to stop now, or nothing."""
+    if now > limits.deadline - LAST_SECONDS:
+        return "its deadline is near"
+    if must_stop(spent_usd, limits.budget_usd):
+        return f"its budget of ${limits.budget_usd:.2f} is used up"
+    if idle_seconds > limits.idle_seconds:
+        return f"no node came for {limits.idle_seconds:.0f} s"
+    return ""
+
+
+def _ask(wanted: Wanted, dry: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
+    """The pools of the market to ask: spot while there is any, on-demand for the rest where the job allows it."""
+    wet = [pool for pool in wanted.pools if dry.get(pool, now) <= now]
+    markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
+    for market in markets:
+        if pools := tuple(pool for pool in wet if pool.market == market):
+            return pools
+    return ()
+
+
+def _ids(machines: Sequence[Machine]) -> tuple[str, ...]:
+    return tuple(machine.id for machine in machines)

@@ -1,0 +1,144 @@
+"""The rehearsal cloud put together: the server, the account, the machines, and the clock that takes nodes back."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moto.ec2.models.instances import Instance
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+from werkzeug.serving import make_server
+
+from idletrain.cloud.sandbox import account, reclaims
+from idletrain.cloud.sandbox.capacity import with_limit
+from idletrain.cloud.sandbox.control import PREFIX, Control
+from idletrain.cloud.sandbox.faults import Faults
+from idletrain.cloud.sandbox.gateway import Front
+from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Estate
+from idletrain.cloud.sandbox.machines import Machines
+
+TICK_SECONDS = 0.1  # also the longest from a machine's end to its instance's; calls of EC2 are followed at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What is asked of a cloud.
+
+    Attributes:
+        memory_bytes: RAM that each machine believes to have.
+        market: How it takes spot instances back.
+        notice_seconds: From a notice to the end.
+        logs: Directory for the machines' output, or None: then it goes with the cloud.
+        port: Of the endpoint; 0 lets the system choose.
+    """
+
+    memory_bytes: int = 2 << 30
+    market: reclaims.Market = reclaims.Market()
+    notice_seconds: float = 120.0
+    logs: Path | None = None
+    port: int = 0
+
+
+class Cloud:
+    """A running cloud on loopback, until it is closed.
+
+    Args:
+        rehearsal: What is asked of it.
+    """
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._closers = contextlib.ExitStack()
+        logs = rehearsal.logs or Path(self._closers.enter_context(tempfile.TemporaryDirectory()))
+        logs.mkdir(parents=True, exist_ok=True)
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._server = make_server(
+            "127.0.0.1", rehearsal.port, self._serve, threaded=True, request_handler=_QuietHandler
+        )
+        port = self._server.server_port
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self._estate = Estate(f"127.{port >> 8}.{port & 255}.")
+        self._machines = Machines(self.endpoint, rehearsal.memory_bytes, logs)
+        faults = Faults()
+        self._front = Front(self._estate, faults, logs, self._wake.set)
+        self._control = Control(self._estate, self._machines, faults, self._front.calls, self._wake.set)
+        self._market, self._notice_seconds = rehearsal.market, rehearsal.notice_seconds
+        self._started = time.monotonic()
+        account.furnish()
+        self._threads = [threading.Thread(target=self._server.serve_forever, args=(TICK_SECONDS,), daemon=True)]
+        self._threads.append(threading.Thread(target=self._follow_time, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Kill all machines and stop serving."""
+        self._closing.set()
+        self._wake.set()
+        self._server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._machines.close()
+        self._server.server_close()
+        self._closers.close()
+
+    def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        inside = environ["PATH_INFO"].startswith(PREFIX)
+        return (self._control if inside else self._front)(environ, start_response)
+
+    def _follow_time(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+            self._tick()
+
+    def _tick(self) -> None:
+        """Bring instances in line with time, and machines in line with instances."""
+        estate, machines = self._estate, self._machines
+        with estate.lock:
+            for instance, reason in list(estate.due(time.time())):
+                estate.end(instance, reason)
+            ended = machines.ended()
+            for instance in estate.running():
+                if instance.id in ended:
+                    estate.end(instance, SHUTDOWN_REASON)
+            self._take_back()
+            estate.forget_the_ended()
+            running = estate.running()
+        machines.keep_only({instance.id for instance in running})
+        booted = machines.running()
+        for instance in running:
+            if instance.id not in booted:
+                self._boot(instance)
+
+    def _boot(self, instance: Instance) -> None:
+        program = base64.b64decode(str(instance.user_data or ""))
+        try:
+            self._machines.boot(instance.id, program, functools.partial(self._estate.facts, instance))
+        except OSError as error:  # no more processes, files or memory
+            with self._estate.lock:
+                self._estate.end(instance, ("Server.InternalError", str(error)))
+
+    def _take_back(self) -> None:
+        elapsed = time.monotonic() - self._started
+        self._market, move = reclaims.advance(self._market, elapsed, self._estate.takeable())
+        if move.capacity is not None:
+            self._estate.limits = with_limit(self._estate.limits, ("spot", "*", "*"), move.capacity)
+        for taking in move.takings:
+            if taking.notice:
+                self._estate.notice(taking.instance, self._notice_seconds)
+            elif instance := self._estate.find(taking.instance):
+                self._estate.end(instance, SPOT_REASON)
+
+
+class _QuietHandler(MotoRequestHandler):
+    """Says nothing of calls that went well."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Say nothing."""

@@ -1,0 +1,216 @@
+"""What RunInstances and CreateFleet launch, and what AWS would refuse of them. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moto.core.exceptions import ServiceException
+from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
+from moto.ec2.utils import filter_iam_instance_profiles, random_fleet_id
+
+from idletrain.cloud.sandbox import prices
+from idletrain.cloud.sandbox.capacity import INSUFFICIENT, Offer, Pool, grant
+from idletrain.cloud.sandbox.instances import ACCOUNT, Estate, NoAddressError
+from idletrain.cloud.sandbox.launch_spec import USER_DATA_BYTES, Blueprint, Data, Tags, blueprint, merged, tags_of
+from idletrain.cloud.sandbox.metadata import iso
+
+MESSAGES = {
+    INSUFFICIENT: "We currently do not have sufficient {0.type} capacity in the Availability Zone you requested "
+    "({0.zone}).",
+    "SpotMaxPriceTooLow": "Your Spot request price is lower than the minimum required Spot request fulfillment price.",
+    "Unsupported": "Your requested instance type ({0.type}) is not supported in your requested Availability Zone "
+    "({0.zone}).",
+}
+Choice = tuple[Data, Blueprint, str]
+"""An override as an answer names it, what it launches, and in which subnet."""
+
+
+class NoCapacityError(Exception):
+    """RunInstances cannot be served: AWS calls that a server's error, status 500."""
+
+
+class Launcher:
+    """Launches on one request's behalf.
+
+    Args:
+        estate: The account's instances.
+        backend: moto's EC2 of the request's region.
+    """
+
+    def __init__(self, estate: Estate, backend: Any) -> None:
+        self._estate, self._backend = estate, backend
+
+    def run(self, params: Data) -> Any:
+        """RunInstances: between `MinCount` and `MaxCount` instances of one pool, as moto's reservation.
+
+        Raises:
+            NoCapacityError: no pool has so many.
+        """
+        plan = blueprint(self._template(params.get("LaunchTemplate") or {})[1], params)
+        self._check(plan)
+        offer = None
+        for subnet in self._subnets(plan):
+            offer = self._offer(plan, subnet)
+            granted = grant(int(params["MaxCount"]), [offer], self._estate.limits, self._estate.pools(), spread=False)
+            if granted.counts[0] >= int(params["MinCount"]):
+                return self._launch(plan, subnet, granted.counts[0], params.get("ClientToken"))
+        assert offer
+        message = MESSAGES[offer.fault or INSUFFICIENT].format(offer.pool)
+        if offer.fault:
+            raise EC2ClientError(offer.fault, message)
+        raise NoCapacityError(message)
+
+    def fleet(self, params: Data) -> dict[str, Any]:
+        """CreateFleet: what was launched and what was not, which may both be something."""
+        if params.get("Type") != "instant":
+            raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud has fleets of type instant only")
+        tags = tags_of(params.get("TagSpecifications"))
+        id_ = random_fleet_id()
+        target = params["TargetCapacitySpecification"]
+        instances: list[dict[str, Any]] = []
+        errors: list[dict[str, Any]] = []
+        shares = [(market, count, list(self._choices(params, market, tags))) for market, count in _markets(target)]
+        for market, count, choices in shares:
+            self._fill(id_, market, count, params, choices, instances, errors)
+        self._estate.fleets[id_] = {
+            "FleetId": id_,
+            "FleetState": "active",
+            "Type": "instant",
+            "CreateTime": iso(time.time()),
+            "ClientToken": params.get("ClientToken"),
+            "TargetCapacitySpecification": target,
+            "LaunchTemplateConfigs": params["LaunchTemplateConfigs"],
+            "FulfilledCapacity": float(sum(len(item["InstanceIds"]) for item in instances)),
+            "Tags": [{"Key": key, "Value": value} for key, value in tags.get("fleet", {}).items()],
+            "region": self._backend.region_name,
+        }
+        return {"FleetId": id_, "Instances": instances, "Errors": errors}
+
+    def _choices(self, params: Data, market: str, tags: Tags) -> Iterable[Choice]:
+        """Every override of a fleet, in every subnet that it may mean."""
+        for config in params["LaunchTemplateConfigs"]:
+            specification, data = self._template(config["LaunchTemplateSpecification"])
+            for override in config.get("Overrides") or [{}]:
+                if "WeightedCapacity" in override or "InstanceRequirements" in override:
+                    raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud counts instances of named types")
+                plan = blueprint(data, override, market)
+                plan = replace(plan, tags=merged(plan.tags, tags))
+                self._check(plan)
+                described = {"LaunchTemplateSpecification": specification, "Overrides": override}
+                for subnet in self._subnets(plan):
+                    yield described, plan, subnet
+
+    def _fill(
+        self,
+        fleet: str,
+        market: str,
+        count: int,
+        params: Data,
+        choices: Sequence[Choice],
+        instances: list[dict[str, Any]],
+        errors: list[dict[str, Any]],
+    ) -> None:
+        """Launch one market's share of a fleet."""
+        options = params.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
+        spread = options.get("AllocationStrategy", "lowest-price") not in ("lowest-price", "lowestPrice")
+        offers = [self._offer(plan, subnet) for _, plan, subnet in choices]
+        granted = grant(count, offers, self._estate.limits, self._estate.pools(), spread=spread)
+        for (described, plan, subnet), given in zip(choices, granted.counts, strict=True):
+            if given:
+                own = merged(plan.tags, {"instance": {"aws:ec2:fleet-id": fleet}})
+                made = self._launch(replace(plan, tags=own), subnet, given, params.get("ClientToken"))
+                ids = [instance.id for instance in made.instances]
+                item = {"InstanceIds": ids, "InstanceType": plan.type, "Lifecycle": market}
+                instances.append({**item, "LaunchTemplateAndOverrides": described})
+        for n, code in granted.errors:
+            words = {"ErrorCode": code, "ErrorMessage": MESSAGES[code].format(offers[n].pool)}
+            errors.append({**words, "LaunchTemplateAndOverrides": choices[n][0], "Lifecycle": market})
+
+    def _launch(self, plan: Blueprint, subnet: str, count: int, token: str | None) -> Any:
+        try:
+            return self._estate.launch(self._backend, plan, subnet, count, token)
+        except NoAddressError:
+            message = f"There are not enough free addresses in subnet {subnet}"
+            raise EC2ClientError("InsufficientFreeAddressesInSubnet", message) from None
+
+    def _offer(self, plan: Blueprint, subnet: str) -> Offer:
+        zone = self._backend.get_subnet(subnet).availability_zone
+        pool = Pool(plan.market, plan.type, zone)
+        machine = prices.hardware(INSTANCE_TYPES[plan.type])
+        spot = prices.spot_usd_per_hour(machine, zone)
+        price = spot if plan.market == "spot" else prices.on_demand_usd_per_hour(machine)
+        if (plan.type, zone) not in offerings(self._backend.region_name):
+            return Offer(pool, price, "Unsupported")
+        capped = plan.max_usd_per_hour is not None and plan.market == "spot" and plan.max_usd_per_hour < spot
+        return Offer(pool, price, "SpotMaxPriceTooLow" if capped else "")
+
+    def _subnets(self, plan: Blueprint) -> list[str]:
+        """Ids of the subnets that a launch may go to."""
+        if plan.subnet:
+            return [self._backend.get_subnet(plan.subnet).id]
+        default = self._backend.get_default_subnets()
+        found = [default[zone].id for zone in sorted(default) if plan.zone in ("", zone)]
+        if not found:
+            raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone: [{plan.zone}]")
+        return found
+
+    def _template(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """A launch template as an answer names it, and its data."""
+        if not asked:
+            return {}, {}
+        name, id_ = asked.get("LaunchTemplateName"), asked.get("LaunchTemplateId")
+        backend = self._backend
+        template = backend.get_launch_template(id_) if id_ else backend.get_launch_template_by_name(name)
+        version = template.get_version(asked.get("Version") or "$Default")
+        return {"LaunchTemplateId": template.id, "Version": str(version.number)}, version.data
+
+    def _check(self, plan: Blueprint) -> None:
+        """Refuse what AWS would refuse before it looks for capacity."""
+        backend = self._backend
+        if plan.type not in INSTANCE_TYPES:
+            raise EC2ClientError("InvalidParameterValue", f"Invalid value '{plan.type}' for InstanceType.")
+        if not plan.image:
+            raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
+        backend.describe_images(ami_ids=[plan.image])
+        for group in plan.groups:
+            if backend.get_security_group_from_id(group) is None:
+                raise EC2ClientError("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
+        if plan.profile:
+            try:
+                filter_iam_instance_profiles(
+                    ACCOUNT, backend.partition, plan.profile.get("Arn"), plan.profile.get("Name")
+                )
+            except ServiceException as error:
+                words = f"Invalid IAM Instance Profile: {error.message}"
+                raise EC2ClientError("InvalidParameterValue", words) from None
+        refuse_long(plan)
+
+
+@functools.cache
+def offerings(region: str) -> Mapping[tuple[str, str], prices.Hardware]:
+    """What a region's zones offer, by type and zone."""
+    items = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
+    pairs = [(item["InstanceType"], item["Location"]) for item in items if item["InstanceType"] in INSTANCE_TYPES]
+    return {(name, zone): prices.hardware(INSTANCE_TYPES[name]) for name, zone in pairs}
+
+
+def refuse_long(plan: Blueprint) -> None:
+    """Refuse user data that AWS would not take."""
+    if len(plan.program) > USER_DATA_BYTES:
+        raise EC2ClientError("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
+
+
+def _markets(target: Data) -> list[tuple[str, int]]:
+    """Instances wanted of each market."""
+    wanted = {
+        "on-demand": int(target.get("OnDemandTargetCapacity") or 0),
+        "spot": int(target.get("SpotTargetCapacity") or 0),
+    }
+    rest = int(target["TotalTargetCapacity"]) - sum(wanted.values())
+    wanted[target.get("DefaultTargetCapacityType") or "on-demand"] += max(0, rest)
+    return [(market, count) for market, count in wanted.items() if count]

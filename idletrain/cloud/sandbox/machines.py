@@ -1,0 +1,147 @@
+"""Instances as processes: each runs its real user data under a supervisor that leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from idletrain.cloud.sandbox import shims, supervisor
+from idletrain.cloud.sandbox.metadata import Facts, MetadataServer
+
+IDLE = ("sleep", "infinity")  # an instance without a program of its own just runs
+END_SECONDS = 5.0
+
+
+class Machine:
+    """A running machine.
+
+    Args:
+        instance: Its id.
+        program: Its user data.
+        ask: Says what it may know of itself.
+        endpoint: Of the cloud.
+        memory_bytes: RAM that it believes to have.
+        log: File for its output.
+    """
+
+    def __init__(
+        self, instance: str, program: bytes, ask: Callable[[], Facts], endpoint: str, memory_bytes: int, log: Path
+    ) -> None:
+        self.metadata = MetadataServer(ask)
+        directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
+        (directory / "tmp").mkdir()
+        (directory / "bin").mkdir()
+        _shim(directory / "bin" / "shutdown", "shutdown", endpoint, instance)
+        _shim(directory / "bin" / "install", "install", str(directory))
+        _shim(directory / "bin" / "docker", "docker", str(memory_bytes))
+        (directory / "user-data").write_bytes(program)
+        command = ("bash", "user-data") if program.startswith(b"#!") else IDLE
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=_environment(directory, endpoint, self.metadata.endpoint),
+                start_new_session=True,
+            )
+
+    def pids(self, family: dict[int, list[int]]) -> list[int]:
+        """Those processes of a family that are the machine's, without its supervisor."""
+        return supervisor.descendants(self._process.pid, family)
+
+    def ended(self) -> bool:
+        """Whether its program has ended, and all that it started."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Take the power away; it is gone a moment later."""
+        self.metadata.close()
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def wait(self) -> None:
+        """Wait until it is gone."""
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            for pid in (*self.pids(supervisor.family()), self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            self._process.wait()
+
+
+class Machines:
+    """All of them. One thread starts and ends them, others may look.
+
+    Args:
+        endpoint: Of the cloud.
+        memory_bytes: RAM that each believes to have.
+        logs: Directory for their output.
+    """
+
+    def __init__(self, endpoint: str, memory_bytes: int, logs: Path) -> None:
+        self._endpoint, self._memory_bytes, self._logs = endpoint, memory_bytes, logs
+        self._running: dict[str, Machine] = {}
+        self._dying: dict[str, Machine] = {}
+
+    def boot(self, instance: str, program: bytes, ask: Callable[[], Facts]) -> None:
+        """Start an instance's machine."""
+        log = self._logs / f"{instance}.log"
+        self._running[instance] = Machine(instance, program, ask, self._endpoint, self._memory_bytes, log)
+
+    def keep_only(self, instances: Collection[str]) -> None:
+        """Kill the machines of all other instances."""
+        for id_ in self._running.keys() - instances:
+            self._dying[id_] = self._running[id_]  # first: who counts processes shall find it somewhere
+            self._running.pop(id_).kill()
+        for id_ in [id_ for id_, machine in self._dying.items() if machine.ended()]:
+            del self._dying[id_]
+
+    def running(self) -> frozenset[str]:
+        """Instances whose machines were started and not killed."""
+        return frozenset(self._running)
+
+    def ended(self) -> frozenset[str]:
+        """Instances whose machines went by themselves."""
+        return frozenset(id_ for id_, machine in self._running.items() if machine.ended())
+
+    def processes(self) -> list[dict[str, Any]]:
+        """What still runs, dying machines included."""
+        family = supervisor.family()
+        machines = {id_: m for id_, m in {**self._dying, **self._running}.items() if not m.ended()}
+        return [{"instance": id_, "pids": machine.pids(family)} for id_, machine in machines.items()]
+
+    def close(self) -> None:
+        """Kill all and wait until they are gone."""
+        self.keep_only(())
+        for machine in self._dying.values():
+            machine.wait()
+
+
+def _environment(directory: Path, endpoint: str, metadata: str) -> dict[str, str]:
+    """What a machine's processes find; of ours only where programs and modules are. No credentials: those are IMDS'."""
+    inherited = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return {
+        "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(directory),
+        "TMPDIR": str(directory / "tmp"),
+        "LANG": "C.UTF-8",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
+        **inherited,
+    }
+
+
+def _shim(path: Path, *words: str) -> None:
+    command = shlex.join([sys.executable, "-I", "-S", shims.__file__, *words])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)

@@ -1,0 +1,144 @@
+"""The stock Dask scheduler in a process of its own, with its dashboard and idletrain's page there on loopback.
+
+Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
+The identity (an `identity.Identity`) comes this way because arguments and environment can be read by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tornado.web import Application, RequestHandler
+
+from idletrain.cluster.identity import Identity
+from idletrain.cluster.parent import when_parent_ends
+from idletrain.errors import RunError
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
+PORTS = 100
+
+
+@contextlib.asynccontextmanager
+async def started(
+    run_dir: Path, host: str = "127.0.0.1", port: int = 0, identity: Identity | None = None
+) -> AsyncIterator[str]:
+    """A scheduler that ends with us; yields its address.
+
+    Args:
+        run_dir: Where its log and addresses go.
+        host: The address to listen on; beyond loopback an identity is needed.
+        port: The port, or 0 for a free one.
+        identity: Certificates; nobody without the same authority can connect.
+
+    Raises:
+        RunError: it does not start.
+    """
+    with (run_dir / "scheduler.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "idletrain.cluster.dask_scheduler",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asked = {"host": host, "port": port, "identity": identity and asdict(identity)}
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    try:
+        address = (await process.stdout.readline()).decode().strip()
+        dashboard = (await process.stdout.readline()).decode().strip()
+        if not dashboard:
+            raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
+        about = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
+        (run_dir / "cluster.json").write_text(json.dumps(about))
+        yield address
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
+    """Run until the parent is gone; the address is the first line of output, the dashboard's the second."""
+    from distributed import Scheduler
+
+    from idletrain.cluster import dask_settings
+
+    dask_settings.apply()
+    dask_settings.lift_file_limit()
+    secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
+    dashboard = f"127.0.0.1:{free_port(DASHBOARD_PORT)}"
+    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
+        sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
+        sys.stdout.flush()
+        Asleep(scheduler)
+        importlib.import_module("idletrain.observe.page").add_metrics(scheduler)
+        await scheduler.finished()
+
+
+def free_port(first: int) -> int:
+    """The first port from there on that nothing on loopback listens on; 0, which is any, if all are taken."""
+    for port in range(first, first + PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    return 0
+
+
+class Asleep:
+    """Stands for Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's until one is asked for.
+
+    Their three seconds of CPU are better spent on training as long as nobody looks.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._waking = scheduler, asyncio.Lock()
+        self._asleep = Application([(r".*", _Waking, {"dashboard": self})])
+        scheduler.http_application.add_application(self._asleep)
+
+    async def wake(self) -> None:
+        """Add the pages, once."""
+        async with self._waking:
+            applications = self._scheduler.http_application.applications
+            if self._asleep not in applications:
+                return
+            pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+            page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
+            applications.remove(self._asleep)
+            pages.connect(self._scheduler.http_application, self._scheduler.http_server, self._scheduler, prefix="")
+            page.dask_setup(self._scheduler)
+
+
+class _Waking(RequestHandler):
+    def initialize(self, dashboard: Asleep) -> None:
+        self._dashboard = dashboard
+
+    async def get(self) -> None:
+        await self._dashboard.wake()
+        self.redirect(self.request.uri or "/")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle; it closes our input
+    asked = json.loads(sys.stdin.readline())
+    when_parent_ends(lambda: os._exit(0))
+    asyncio.run(serve(**asked))

@@ -1,0 +1,122 @@
+"""A fabric as one HTML file that needs nothing else: the verdict, curves, the pairs' heat map, and every table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from idletrain.fabric.analysis import compare, ddp_cost, statistics, tables
+from idletrain.fabric.analysis.compare import Difference
+from idletrain.fabric.analysis.samples import Fabric
+from idletrain.fabric.analysis.statistics import Cost
+from idletrain.observe import charts as draw
+
+COLOURS = 5  # of lines in the style sheet
+CELL, NAMES = 26, 110  # pixels of the heat map: a pair's square, and what is left for a node's name
+SPEEDS = tuple(10.0**power for power in (x / 8 for x in range(-16, 17)))  # Gbit/s, 10 Mbit/s to 100 Gbit/s
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Pairs as squares: how fast each is, as a share of the fastest."""
+
+    names: Sequence[str]
+    boxes: Sequence[tuple[draw.Box, float]]
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+        return NAMES + CELL * len(self.names)
+
+    cell, left = CELL, NAMES
+
+
+def page(fabric: Fabric) -> str:
+    """The file of one fabric."""
+    template = draw.templates().get_template("fabric.html")
+    about = fabric.about
+    return template.render(
+        title=f"{len(fabric.nodes)} nodes, {about.get('date', '')}",
+        sentence=compare.sentence(fabric),
+        faults=fabric.faults,
+        missing=fabric.missing,
+        charts=charts(fabric),
+        heats=[heat for heat in (heat_of(fabric, what) for what in ("one way", "round trip")) if heat[1].boxes],
+        tables=tables.tables(fabric),
+        about=about,
+    )
+
+
+def compared_page(names: Sequence[str], differences: Sequence[Difference]) -> str:
+    """The file of two fabrics beside each other."""
+    template = draw.templates().get_template("fabric.html")
+    return template.render(
+        title=" against ".join(names),
+        sentence=compare.overall(differences),
+        faults=(),
+        missing=(),
+        charts=(),
+        heats=(),
+        tables=[tables.compared(differences)],
+        about={},
+    )
+
+
+def heat_of(fabric: Fabric, what: str) -> tuple[str, Heat]:
+    """All pairs, of `one way` by speed, of `round trip` by how quick they are."""
+    points = {(p.source, p.target): p for p in statistics.of_kind(fabric, what)}
+    quick = {
+        pair: 1 / statistics.median(point.samples) if what == "round trip" else statistics.rate(point)
+        for pair, point in points.items()
+    }
+    best = max(quick.values(), default=1.0)
+    boxes = []
+    for (source, target), value in sorted(quick.items()):
+        told = tables.seconds_text(1 / value) if what == "round trip" else compare.rate_text(value)
+        text = f"{fabric.name(source)} to {fabric.name(target)}: {told}"
+        x, y = NAMES + CELL * target, NAMES + CELL * source
+        boxes.append((draw.Box(x, y, CELL - 2, CELL - 2, text), round(value / best, 3)))
+    return what, Heat([str(node["name"]) for node in fabric.nodes], boxes)
+
+
+def charts(fabric: Fabric) -> list[draw.Chart]:
+    """Efficiency by link speed, bus bandwidth by size, and scaling by nodes."""
+    made = [_by_speed(statistics.largest_world(statistics.costs(fabric))), _by_size(fabric), _scaling(fabric)]
+    return [chart for chart in made if chart.curves]
+
+
+def _by_speed(costs: Sequence[Cost]) -> draw.Chart:
+    """What the model says of every network, and where this fabric is enough."""
+    lines = []
+    for n, cost in enumerate(costs):
+        points = [(math.log10(s) + 2, ddp_cost.efficiency_at(cost.at_other_speeds, s * compare.GBIT)) for s in SPEEDS]
+        lines.append(draw.Line(compare.title(cost), points, n % COLOURS))
+    over = "link speed: 10 Mbit/s, then ten times as much a step"
+    return draw.chart("efficiency", over, lines, target=ddp_cost.EFFICIENT)
+
+
+def _by_size(fabric: Fabric) -> draw.Chart:
+    def lines() -> Iterator[draw.Line]:
+        bands = statistics.bandwidths(fabric)
+        keys = list(dict.fromkeys((b.of.operation, b.of.backend, b.of.nodes) for b in bands))
+        for n, key in enumerate(keys):
+            points = [
+                (math.log10(b.of.moved_bytes) - 3, b.bus / compare.GBIT)
+                for b in bands
+                if (b.of.operation, b.of.backend, b.of.nodes) == key
+            ]
+            yield draw.Line(f"{key[0]}, {key[1]}, {key[2]} nodes", points, n % COLOURS)
+
+    return draw.chart("bus bandwidth, Gbit/s", "size: 1 kB, then ten times as much a step", list(lines()))
+
+
+def _scaling(fabric: Fabric) -> draw.Chart:
+    costs = statistics.costs(fabric)
+    keys = list(dict.fromkeys(compare.title(cost) for cost in costs))
+    lines = []
+    for n, key in enumerate(keys):
+        points = [(float(c.of.nodes), c.scaling) for c in costs if compare.title(c) == key and c.scaling is not None]
+        if points:
+            lines.append(draw.Line(key, [(1.0, 1.0), *points], n % COLOURS))
+    return draw.chart("scaling efficiency", "nodes", lines)

@@ -1,0 +1,260 @@
+"""A fabric, and two beside each other, as tables: for a terminal, and the same rows for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from idletrain.fabric.analysis import compare, ddp_cost, statistics
+from idletrain.fabric.analysis.compare import Difference, rate_text
+from idletrain.fabric.analysis.samples import Fabric
+from idletrain.observe.charts import NOTHING, percent, size
+
+KINDS = (
+    ("round trip", "socket", "round trip"),
+    ("round trip", "dask", "round trip, Dask's comm layer"),
+    ("round trip", "dask tls", "round trip, Dask's comm layer, TLS"),
+    ("round trip", "pull", "round trip, idletrain: pull"),
+    ("round trip", "push", "round trip, idletrain: push"),
+    ("one way", "socket", "one way, plain sockets"),
+    ("both ways", "socket", "while as much goes back"),
+    ("flows", "socket", "several connections"),
+    ("incast", "socket", "all to one"),
+    ("one way", "dask", "Dask's comm layer"),
+    ("one way", "dask tls", "Dask's comm layer, TLS"),
+    ("one way", "pull", "idletrain: pull"),
+    ("one way", "push", "idletrain: push"),
+)
+BACKENDS = ("gloo", "nccl", "mpi")  # of torch.distributed
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: its title, its columns, and lines of texts; the first column is a name, others are figures."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds in the unit that fits."""
+    if seconds is None or math.isnan(seconds):
+        return NOTHING
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.2g} µs"
+
+
+def tables(fabric: Fabric) -> list[Rows]:
+    """Everything that there is to tell of a fabric, but for its verdict."""
+    made = (_nodes(fabric), _links(fabric), _collectives(fabric), _fits(fabric), *_training(fabric), _stencil(fabric))
+    return [rows for rows in made if rows.lines]
+
+
+def terminal(fabric: Fabric) -> RenderableType:
+    """The same for a terminal, with what is wrong and missing, and the verdict at the end."""
+    told = [Text(f"fault: {fault}", style="bold red") for fault in fabric.faults]
+    told += [Text(f"left out: {missing}", style="dim") for missing in fabric.missing]
+    return Group(*(_table(rows) for rows in tables(fabric)), *told, Text(compare.sentence(fabric), style="bold"))
+
+
+def compared_terminal(differences: Sequence[Difference]) -> RenderableType:
+    """Two fabrics beside each other."""
+    return Group(_table(compared(differences)), Text(compare.overall(differences), style="bold"))
+
+
+def compared(differences: Sequence[Difference]) -> Rows:
+    """Each figure of both, and what it comes to."""
+    lines = [
+        (
+            d.what,
+            *(_value(v, d.unit) for v in (d.first, d.second)),
+            f"{d.ratio - 1:+.1%}",
+            f"{d.low - 1:+.1%} to {d.high - 1:+.1%}",
+            f"{d.spread:.1%}",
+            d.outcome.value if d.outcome is not compare.Outcome.DIFFERENT else d.sentence.split(": ", 1)[1],
+        )
+        for d in differences
+    ]
+    return Rows("compared", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "x":
+        return f"{value:.3g} x"
+    return seconds_text(value) if unit == "s" else rate_text(value)
+
+
+def _table(rows: Rows) -> Table:
+    table = Table(title=rows.title, title_justify="left")
+    for n, column in enumerate(rows.columns):
+        table.add_column(column, justify="right" if n else "left")
+    for line in rows.lines:
+        table.add_row(*line)
+    return table
+
+
+def _nodes(fabric: Fabric) -> Rows:
+    columns = (
+        "node",
+        "address",
+        "interface",
+        "MTU",
+        "link",
+        "congestion",
+        "kernel",
+        "CPU",
+        "GPUs",
+        "GPUDirect",
+        "torch",
+        "collectives",
+        "pace",
+    )
+    lines = []
+    for node in fabric.nodes:
+        link = node.get("link_bits_per_second")
+        lines.append(
+            (
+                str(node["name"]),
+                str(node.get("address", NOTHING)),
+                str(node.get("interface", NOTHING)),
+                str(node.get("mtu") or NOTHING),
+                rate_text(link / 8) if link else NOTHING,
+                str(node.get("congestion", NOTHING)),
+                str(node.get("kernel", NOTHING)),
+                f"{node.get('cpu', NOTHING)}, {node.get('cores', NOTHING)} cores",
+                ", ".join(node.get("gpus", ())) or "none",
+                str(node.get("gpudirect", NOTHING)),
+                str(node.get("torch", NOTHING)),
+                ", ".join(backend for backend in BACKENDS if node.get(backend)) or "none",
+                seconds_text(node.get("pace_seconds")),
+            )
+        )
+    return Rows("nodes", columns, lines)
+
+
+def _links(fabric: Fabric) -> Rows:
+    lines = []
+    for what, over, title in KINDS:
+        points = statistics.of_kind(fabric, what, over)
+        if points and what == "round trip":
+            pooled = [sample for point in points for sample in point.samples]
+            slowest = max(points, key=lambda point: statistics.median(point.samples))
+            lines.append(
+                (
+                    title,
+                    seconds_text(statistics.median(pooled)),
+                    f"p99 {seconds_text(statistics.p99(pooled))}",
+                    f"{_pair(fabric, slowest.source, slowest.target)}: {seconds_text(statistics.median(slowest.samples))}",
+                    NOTHING,
+                )
+            )
+        elif points:
+            slowest = min(points, key=statistics.rate)
+            cpu = statistics.cpu_per_gb(point for point in points if point.cpu_seconds)
+            lines.append(
+                (
+                    title,
+                    rate_text(statistics.median([statistics.rate(point) for point in points])),
+                    f"{len(points)} measured",
+                    f"{_pair(fabric, slowest.source, slowest.target)}: {rate_text(statistics.rate(slowest))}",
+                    f"{cpu:.2f} s/GB" if cpu is not None else NOTHING,
+                )
+            )
+    if (link := statistics.link_rate(fabric)) is not None:
+        lines.append(("a link on the wire, headers and all", rate_text(link), "", "", NOTHING))
+    for node, share in statistics.odd_nodes(fabric):
+        lines.append(
+            (f"odd: {fabric.name(node)}", f"{share:.0%} of the others", "", "look at its cable and card", NOTHING)
+        )
+    return Rows("links", ("what", "typical", "", "slowest", "CPU, both ends"), lines)
+
+
+def _pair(fabric: Fabric, source: int, target: int) -> str:
+    return f"{fabric.name(source)} to {fabric.name(target)}"
+
+
+def _collectives(fabric: Fabric) -> Rows:
+    lines = [
+        (
+            f"{b.of.operation}, {b.of.backend}, {b.of.nodes} nodes",
+            size(b.of.moved_bytes),
+            seconds_text(b.median),
+            seconds_text(b.p99),
+            rate_text(b.algorithm),
+            rate_text(b.bus),
+            percent(b.line_share),
+        )
+        for b in statistics.bandwidths(fabric)
+    ]
+    columns = ("operation", "size", "median", "p99", "algorithm bandwidth", "bus bandwidth", "of line rate")
+    return Rows("collectives", columns, lines)
+
+
+def _fits(fabric: Fabric) -> Rows:
+    lines = [
+        (
+            f"{operation}, {backend}, {nodes} nodes",
+            f"{seconds_text(line.alpha)} ± {seconds_text(line.alpha_error)}",
+            f"{line.beta * 1e9:.3g} ± {line.beta_error * 1e9:.2g} ns",
+        )
+        for (backend, operation, nodes), line in statistics.lines(fabric).items()
+    ]
+    return Rows("fitted: t = alpha + beta * bytes", ("operation", "alpha", "beta, a byte"), lines)
+
+
+def _training(fabric: Fabric) -> tuple[Rows, Rows]:
+    costs = statistics.costs(fabric)
+    lines = [
+        (
+            compare.title(cost),
+            str(cost.of.nodes),
+            seconds_text(cost.compute),
+            seconds_text(cost.communicate),
+            seconds_text(cost.step) + ("" if cost.measured else " (computed)"),
+            seconds_text(cost.exposed),
+            percent(cost.overlap),
+            percent(cost.efficiency),
+            percent(cost.scaling),
+            f"{cost.samples_per_second:.3g}",
+        )
+        for cost in costs
+    ]
+    columns = ("network", "nodes", "compute", "exchange", "step", "exposed", "overlap", "efficiency", "scaling")
+    steps = Rows("data-parallel training", (*columns, "samples/s"), lines)
+    needs = [
+        (
+            compare.title(cost),
+            str(cost.of.nodes),
+            size(cost.of.gradient_bytes),
+            f"{1 - cost.efficiency:.0%}",
+            rate_text(cost.needed),
+        )
+        for cost in statistics.largest_world(costs)
+    ]
+    title = f"break-even: the link speed for {ddp_cost.EFFICIENT:.0%} efficiency"
+    return steps, Rows(title, ("network", "nodes", "gradient", "of a step here", "needs links of"), needs)
+
+
+def _stencil(fabric: Fabric) -> Rows:
+    lines = [
+        (
+            f"{one.scaling}, {'exchange first' if one.blocking else 'exchange hidden'}, {one.backend}",
+            str(one.nodes),
+            f"{one.cells:,}",
+            seconds_text(statistics.median(one.compute)),
+            seconds_text(statistics.median(one.halo)),
+            seconds_text(statistics.median(one.step)),
+            percent(statistics.stencil_efficiency(fabric, one)),
+        )
+        for one in fabric.stencil
+    ]
+    columns = ("scaling", "nodes", "cells", "compute", "halo", "step", "efficiency")
+    return Rows("stencil: a 3-D halo exchange with 6 neighbours", columns, lines)

@@ -1,0 +1,1 @@
+"""Measures links, collectives and training between the nodes of a cluster."""

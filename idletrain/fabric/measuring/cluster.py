@@ -1,0 +1,57 @@
+"""The cluster that is measured: one that is there, or workers on this machine for as long as that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from distributed import Client
+from distributed.security import Security
+
+from idletrain.cluster import dask_scheduler, dask_settings, local
+from idletrain.errors import RunError
+from idletrain.nn.memory import HEAD_BYTES
+from idletrain.worker.memory_limits import available_bytes
+
+JOIN_SECONDS = 60.0
+
+
+@contextlib.asynccontextmanager
+async def there(address: str) -> AsyncIterator[Client]:
+    """A client of a cluster that is there, with Dask's configured certificates."""
+    dask_settings.apply()
+    dask_settings.lift_file_limit()
+    async with Client(address, asynchronous=True, security=Security(), set_as_default=False) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def here(count: int, memory_bytes: int | None = None) -> AsyncIterator[Client]:
+    """A client of a cluster of so many worker processes on this machine, which end with it.
+
+    Raises:
+        RunError: they do not all start.
+    """
+    share = max(1, (available_bytes() - HEAD_BYTES) // count)
+    with tempfile.TemporaryDirectory(prefix="idletrain-fabric-") as folder:
+        dask_settings.apply()
+        dask_settings.lift_file_limit()
+        async with dask_scheduler.started(Path(folder)) as address:
+            fleet = local.LocalFleet(address, memory_bytes or share, Path(folder) / "logs", "fabric")
+            fleet.start(count)
+            try:
+                async with Client(address, asynchronous=True, set_as_default=False) as client:
+                    await _all_joined(client, count)
+                    yield client
+            finally:
+                await fleet.close()
+
+
+async def _all_joined(client: Client, count: int) -> None:
+    try:
+        await asyncio.wait_for(client.wait_for_workers(count), JOIN_SECONDS)
+    except TimeoutError:
+        raise RunError(f"{count} workers did not start in {JOIN_SECONDS:.0f} s; ask for fewer with --nodes") from None

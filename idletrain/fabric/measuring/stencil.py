@@ -1,0 +1,116 @@
+"""A 3-D halo exchange with up to six neighbours around a 7-point stencil: the step of a flow solver, near enough."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, distributed
+
+from idletrain.fabric.analysis.samples import Stencil
+from idletrain.fabric.measuring.presets import dims, neighbours
+from idletrain.fabric.measuring.timed_group import Company
+
+SHARE = 1 / 7  # of each of a cell's seven: the mean, which stays finite
+
+
+class Block:
+    """A node's part of the grid, with a halo of one cell around it."""
+
+    def __init__(self, company: Company, edges: tuple[int, int, int]) -> None:
+        self.edges = edges
+        self._group = company.group
+        self._cells = torch.rand([edge + 2 for edge in edges], device=company.device)
+        self._next = self._cells.clone()
+        self._neighbours = neighbours(company.rank, dims(company.nodes))
+        self._coming = {
+            (axis, side): self._face(axis, side, halo=True).clone(memory_format=torch.contiguous_format)
+            for axis, side, _ in self._neighbours
+        }
+
+    def halo(self) -> None:
+        """Send the outermost cells to the neighbours, and have theirs."""
+        self._wait(self._start())
+
+    def compute(self) -> None:
+        """One step everywhere."""
+        self._update((1, 1, 1), self.edges)
+
+    def step_blocking(self) -> None:
+        """Exchange, then compute."""
+        self.halo()
+        self.compute()
+        self._turn()
+
+    def step_overlapping(self) -> None:
+        """Compute what needs no halo while it comes, then the rest."""
+        going = self._start()
+        self._update((2, 2, 2), tuple(edge - 2 for edge in self.edges))
+        self._wait(going)
+        for axis, side in itertools.product(range(3), (-1, 1)):
+            start, count = [1, 1, 1], list(self.edges)
+            start[axis], count[axis] = (1 if side < 0 else self.edges[axis]), 1
+            self._update(tuple(start), tuple(count))
+        self._turn()
+
+    def _start(self) -> list[distributed.Work]:
+        """Put all faces on their way, both ways."""
+        sends, receives = [], []
+        for axis, side, node in self._neighbours:
+            face = self._face(axis, side, halo=False).contiguous()
+            sends.append(distributed.P2POp(distributed.isend, face, node, self._group))
+            receives.append(distributed.P2POp(distributed.irecv, self._coming[axis, side], node, self._group))
+        works: list[distributed.Work] = distributed.batch_isend_irecv(sends + receives) if sends else []
+        return works
+
+    def _wait(self, going: list[distributed.Work]) -> None:
+        for work in going:
+            work.wait()
+        for (axis, side), face in self._coming.items():
+            self._face(axis, side, halo=True).copy_(face)
+
+    def _face(self, axis: int, side: int, *, halo: bool) -> Tensor:
+        """The outermost cells on a side, or the halo's beyond them; without its edges."""
+        at = (0 if halo else 1) if side < 0 else self.edges[axis] + (1 if halo else 0)
+        inner = [slice(1, edge + 1) for edge in self.edges]
+        inner[axis] = slice(at, at + 1)
+        return self._cells[tuple(inner)]
+
+    def _update(self, start: tuple[int, ...], count: tuple[int, ...]) -> None:
+        """Cells of a box, by themselves and their six neighbours."""
+
+        def box(axis: int = 0, by: int = 0) -> tuple[slice, ...]:
+            moved = [s + by if n == axis else s for n, s in enumerate(start)]
+            return tuple(slice(s, s + c) for s, c in zip(moved, count, strict=True))
+
+        total = self._next[box()].copy_(self._cells[box()])
+        for axis, by in itertools.product(range(3), (-1, 1)):
+            total.add_(self._cells[box(axis, by)])
+        total.mul_(SHARE)
+
+    def _turn(self) -> None:
+        self._cells, self._next = self._next, self._cells
+
+
+def measure(company: Company, label: str) -> list[Stencil]:
+    """Strong and weak scaling at this number of nodes, with the exchange waited for or hidden.
+
+    Args:
+        company: The nodes.
+        label: What results call their backend.
+    """
+    edge, budget = company.preset.edge, company.preset.operation_seconds
+    cut = dims(company.nodes)
+    found = []
+    for scaling in ("strong", "weak"):
+        edges = tuple(max(3, edge // n) for n in cut) if scaling == "strong" else (edge, edge, edge)
+        block = Block(company, (edges[0], edges[1], edges[2]))
+        cells = company.nodes * edges[0] * edges[1] * edges[2]
+        compute = tuple(company.samples(block.compute, budget, least_once=True))
+        halo = tuple(company.samples(block.halo, budget, least_once=True))
+        kinds: dict[bool, Callable[[], None]] = {True: block.step_blocking, False: block.step_overlapping}
+        for blocking, step in kinds.items():
+            steps = tuple(company.samples(step, budget, least_once=True))
+            found.append(Stencil(label, scaling, blocking, company.nodes, cells, compute, halo, steps))
+    return found

@@ -1,0 +1,299 @@
+"""Cut a subnet out of the network into one flat buffer, and put flat buffers back.
+
+Letters: P parameters of a subnet, R rows of all its tensors, T tensors. A flat buffer is `[slots * P + row slots * R]`:
+all values, then the optimizer's state in the same order, so that an update moves as one contiguous piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from idletrain.nn.ist.groups import Common, Layout, TensorLayout
+from idletrain.nn.ist.partition import Mask
+
+BLOCK_ROWS = 1 << 14  # of a sum: 16 MB of an embedding of 256 numbers
+Positions = tuple[Tensor | None, ...]  # per dimension the positions a subnet has, None for all of them
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """Where a subnet's tensors lie in the network, their shapes, and how much larger their values are.
+
+    Attributes:
+        factors: For each tensor what the network's values are multiplied by in the subnet, broadcastable to its
+            shape; None for 1. A sum over a share of the neurons is so as large as the network's sum over all of them
+            (the inverse scaling of dropout), and the network computes the mean of what its subnets compute.
+        input_factors: Names of modules and what their inputs are multiplied by, where the tensor itself cannot be.
+    """
+
+    layout: Layout
+    positions: tuple[Positions, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    factors: tuple[Tensor | None, ...]
+    input_factors: tuple[tuple[str, Tensor], ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """P, the number of values in one slot."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def by_row(self) -> Subnet:
+        """The same subnet of tensors that have one value a row."""
+        positions = tuple(at[:1] for at in self.positions)
+        factors = tuple(_row_factor(f, shape) for f, shape in zip(self.factors, self.shapes, strict=True))
+        return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes), factors)
+
+    def slots(self, flat: Tensor, slots: int, row_slots: int) -> list[tuple[Subnet, Tensor]]:
+        """The slots of a flat buffer, each with its subnet, without a copy."""
+        rows = self.by_row
+        wholes = [self] * slots + [rows] * row_slots
+        pieces = torch.split(flat, [subnet.parameters for subnet in wholes])
+        return list(zip(wholes, pieces, strict=True))
+
+
+def by_row(layout: Layout) -> Layout:
+    """The layout of tensors that have one value for each row of these."""
+    tensors = (replace(t, shape=t.shape[:1], neurons=t.neurons[:1]) for t in layout.tensors)
+    return replace(layout, tensors=tuple(tensors))
+
+
+def cut(layout: Layout, members: Mask) -> Subnet:
+    """The subnet of the neurons in `members` `[neurons]`; the order of positions is kept, so reshapes still hold."""
+    has = np.append(members, True)  # index -1 (in every subnet) finds the last
+    positions = tuple(tuple(_positions(neurons, has) for neurons in t.neurons) for t in layout.tensors)
+    shapes = tuple(
+        tuple(length if at is None else len(at) for length, at in zip(t.shape, where, strict=True))
+        for t, where in zip(layout.tensors, positions, strict=True)
+    )
+    neuron_factors = _neuron_factors(layout, members)
+    factors = tuple(
+        _product(tensor, [_along(tensor, d, neuron_factors**power, has) for d, power in tensor.scaled])
+        for tensor in layout.tensors
+    )
+    named = {tensor.name: tensor for tensor in layout.tensors}
+    input_factors = tuple(
+        (layer, _along(named[c.tensor], c.dimension, neuron_factors, has).to(torch.float32))
+        for c in layout.contractions
+        for layer in c.layers
+    )
+    return Subnet(layout, positions, shapes, factors, input_factors)
+
+
+def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
+    """For every neuron how many its group has over how many of them the subnet has; 1 for index -1."""
+    factors = np.ones(len(members) + 1)
+    start = 0
+    for size in layout.sizes:
+        factors[start : start + size] = size / max(1, int(members[start : start + size].sum()))
+        start += size
+    return factors
+
+
+def _along(tensor: TensorLayout, dimension: int, neuron_factors: np.ndarray, has: Mask) -> Tensor:
+    """The factors of a subnet's positions along one dimension `[length]`, or one for all of them `[]`."""
+    neurons = tensor.neurons[dimension]
+    assert neurons is not None
+    factors = torch.from_numpy(neuron_factors[neurons[has[neurons]]])
+    return factors[0] if len(factors) and bool((factors == factors[0]).all()) else factors
+
+
+def _product(tensor: TensorLayout, along: Sequence[Tensor]) -> Tensor | None:
+    """All dimensions' factors as one tensor, rounded once; None where all are 1."""
+    result = torch.ones((), dtype=torch.float64)
+    for (dimension, _), factors in zip(tensor.scaled, along, strict=True):
+        shape = [-1 if d == dimension else 1 for d in range(len(tensor.shape))]
+        result = result * (factors.view(shape) if factors.ndim else factors)
+    return None if bool((result == 1).all()) else result.to(torch.float32)
+
+
+def _row_factor(factor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The factor of a row's mean square `[rows]` or `[]`: a gradient is as much smaller as its weight is larger."""
+    if factor is None or not factor.ndim or not shape:
+        return factor
+    squares = factor.broadcast_to(*[n if d == 0 else factor.shape[d] for d, n in enumerate(shape)]).pow(-2)
+    return squares.reshape(shape[0], -1).mean(1).rsqrt()
+
+
+def scaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
+    """Return the network's values as a subnet has them: multiplied by a power of the factor.
+
+    The power is 1 for weights and SGD's momentum, -1 for a mean of gradients, -2 for a mean of their squares. Negative
+    powers divide, so that `unscaled` undoes this bit for bit where the factor is a power of two, else to one rounding.
+    """
+    if factor is None:
+        return values
+    by = factor if abs(power) == 1 else factor.square()
+    return values * by if power > 0 else values / by
+
+
+def unscaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
+    """Return a subnet's values as the network has them."""
+    return scaled(values, factor, -power)
+
+
+class ScaledInputs:
+    """Multiply a linear or convolutional layer's inputs, channel by channel, before it runs.
+
+    Args:
+        factor: For every channel `[C]`, or one for all `[]`.
+        layer: The layer; a convolution's channels are its inputs' second dimension `[B, C, ...]`, others' the last.
+    """
+
+    def __init__(self, factor: Tensor, layer: nn.Module) -> None:
+        spatial = len(layer.kernel_size) if isinstance(layer, nn.modules.conv._ConvNd) else 0
+        self._factor = factor.view(-1, *[1] * spatial) if factor.ndim else factor
+
+    def __call__(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `torch.nn.Module.register_forward_pre_hook`."""
+        first, *rest = inputs
+        return (first * self._factor.to(first.device, first.dtype), *rest)
+
+
+def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
+    """The tensors inside one slot `[P]` of a flat buffer, without a copy."""
+    offset = 0
+    for shape in shapes:
+        count = math.prod(shape)
+        yield flat[offset : offset + count].view(shape)
+        offset += count
+
+
+def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor, power: int = 1) -> None:
+    """Copy the subnet's values out of the network's tensors (T of them) into one slot `[P]`, scaled by a power."""
+    for tensor, at, target in zip(network, subnet.positions, views(out, subnet.shapes), strict=True):
+        split = [d for d, positions in enumerate(at) if positions is not None]
+        if not split:
+            target.copy_(tensor)
+        elif len(split) == 1:
+            index = at[split[0]]
+            assert index is not None
+            torch.index_select(tensor, split[0], index, out=target)
+        else:
+            torch.ops.aten.index.Tensor_out(tensor, _grid(tensor, at), out=target)
+    for factor, target in zip(subnet.factors, views(out, subnet.shapes), strict=True):
+        if factor is not None:
+            target.copy_(scaled(target, factor, power))
+
+
+def merge(
+    network: Sequence[Tensor],
+    updates: Sequence[tuple[Subnet, Tensor, int]],
+    common: Common = "mean",
+    power: int = 1,
+) -> None:
+    """Write updates `(subnet, slot [P], steps)` back into the network's tensors, what `gather` scaled unscaled.
+
+    Neurons belong to one subnet each, so their values are copied (an exchange, not an average: IST-page); what every
+    subnet has is averaged, weighted by steps, in the order of `updates`, or what `common` says (see `Layout`).
+    """
+    if not updates:
+        return
+    layout = updates[0][0].layout
+    total = sum(steps for _, _, steps in updates)
+    pieces = zip(*(views(slot, subnet.shapes) for subnet, slot, _ in updates), strict=True)
+    for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
+        if not layout.tensors[i].trainable:
+            continue
+        values = tuple(  # noqa: PLW2901 (what follows knows the network's values only)
+            unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
+        )
+        if not layout.tensors[i].shared:
+            for (subnet, _, _), value in zip(updates, values, strict=True):
+                _scatter(tensor, subnet.positions[i], value)
+        where = _common(layout.tensors[i])
+        if where is not None:
+            copies = [
+                (value[_common_within(layout.tensors[i], subnet.positions[i])], steps / total)
+                for (subnet, _, steps), value in zip(updates, values, strict=True)
+            ]
+            if common == "same":
+                tensor[where] = copies[0][0]
+            else:
+                tensor[where] = _moved(tensor[where], copies) if common == "sum" else _mean(copies)
+
+
+def add(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
+    """Add a change `[P]` of a subnet's values to the network's; of what every subnet has, `weight` times as much."""
+    pieces = views(change, subnet.shapes)
+    for tensor, layout, at, factor, piece in zip(
+        network, subnet.layout.tensors, subnet.positions, subnet.factors, pieces, strict=True
+    ):
+        if not layout.trainable:
+            continue
+        value = unscaled(piece, factor, 1).clone()
+        if _common(layout) is not None:
+            value[_common_within(layout, at)] *= weight
+        if layout.shared:
+            tensor.add_(value)
+        else:
+            tensor.index_put_(tuple(_grid(tensor, at)), value, accumulate=True)
+
+
+def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
+    mean = copies[0][0] * copies[0][1]
+    for copy, weight in copies[1:]:
+        mean.add_(copy, alpha=weight)
+    return mean
+
+
+def _moved(before: Tensor, copies: Sequence[tuple[Tensor, float]]) -> Tensor:
+    """What was before, and each copy's change to it; a block of rows at a time, as this may be most of a network."""
+    moved = before.clone()
+    for copy, _ in copies:
+        for rows, mine, old in zip(*(_blocks(t) for t in (moved, copy, before)), strict=True):
+            rows.add_(mine - old)
+    return moved
+
+
+def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor, BLOCK_ROWS) if tensor.ndim else (tensor,)
+
+
+def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:
+    if neurons is None:
+        return None
+    return torch.from_numpy(np.flatnonzero(has[neurons]))
+
+
+def _grid(tensor: Tensor, at: Positions) -> list[Tensor]:
+    """Positions as index tensors that broadcast to the subnet's shape."""
+    whole = (torch.arange(length) if p is None else p for length, p in zip(tensor.shape, at, strict=True))
+    return [p.view(*(-1 if d == e else 1 for e in range(tensor.ndim))) for d, p in enumerate(whole)]
+
+
+def _scatter(tensor: Tensor, at: Positions, value: Tensor) -> None:
+    split = [d for d, positions in enumerate(at) if positions is not None]
+    if len(split) == 1:
+        tensor.index_copy_(split[0], at[split[0]], value)  # type: ignore[arg-type]
+    else:
+        tensor.index_put_(tuple(_grid(tensor, at)), value)
+
+
+def _common(tensor: TensorLayout) -> tuple[Tensor, ...] | tuple[slice, ...] | None:
+    """The index of what every subnet has, or None if there is no such part."""
+    if tensor.shared:
+        return (slice(None),) * len(tensor.shape)
+    within = [torch.arange(n) if p is None else torch.from_numpy(np.flatnonzero(p < 0)) for n, p in _dims(tensor)]
+    return None if any(len(p) == 0 for p in within) else tuple(torch.meshgrid(*within, indexing="ij"))
+
+
+def _common_within(tensor: TensorLayout, at: Positions) -> tuple[Tensor, ...] | tuple[slice, ...]:
+    """The same part's index within a subnet's own tensor."""
+    if tensor.shared:
+        return (slice(None),) * len(tensor.shape)
+    within = [
+        torch.arange(n) if p is None or q is None else torch.from_numpy(np.flatnonzero(p[q.numpy()] < 0))
+        for (n, p), q in zip(_dims(tensor), at, strict=True)
+    ]
+    return tuple(torch.meshgrid(*within, indexing="ij"))
+
+
+def _dims(tensor: TensorLayout) -> Iterator[tuple[int, np.ndarray | None]]:
+    return zip(tensor.shape, tensor.neurons, strict=True)

@@ -1,0 +1,1 @@
+"""How parameters move: optimizers of sparse rows, and compiled loops over rows."""

@@ -1,0 +1,290 @@
+"""Parameters and optimizer state while a subnet is trained out of core: taken from its home as its units are needed,
+updated as gradients become ready, and given back as they become final.
+
+Where they are streamed, three segments' buffers are in memory at once: in the forward pass the one that computes and
+two on their way; in the backward pass the one that computes, one on its way and one being written back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.saved_tensors import Copy, Swap
+from idletrain.nn.outofcore.planning.simulate import LOOKAHEAD
+
+Members = Sequence[tuple[int, nn.Parameter]]  # parameters with their numbers
+Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
+Final = Callable[[Sequence[int]], None]  # (numbers)
+
+
+class _Group:
+    """One segment's parameters: a flat tensor of values `[P]` and one of state `[slots * P]`, here or away."""
+
+    def __init__(self, members: Members, slots: int, *, streamed: bool) -> None:
+        self.members, self.slots, self.streamed = members, slots, streamed
+        self.numbers = [number for number, _ in members]
+        self.count = sum(p.numel() for _, p in members)
+        self.parts: list[Tensor | None] = [None, None]  # values, state
+        self.copies: list[Copy | None] = [None, None]
+        self.arriving = [False, False]
+        self.taken = self.changed = self.given = False
+        self.left: set[int] = set()  # of the last step's updates
+
+    def views(self, part: int) -> list[list[Tensor]]:
+        """Per slot, each parameter's view."""
+        flat, slots = self.parts[part], self.slots if part else 1
+        assert flat is not None
+        found = []
+        for slot in range(slots):
+            offset, row = slot * self.count, []
+            for _, p in self.members:
+                row.append(flat[offset : offset + p.numel()].view(p.shape))
+                offset += p.numel()
+            found.append(row)
+        return found
+
+
+class Weights:
+    """Keeps a module's parameters and their optimizer state.
+
+    Args:
+        home: What they are taken from and given back to.
+        groups: Each segment's own parameters.
+        others: Parameters that several segments use, or none; they are always in memory.
+        swap: Where streamed ones are between two uses.
+        update: Moves one parameter by its gradient.
+        streamed: Whether only three segments' parameters are in memory at once.
+    """
+
+    def __init__(
+        self, home: Home, groups: Sequence[Members], others: Members, swap: Swap, update: Update, *, streamed: bool
+    ) -> None:
+        self._home, self._swap, self._update = home, swap, update
+        slots = home.slots - 1
+        self._groups = [_Group(members, slots, streamed=streamed) for members in groups]
+        self._segments = len(groups)
+        self._groups.append(_Group(others, slots, streamed=False))
+        self._of: dict[int, int] = {}  # storage of values -> group
+        self._final: tuple[int, Final] | None = None
+        self._hooks = []
+        for s, group in enumerate(self._groups):
+            for number, p in group.members:
+                if p.requires_grad:
+                    hook = functools.partial(self._move, s, number)
+                    self._hooks.append(p.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._bring(self._segments, (0, 1))
+
+    def close(self) -> None:
+        """Bind every parameter to its home again."""
+        for hook in self._hooks:
+            hook.remove()
+        for group in self._groups:
+            for copy in group.copies:
+                if copy:
+                    copy.drop()
+            for number, p in group.members:
+                p.data = self._home.slot(number)
+
+    def store(self, home: Home, slots: int) -> None:
+        """Write the first so many slots of everything to a home."""
+        for s in range(len(self._groups)):
+            self._store(s, home, slots)
+
+    def finish(self) -> None:
+        """End a step: what was updated last is written back; what is needed first stays."""
+        for s, group in enumerate(self._groups):
+            if self._final and group.members and not group.given:  # some had no gradient
+                self._give_home(s)
+            self._write_back(s)
+
+    def last(self, slots: int, final: Final) -> None:
+        """The next step is the last: give the first so many slots home, and tell, as soon as they are final."""
+        self._final = slots, final
+        for group in self._groups:
+            group.left = {number for number, p in group.members if p.requires_grad}
+
+    # --- what the executor asks ---------------------------------------------------------------------------------
+
+    def stand_in(self, tensor: Tensor) -> Any:
+        """A saved parameter, or something that gives it back when it is needed; None if the tensor is none."""
+        s = self._of.get(tensor.untyped_storage()._cdata)
+        if s is None:
+            return None
+        if not self._groups[s].streamed:
+            return tensor
+        layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+        return functools.partial(self._again, s, layout)
+
+    def forward(self, s: int) -> None:
+        """Segment `s` is about to run forward."""
+        lowest = min(s, self._segments - 1 - LOOKAHEAD)  # the last ones stay: the backward pass begins with them
+        for other in range(self._segments):
+            if not lowest <= other <= s + LOOKAHEAD:
+                self._write_back(other)
+                self._release(other, 0)
+                self._release(other, 1)
+        self._bring(s, (0,))
+        for ahead in range(s + 1, min(s + LOOKAHEAD + 1, self._segments)):
+            self._fetch(ahead, 0)
+
+    def backward(self, s: int) -> None:
+        """Segment `s`'s backward pass begins."""
+        if s >= self._segments:
+            return
+        for other in range(self._segments):
+            if other > s:
+                self._write_back(other)
+            if other > s + 1 or other < s - 1:
+                self._release(other, 0)
+                self._release(other, 1)
+        self._fetch(s, 0)
+        self._fetch(s, 1)
+        if s:
+            self._fetch(s - 1, 0)
+            self._fetch(s - 1, 1)
+        self._bring(s, (0, 1))
+
+    # --- moving -------------------------------------------------------------------------------------------------
+
+    def _take(self, s: int) -> None:
+        """Take a group from its home, once it is there."""
+        group = self._groups[s]
+        self._home.wait(group.numbers)
+        device = group.members[0][1].device
+        rows = [[self._home.take(number, slot) for number in group.numbers] for slot in range(1 + group.slots)]
+        group.parts[0] = torch.cat(rows[0]).to(device)
+        if group.slots:
+            group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
+        for start, stop in self._home.parts(group.numbers, 1 + group.slots):
+            self._home.drop(start, stop)
+        group.taken = True
+        self._bind(s)
+        if group.streamed:
+            for part, flat in enumerate(group.parts):
+                if flat is not None:
+                    group.copies[part] = self._swap.put(flat.untyped_storage())
+
+    def _bind(self, s: int) -> None:
+        group = self._groups[s]
+        assert group.parts[0] is not None
+        self._of[group.parts[0].untyped_storage()._cdata] = s
+        for (_, p), view in zip(group.members, group.views(0)[0], strict=True):
+            p.data = view
+
+    def _fetch(self, s: int, part: int) -> None:
+        """Begin to bring a part back, or take the group if that needs no wait."""
+        group = self._groups[s]
+        if not group.members or group.parts[part] is not None or group.arriving[part]:
+            return
+        if not group.taken:
+            if self._home.has(group.numbers):
+                self._take(s)
+            return
+        if copy := group.copies[part]:
+            copy.wait_written()
+            copy.fetch()
+            group.arriving[part] = True
+
+    def _bring(self, s: int, parts: Sequence[int]) -> None:
+        group = self._groups[s]
+        if group.members and not group.taken:
+            self._take(s)
+        for part in parts:
+            self._fetch(s, part)
+            if group.arriving[part]:
+                copy = group.copies[part]
+                assert copy
+                storage, group.arriving[part] = copy.fetched(), False
+                values = torch.empty(0, dtype=torch.float32, device=storage.device)
+                group.parts[part] = values.set_(storage)
+                if part == 0:
+                    self._bind(s)
+
+    def _release(self, s: int, part: int) -> None:
+        """Free a part's memory; what was changed has been written back."""
+        group = self._groups[s]
+        copy = group.copies[part]
+        if group.arriving[part]:
+            self._bring(s, (part,))
+        flat = group.parts[part]
+        if flat is None or copy is None:
+            return
+        copy.wait_written()
+        if part == 0:
+            self._of.pop(flat.untyped_storage()._cdata, None)
+            for _, p in group.members:
+                p.data = torch.full((1,), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)  # a shape alone
+        group.parts[part] = None
+
+    def _write_back(self, s: int) -> None:
+        group = self._groups[s]
+        if not group.changed:
+            return
+        group.changed = False
+        for part, flat in enumerate(group.parts):
+            old = group.copies[part]
+            if flat is not None and old:
+                old.drop()
+                group.copies[part] = self._swap.put(flat.untyped_storage())
+
+    def _again(self, s: int, layout: Any) -> Tensor:
+        self._bring(s, (0,))
+        flat = self._groups[s].parts[0]
+        assert flat is not None
+        dtype, offset, shape, stride = layout
+        given = torch.empty(0, dtype=dtype, device=flat.device)
+        return given.set_(flat.untyped_storage(), offset, shape, stride)
+
+    @torch.no_grad()
+    def _store(self, s: int, home: Home, slots: int) -> None:
+        """Copy a group's first so many slots to a home; what is not in memory is there for no longer than that."""
+        group = self._groups[s]
+        if not group.members:
+            return
+        parts = (0, 1) if slots > 1 and group.slots else (0,)
+        here = [part is not None for part in group.parts]
+        self._bring(s, parts)
+        rows = [row for part in parts for row in group.views(part)]
+        for slot, row in enumerate(rows[:slots]):
+            for number, values in zip(group.numbers, row, strict=True):
+                home.write(number, slot, values)
+        for start, stop in home.parts(group.numbers, slots):
+            home.settle(start, stop)
+        for part in parts:
+            if not here[part]:
+                self._release(s, part)
+
+    # --- updating -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _move(self, s: int, number: int, p: Tensor) -> None:
+        self._bring(s, (0, 1))
+        group = self._groups[s]
+        i = group.numbers.index(number)
+        states = group.views(1) if group.slots else []
+        assert isinstance(p, nn.Parameter)
+        if not group.changed:
+            for copy in group.copies:  # what is being written must not change
+                if copy:
+                    copy.wait_written()
+        self._update(number, p, [row[i] for row in states])
+        group.changed = True
+        p.grad = None
+        if self._final:
+            group.left.discard(number)
+            if not group.left:
+                self._give_home(s)
+
+    def _give_home(self, s: int) -> None:
+        assert self._final
+        slots, final = self._final
+        group = self._groups[s]
+        self._store(s, self._home, slots)
+        group.given, group.changed = True, False  # nothing reads it again
+        final(group.numbers)

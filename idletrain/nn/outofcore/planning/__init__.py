@@ -1,0 +1,1 @@
+"""Plans steps that need more memory than there is: pure functions of a network's profile."""

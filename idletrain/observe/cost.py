@@ -1,0 +1,279 @@
+"""What a run's machines cost, from its events alone; what they may cost, from its budget.
+
+Pure: `now` is handed in, in Unix seconds. The events are those of `observe.records`, among them
+
+    instance_launched   instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
+    instance_ended      instance, reason
+    spot_price          type, zone, usd_per_hour
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from idletrain.cloud.aws.instance_types import Pools
+
+Event = Mapping[str, Any]
+HOUR_SECONDS = 3600.0
+TEARDOWN_SECONDS = 60.0  # from a run's end to its machines'
+MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
+BILLED_SECONDS = 60.0  # the least that EC2 bills for an instance (AWS, "Amazon EC2 On-Demand Pricing")
+# What every machine has besides: the root disk of Amazon's ECS-optimized image at gp3's price (AWS price list,
+# us-east-1, May 2025), and a public IPv4 address (AWS News Blog, July 2023; billed since February 2024).
+DISK_GIB = 30
+DISK_USD_PER_GIB_MONTH = 0.08
+MONTH_HOURS = 730.0
+PUBLIC_IPV4_USD_PER_HOUR = 0.005
+EXTRAS_USD_PER_HOUR = DISK_GIB * DISK_USD_PER_GIB_MONTH / MONTH_HOURS + PUBLIC_IPV4_USD_PER_HOUR
+STOP_LAUNCHING = 0.9  # of a budget: the rest pays for the machines that are there while they finish
+PREEMPTIONS = frozenset({"notice", "kill", "lease"})  # causes of `lost` that are a node's end or silence
+PACE_ROUNDS = 10  # the last ones tell how long the next will take: fleets grow and shrink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A machine's part of the bill.
+
+    Attributes:
+        seconds: Those that are billed.
+        usd: With its disk and address.
+        on_demand_usd: The same on demand.
+        usd_per_hour: At present; nothing once it has ended.
+    """
+
+    instance: str
+    role: str
+    type: str
+    zone: str
+    market: str
+    seconds: float
+    usd: float
+    on_demand_usd: float
+    usd_per_hour: float
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What a run has cost so far."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def spent_usd(self) -> float:
+        """All of it."""
+        return sum(item.usd for item in self.items)
+
+    @property
+    def on_demand_usd(self) -> float:
+        """What the same machines would have cost on demand."""
+        return sum(item.on_demand_usd for item in self.items)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """What the machines that are there cost an hour."""
+        return sum(item.usd_per_hour for item in self.items)
+
+    @property
+    def saving(self) -> float:
+        """The share of the on-demand price that was not paid."""
+        return 1 - self.spent_usd / self.on_demand_usd if self.on_demand_usd else 0.0
+
+
+def accrued(events: Iterable[Event], now: float) -> Bill:
+    """The bill at a time; a machine whose end nobody saw counts until then."""
+    told = list(events)
+    launched, ended = bounds(told)
+    prices: dict[tuple[str, str], list[Event]] = {}
+    for event in told:
+        if event["kind"] == "spot_price":
+            prices.setdefault((event["type"], event["zone"]), []).append(event)
+    return Bill(
+        tuple(
+            _item(event, ended.get(instance), prices.get((event["type"], event["zone"]), ()), now)
+            for instance, event in launched.items()
+        )
+    )
+
+
+def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]:
+    """Each machine's launch, and the ends of those that have ended, by instance."""
+    launched: dict[str, Event] = {}
+    ended: dict[str, float] = {}
+    for event in events:
+        if event["kind"] == "instance_launched":
+            launched.setdefault(event["instance"], event)
+        elif event["kind"] == "instance_ended":
+            ended.setdefault(event["instance"], event["t"])
+        elif event["kind"] == "run_ended":  # the head takes down what is there, itself last, and nobody is left to tell
+            for instance in launched:
+                ended.setdefault(instance, event["t"] + TEARDOWN_SECONDS)
+    return launched, ended
+
+
+def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: float) -> Item:
+    until = now if ended is None else min(ended, now)
+    seconds = max(BILLED_SECONDS, until - launched["t"])
+    on_demand = launched["on_demand_usd_per_hour"]
+    price = on_demand if launched["usd_per_hour"] is None else launched["usd_per_hour"]
+    price, on_demand = price or 0.0, (price or 0.0) if on_demand is None else on_demand
+    usd, since, end = 0.0, launched["t"], launched["t"] + seconds
+    for change in changes if launched["market"] == "spot" else ():
+        if since <= change["t"] < end:
+            usd += (change["t"] - since) / HOUR_SECONDS * price
+            since, price = change["t"], change["usd_per_hour"]
+    usd += (end - since) / HOUR_SECONDS * price
+    return Item(
+        instance=launched["instance"],
+        role=launched["role"],
+        type=launched["type"],
+        zone=launched["zone"],
+        market=launched["market"],
+        seconds=seconds,
+        usd=usd + seconds / HOUR_SECONDS * EXTRAS_USD_PER_HOUR,
+        on_demand_usd=seconds / HOUR_SECONDS * (on_demand + EXTRAS_USD_PER_HOUR),
+        usd_per_hour=0.0 if ended is not None and ended <= now else price + EXTRAS_USD_PER_HOUR,
+    )
+
+
+def wasted_usd(events: Sequence[Event], now: float) -> float:
+    """What the steps cost that were lost to preemption: their time at the nodes' pace, at the nodes' average price.
+
+    Nothing before the first subnet is home, as its pace is not known; never more than the nodes cost.
+    """
+    nodes = [item for item in accrued(events, now).items if item.role == "worker"]
+    spent, seconds = sum(item.usd for item in nodes), sum(item.seconds for item in nodes)
+    lost = [event for event in events if event["kind"] == "lost"]
+    staged = [event for event in events if event["kind"] == "staged"]
+    steps = sum(event["steps"] for event in staged)
+    if not steps or not seconds:
+        return 0.0
+    # An update's steps are all those it holds, its seconds those of the last attempt alone.
+    trained = sum(e["train_seconds"] for e in staged) + sum(e["kept_seconds"] for e in lost)
+    lost_steps = sum(event["lost_steps"] for event in lost if event["cause"] in PREEMPTIONS)
+    return min(spent, float(lost_steps * (trained / steps) * (spent / seconds)))
+
+
+def forecast_usd(events: Sequence[Event], now: float) -> float | None:
+    """What the run will have cost after its last round, at its present pace and price; None before a round is done.
+
+    A target accuracy may end it earlier.
+    """
+    bill = accrued(events, now)
+    if any(event["kind"] == "run_ended" for event in events):
+        return bill.spent_usd
+    committed = [event for event in events if event["kind"] == "round_committed"]
+    totals = [event["rounds"] for event in events if event["kind"] == "run_started"]
+    if not committed or not totals:
+        return None
+    pace_seconds = statistics.mean(event["seconds"] for event in committed[-PACE_ROUNDS:])
+    hours_left: float = max(0, totals[-1] - (committed[-1]["round"] + 1)) * pace_seconds / HOUR_SECONDS
+    return bill.spent_usd + bill.usd_per_hour * hours_left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What a fleet would cost: the numbers that a user is asked about.
+
+    Attributes:
+        pools: Where nodes come from; those of the best one's market are preferred to those of another.
+        nodes: How many machines.
+        max_price: USD an hour that one node may cost, or None.
+        budget_usd: For all of the run, or None.
+        spent_usd: Of it, by earlier sittings of the run.
+    """
+
+    pools: Pools
+    nodes: int
+    head_type: str
+    head_usd_per_hour: float
+    max_duration_seconds: float
+    max_price: float | None = None
+    budget_usd: float | None = None
+    spent_usd: float = 0.0
+
+    @property
+    def preferred(self) -> Pools:
+        """The pools that are asked first."""
+        market = self.pools.offers[0].market
+        return Pools(tuple(offer for offer in self.pools.offers if offer.market == market))
+
+    @property
+    def node_usd_per_hour(self) -> float:
+        """Of the pool in the middle: the cloud chooses by capacity as well as by price."""
+        return statistics.median(offer.usd_per_hour for offer in self.preferred.offers)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Expected of nodes and head together."""
+        return self._fleet(self.nodes, self.node_usd_per_hour)
+
+    @property
+    def on_demand_usd_per_hour(self) -> float | None:
+        """The same with nodes on demand; None if no such price is known."""
+        known = [o.on_demand_usd_per_hour for o in self.preferred.offers if o.on_demand_usd_per_hour is not None]
+        return self._fleet(self.nodes, statistics.median(known)) if known else None
+
+    @property
+    def worst_usd_per_hour(self) -> float:
+        """The most that an hour can cost: all nodes of the dearest pool, at the highest that its price may rise to, and
+        the spares that stand by where spot nodes are at risk.
+        """
+        spares = MOST_SPARES if any(offer.market == "spot" for offer in self.pools.offers) else 0
+        worst = max(offer.worst_usd_per_hour(self.max_price) for offer in self.pools.offers)
+        return self._fleet(self.nodes + spares, worst)
+
+    @property
+    def left_usd(self) -> float | None:
+        """What is left of the budget, or None without one."""
+        return None if self.budget_usd is None else self.budget_usd - self.spent_usd
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long machines may live."""
+        return deadline_seconds(self.left_usd, self.worst_usd_per_hour, self.max_duration_seconds)
+
+    def _fleet(self, nodes: int, node_usd_per_hour: float) -> float:
+        return nodes * node_usd_per_hour + self.head_usd_per_hour + (nodes + 1) * EXTRAS_USD_PER_HOUR
+
+
+def deadline_seconds(budget_usd: float | None, worst_usd_per_hour: float, max_duration_seconds: float) -> float:
+    """How long machines may live so that a budget holds even if everybody who could stop them is dead.
+
+    Args:
+        budget_usd: What is left of it, or None without one.
+        worst_usd_per_hour: The most that the whole fleet, head included, can cost.
+        max_duration_seconds: How long they may live at any price.
+    """
+    if budget_usd is None or worst_usd_per_hour <= 0:
+        return max_duration_seconds
+    return min(max_duration_seconds, max(0.0, budget_usd) / worst_usd_per_hour * HOUR_SECONDS)
+
+
+def launches_allowed(spent_usd: float, budget_usd: float | None) -> bool:
+    """Whether new machines may be asked for."""
+    return budget_usd is None or spent_usd < STOP_LAUNCHING * budget_usd
+
+
+def must_stop(spent_usd: float, budget_usd: float | None) -> bool:
+    """Whether the budget is used up."""
+    return budget_usd is not None and spent_usd >= budget_usd
+
+
+def first_hour_fault(budget_usd: float | None, worst_usd_per_hour: float, spent_usd: float = 0.0) -> str | None:
+    """Why a budget is refused: what is left of it does not pay an hour, whatever prices do; None if it does."""
+    if budget_usd is None or budget_usd - spent_usd >= worst_usd_per_hour:
+        return None
+    needed_usd = math.ceil((spent_usd + worst_usd_per_hour) * 100) / 100  # to the cent above: it has to do
+    if spent_usd:
+        return (
+            f"nodes.budget_usd: ${spent_usd:.2f} of ${budget_usd:.2f} are spent, and the rest does not pay another "
+            f"hour; raise it to ${needed_usd:.2f}, ask for fewer nodes, or lower nodes.max_price"
+        )
+    return (
+        f"nodes.budget_usd: ${budget_usd:.2f} does not pay the first hour, which can cost ${needed_usd:.2f}; "
+        "raise it to that, ask for fewer nodes, or lower nodes.max_price"
+    )

@@ -1,0 +1,186 @@
+"""What there is to show of a run now, as plain JSON: the dashboard page, metrics and reports draw from this alone.
+
+    run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
+    rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second, round_seconds, eta_seconds
+    accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, who]]
+    goodput, preemptions {notice, kill}, reissues, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
+    bytes_down, bytes_up, bytes_per_second, link_bytes_per_second (the fastest transfer so far), puts {reply: count}
+    cost {spent_usd, usd_per_hour, on_demand_usd, saving, budget_usd, left_usd} or null without priced machines
+    grid [{round, cells [{state, worker, steps, losses}]}], newest last
+    workers [{address, name, state, device, memory_bytes, pace, link_bytes_per_second, age_seconds, usd_per_hour,
+              subnet, steps}], states {joining, training, draining, gone: count}
+
+Pure; numbers that are not finite are null, times are in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from idletrain.observe import cost
+from idletrain.observe.summary import Preemption, Summary, WorkerView
+
+T = TypeVar("T")
+View = dict[str, Any]
+CELLS = 240  # of the grid, in whole rounds, but two rounds at least
+POINTS = 200  # of a curve: one for every other pixel of a chart
+MARKS = 120  # of preemptions on a time axis; what is closer together is one
+STATES = ("joining", "training", "draining", "gone")
+GONE = 8  # of those who left last, beside those who are there
+SILENCE_SECONDS = 60.0  # of a head, after which the run's clock stands still
+
+
+def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> View:
+    """What to show at `now`, in Unix seconds."""
+    heard = max(0.0, now - summary.updated) if summary.updated else 0.0
+    live = summary.status == "running"
+    seconds = summary.seconds + (min(heard, SILENCE_SECONDS) if live else 0.0)
+    gone = [worker for worker in summary.everybody if worker.left is not None]
+    rows = _workers(summary, seconds, gone)
+    traffic = ("bytes_down", "bytes_up", "bytes_per_second")
+    left_rounds = max(0, summary.total_rounds - summary.rounds)
+    return {
+        **{key: getattr(summary, key) for key in ("run", "status", "note", "method", "policy", "run_dir")},
+        "seconds": seconds,
+        "updated": summary.updated,
+        "heard_seconds": heard if live else 0.0,
+        "allow_control": allow_control,
+        **{key: getattr(summary, key) for key in ("rounds", "total_rounds", "subnets", "local_steps")},
+        "local_steps_each": summary.local_steps_each,
+        "steps_per_second": summary.steps_per_second,
+        "round_seconds": summary.round_seconds,
+        "eta_seconds": left_rounds * summary.round_seconds if live and summary.round_seconds else None,
+        "accuracy": _finite(summary.accuracy),
+        "loss": _finite(summary.loss),
+        "calibration_error": _finite(summary.calibration_error),
+        "temperature": _finite(summary.temperature),
+        "train_loss": _finite(summary.train_loss),
+        "warnings": list(summary.warnings),
+        "target": summary.target,
+        "curve": [[e.round, e.seconds, _finite(e.accuracy), _finite(e.loss)] for e in thinned(summary.curve, POINTS)],
+        "preempted": _marks(summary),
+        "goodput": summary.goodput,
+        "preemptions": {"notice": summary.notices, "kill": summary.kills},
+        **{key: getattr(summary, key) for key in ("reissues", "salvaged_steps", "lost_steps")},
+        "lost_by_cause": dict(summary.lost_by_cause),
+        **{key: getattr(summary, key) for key in traffic},
+        "link_bytes_per_second": summary.link_bytes_per_second,
+        "puts": dict(summary.puts),
+        "cost": cost_of(summary, now),
+        "grid": _grid(summary),
+        "workers": rows,
+        "states": {state: sum(row["state"] == state for row in rows) for state in STATES} | {"gone": len(gone)},
+    }
+
+
+def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
+    """The bill so far, or None of a run without priced machines."""
+    if not summary.machines or summary.machines[0]["kind"] == "run_ended":
+        return None
+    bill = cost.accrued(summary.machines, now)
+    budget = summary.settings.get("job", {}).get("nodes", {}).get("budget_usd")
+    return {
+        "spent_usd": bill.spent_usd,
+        "usd_per_hour": bill.usd_per_hour,
+        "on_demand_usd": bill.on_demand_usd,
+        "saving": bill.saving,
+        "budget_usd": budget,
+        "left_usd": None if budget is None else budget - bill.spent_usd,
+    }
+
+
+def thinned(items: Sequence[T], most: int) -> list[T]:
+    """At most about that many of them, evenly, the last one always."""
+    stride = -(-len(items) // most) or 1
+    return [*items[: len(items) - 1 : stride], *items[-1:]]
+
+
+def _marks(summary: Summary) -> list[list[Any]]:
+    marks: dict[int, list[Preemption]] = {}
+    # Of a width that doubles now and then: the same marks, most of the time, are not drawn again.
+    width = 2.0 ** math.ceil(math.log2(max(summary.seconds, 1.0) / MARKS))
+    for taken in summary.preempted:
+        marks.setdefault(int(taken.seconds / width), []).append(taken)
+    return [
+        [
+            close[0].seconds,
+            close[0].round,
+            "kill" if any(taken.cause == "kill" for taken in close) else "notice",
+            close[0].name if len(close) == 1 else f"{len(close)} workers",
+        ]
+        for close in marks.values()
+    ]
+
+
+def _grid(summary: Summary) -> list[dict[str, Any]]:
+    names = {address: worker.name for address, worker in summary.workers.items()}
+    return [
+        {
+            "round": number,
+            "cells": [
+                {"state": c.state, "worker": names.get(c.worker, c.worker), "steps": c.steps, "losses": c.losses}
+                for c in summary.grid[number]
+            ],
+        }
+        for number in sorted(summary.grid)[-max(2, CELLS // max(1, summary.subnets)) :]
+    ]
+
+
+def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> list[dict[str, Any]]:
+    """Those who are there, those to come, and those who left last."""
+    prices = {e["instance"]: e["usd_per_hour"] for e in summary.machines if e.get("usd_per_hour") is not None}
+    there = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
+    last = sorted(gone, key=lambda worker: -(worker.left or 0.0))[:GONE]
+    return [
+        *(_worker(summary, address, worker, seconds, prices) for address, worker in there),
+        *(_row(address, address, "joining", seconds - since) for address, since in summary.joining.items()),
+        *(_row("", name, "joining", None, usd_per_hour=prices.get(name)) for name in _booting(summary)),
+        *(_worker(summary, "", worker, seconds, prices) for worker in last),
+    ]
+
+
+def _booting(summary: Summary) -> list[str]:
+    """A cloud's machines that no worker has joined from yet."""
+    ended = {e["instance"] for e in summary.machines if e["kind"] == "instance_ended"}
+    ended |= {machine_of(worker.name) for worker in summary.everybody}
+    nodes = [e["instance"] for e in summary.machines if e["kind"] == "instance_launched" and e["role"] == "worker"]
+    return [name for name in nodes if name not in ended] if summary.status == "running" else []
+
+
+def _worker(
+    summary: Summary, address: str, worker: WorkerView, seconds: float, prices: dict[str, float]
+) -> dict[str, Any]:
+    round_, _, number = worker.subnet.partition("/")
+    cells = summary.grid.get(int(round_), []) if worker.subnet else []
+    gone = worker.left is not None
+    return _row(
+        address,
+        worker.name,
+        "gone" if gone else "draining" if worker.noticed else "training",
+        (worker.left if worker.left is not None else seconds) - worker.joined,
+        device=worker.device,
+        memory_bytes=worker.memory_bytes,
+        pace=worker.pace,
+        link_bytes_per_second=worker.link_bytes_per_second,
+        usd_per_hour=prices.get(machine_of(worker.name)),
+        subnet=worker.subnet,
+        steps=cells[int(number)].steps if cells else None,
+        cause=worker.cause,
+    )
+
+
+def _row(address: str, name: str, state: str, age_seconds: float | None, **known: Any) -> dict[str, Any]:
+    unknown = dict.fromkeys(("device", "memory_bytes", "pace", "link_bytes_per_second", "usd_per_hour", "steps"))
+    row = {"address": address, "name": name, "state": state, "age_seconds": age_seconds, "subnet": "", "cause": ""}
+    return row | unknown | known
+
+
+def machine_of(worker: str) -> str:
+    """The machine that a worker of a cloud's node runs on: it names its workers `MACHINE-PID-NUMBER`."""
+    return worker.rsplit("-", 2)[0]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,193 @@
+"""What a run directory says: the network after its last committed round, and what is staged of the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from idletrain.errors import DamageError, RunError
+from idletrain.nn.ist.partition import blocks
+from idletrain.nn.ist.subnets import Subnet
+from idletrain.nn.network import Network
+from idletrain.nn.program import Program
+from idletrain.rounds.durable import snapshots, updates, write_ahead_log
+from idletrain.rounds.durable.updates import Staged
+
+logger = logging.getLogger(__name__)
+READ_TRIES = 3  # a reader beside a run may see a snapshot pruned under its eyes; two in a row take two minutes
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What came late of an update of round `of`, and where it lies; numbered through the run."""
+
+    number: int
+    of: int
+    change: Staged
+
+
+@dataclass(frozen=True)
+class History:
+    """A ledger's content, in order.
+
+    Attributes:
+        shares: Per round, the subnets' shares of every group.
+        staged: Per round, the durable updates by subnet.
+        steps: Per committed round, the steps of every subnet that it took.
+        repairs: Per round, what came late and is added at its commit; of the open round, all that was told.
+        repaired: How many there were.
+        status: How the run ended, or None.
+    """
+
+    epochs: int
+    shares: dict[int, tuple[float, ...]]
+    staged: dict[int, dict[int, Staged]]
+    steps: dict[int, dict[int, int]]
+    repairs: dict[int, list[Repair]]
+    repaired: int
+    status: str | None
+    params_sha256: str | None
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are committed."""
+        return len(self.steps)
+
+
+def history(records: Sequence[write_ahead_log.Record]) -> History:
+    """Sort a ledger's records by what they say."""
+    epochs, repaired, status, params = 0, 0, None, None
+    shares: dict[int, tuple[float, ...]] = {}
+    staged: dict[int, dict[int, Staged]] = {}
+    steps: dict[int, dict[int, int]] = {}
+    repairs: dict[int, list[Repair]] = {}
+    for record in records:
+        kind, round_ = record["kind"], record.get("round", 0)
+        if kind == "epoch":
+            epochs, status, params = record["epoch"], None, None
+            shares[round_] = tuple(record["shares"])
+            if record["drop"]:
+                staged.pop(round_, None)
+        elif kind == "stage":
+            staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
+        elif kind == "repair":
+            repairs.setdefault(round_, []).append(Repair(record["number"], record["of"], _staged(record)))
+            repaired = record["number"]
+        elif kind == "commit":
+            steps[round_] = dict(record["staged"])
+            repairs[round_] = [r for r in repairs.get(round_, ()) if r.number in record.get("repairs", ())]
+            shares[round_ + 1] = tuple(record["next_shares"])
+        elif kind == "end":
+            status, params = record["status"], record["params_sha256"]
+    return History(epochs, shares, staged, steps, repairs, repaired, status, params)
+
+
+def _staged(record: write_ahead_log.Record) -> Staged:
+    return Staged(*(record[field] for field in ("subnet", "steps", "offset", "size_bytes", "checksum")))
+
+
+def read_history(run_dir: Path) -> History:
+    """The account of a run, also while it is going on.
+
+    Raises:
+        RunError: there is no such run.
+        DamageError: the ledger is damaged.
+    """
+    if not (run_dir / "ledger").exists():
+        known = sorted(path.parent.name for path in run_dir.parent.glob("*/ledger"))
+        raise RunError(f"{run_dir} holds no run; in {run_dir.parent} there are: {', '.join(known) or 'none'}")
+    return history(write_ahead_log.read(run_dir / "ledger").records)
+
+
+def load_network(run_dir: Path, program: Program) -> tuple[Network, int]:
+    """The network after the last committed round, and how many those are.
+
+    Raises:
+        RunError: there is no such run.
+        DamageError: no snapshot leads there.
+    """
+    for tries_left in reversed(range(READ_TRIES)):
+        try:
+            past = read_history(run_dir)
+            return restore(run_dir, program, past), past.rounds
+        except DamageError:
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def restore(run_dir: Path, program: Program, past: History) -> Network:
+    """The newest sound snapshot, brought up to the last committed round by the updates since.
+
+    Raises:
+        DamageError: none leads there.
+    """
+    network = Network.of(program)
+    damaged: list[str] = []
+    for start in reversed([r for r in snapshots.rounds(run_dir) if r <= past.rounds]):
+        try:
+            snapshots.load(run_dir, start, network)
+            for round_ in range(start, past.rounds):
+                replay(run_dir, program, network, past, round_)
+        except DamageError as error:
+            logger.warning("%s; the snapshot before it is used", error)
+            damaged.append(str(error))
+        else:
+            return network
+    reasons = "; ".join(damaged) or "there is no snapshot"
+    raise DamageError(
+        f"{run_dir}: no snapshot leads to round {past.rounds} ({reasons}); start again under another name"
+    )
+
+
+def replay(run_dir: Path, program: Program, network: Network, past: History, round_: int) -> None:
+    """Commit a round from its staged updates.
+
+    Raises:
+        DamageError: an update does not hold what was written.
+    """
+    subnets = program.subnets(round_, past.shares[round_])
+    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
+    for repair in past.repairs.get(round_, ()):
+        mend(run_dir, program, network, round_, repair, past.shares, past.steps)
+
+
+def apply(
+    run_dir: Path,
+    subnets: Sequence[Subnet],
+    network: Network,
+    round_: int,
+    staged: dict[int, Staged],
+    steps: dict[int, int],
+) -> None:
+    """Write a round's staged updates into the network: the one place where parameters change.
+
+    Raises:
+        DamageError: an update does not hold what was written; the network is as before.
+    """
+    path = updates.path_of(run_dir, round_)
+    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
+
+
+def mend(
+    run_dir: Path,
+    program: Program,
+    network: Network,
+    round_: int,
+    repair: Repair,
+    shares: dict[int, tuple[float, ...]],
+    steps: dict[int, dict[int, int]],
+) -> None:
+    """Add what came late, behind the updates of round `round_`.
+
+    Raises:
+        DamageError: it does not hold what was written.
+    """
+    k, of = repair.change.subnet, repair.of
+    if k not in steps[of]:  # the round ended without that update
+        return
+    change = updates.read(updates.path_of(run_dir, round_), repair.change)
+    subnet = program.subnet(of, blocks(program.layout.sizes, shares[of])[k])
+    network.add(subnet, change, steps[of][k] / sum(steps[of].values()))

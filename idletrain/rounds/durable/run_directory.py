@@ -1,0 +1,226 @@
+"""The durable side of a run: what the ledger says, the updates and snapshots on disk, the network in memory.
+
+Every write waits for room when there is none. The network changes in `commit` alone, after the ledger says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from idletrain.errors import DamageError, RunError
+from idletrain.nn.ist.partition import Block, blocks
+from idletrain.nn.ist.subnets import Subnet
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.observe.records import Recorder
+from idletrain.rounds.durable import recovery, snapshots, updates, write_ahead_log
+from idletrain.storage import NO_ROOM, Reached
+
+logger = logging.getLogger(__name__)
+ROOM_RETRY_SECONDS = 1.0
+INLINE_BYTES = 1 << 18  # written and checked in 0.1 ms, where a thread's turn on a busy head takes several
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A push that was found sound: its frames, and what its header says of them."""
+
+    frames: Sequence[memoryview]
+    train_seconds: float
+    checksum: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all frames."""
+        return sum(len(frame) for frame in self.frames)
+
+
+class Journal:
+    """A run directory, opened by the one head that holds it.
+
+    Args:
+        run_dir: The run directory.
+        prepared: The program and, for a run's first head, the network's first values.
+        record: Takes what happens.
+        reached: Called at named points around every durable write.
+        keep: Snapshots to keep.
+
+    Attributes:
+        network: The network after `round` committed rounds.
+        epoch: This head's number; what older heads leased is void.
+        shares: The open round's shares, or empty if nobody has planned it.
+        blocks: The open round's subnets as workers are told of them, once it has begun.
+        subnets: The same, cut.
+        staged: The open round's durable updates, by subnet.
+
+    Raises:
+        DamageError: what is on disk does not lead to the last committed round.
+        OSError: there is no room for the first snapshot.
+    """
+
+    def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: Reached, keep: int) -> None:
+        self.run_dir, self._program = run_dir, prepared.program
+        self._record, self._reached, self._keep = record, reached, keep
+        for folder in ("updates", "snapshots"):
+            (run_dir / folder).mkdir(exist_ok=True)
+        self._ledger = write_ahead_log.Ledger(run_dir / "ledger")
+        past = recovery.history(self._ledger.records)
+        if past.epochs:
+            self.network = recovery.restore(run_dir, self._program, past)
+        else:
+            self.network = Network.of(self._program, prepared.network)
+            snapshots.write(run_dir, 0, self.network, reached)
+        self.round, self.epoch = past.rounds, past.epochs + 1
+        self._shares = past.shares
+        self.shares = past.shares.get(past.rounds, ())
+        self.blocks: Sequence[tuple[Block, ...]] = ()
+        self.subnets: Sequence[Subnet] = ()
+        self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._steps = past.steps
+        self._repaired = past.repaired
+        self._repairs = self._sound_repairs(past.repairs.get(past.rounds, ()))
+        self._writing = asyncio.Lock()
+        self._stopping = False
+        written = [*self.staged.values(), *(repair.change for repair in self._repairs)]
+        self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
+
+    def stop_waiting(self) -> None:
+        """Wait no longer where there is no room: the run is to end."""
+        self._stopping = True
+
+    async def begin(self, shares: tuple[float, ...], *, drop: bool = False) -> None:
+        """Raise the epoch: from here on nothing that an older head leased is taken, or with `drop` was staged."""
+        self.shares = shares
+        self.staged = {} if drop else self.staged
+        self._draw()
+        await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares, drop=drop)
+        self._reached("epoch-recorded")
+
+    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, covered: float) -> None:
+        """Make an update durable: the payload first, then the ledger's word for it, and which share of it is there."""
+        path = updates.path_of(self.run_dir, self.round)
+        staged = updates.Staged(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
+        self.staged[subnet] = staged
+        self._next_offset += staged.size_bytes
+        small = staged.size_bytes <= INLINE_BYTES
+        await self._durably(lambda: updates.write(path, staged.offset, payload.frames), inline=small)
+        self._reached("update-written")
+        await self._append("stage", round=self.round, attempt=attempt, covered=covered, **asdict(staged))
+        self._reached("update-recorded")
+
+    async def repair(self, of: int, subnet: int, payload: Payload) -> None:
+        """Make durable what came late of an update of round `of`; the open round's commit adds it to the network."""
+        async with self._writing:
+            path = updates.path_of(self.run_dir, self.round)
+            size = payload.size_bytes
+            change = updates.Staged(subnet, 0, self._next_offset, size, payload.checksum)
+            self._next_offset += size
+            await self._durably(lambda: updates.write(path, change.offset, payload.frames))
+            self._repaired += 1
+            await self._append("repair", round=self.round, of=of, number=self._repaired, **asdict(change))
+            self._repairs.append(recovery.Repair(self._repaired, of, change))
+
+    async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
+        """End the open round: the ledger says so, then the network changes."""
+
+        def seal() -> None:
+            updates.sync(updates.path_of(self.run_dir, self.round))
+            repairs = [repair.number for repair in self._repairs]
+            fields = {"round": self.round, "staged": staged, "repairs": repairs, "next_shares": next_shares}
+            self._ledger.append("commit", durable=True, **fields)
+
+        async with self._writing:
+            await self._durably(seal)
+            self._reached("commit-recorded")
+            self._steps[self.round] = dict(staged)
+            await asyncio.to_thread(self._apply)
+            self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+            self._repairs = []
+            self._draw()
+
+    async def snapshot(self) -> None:
+        """Write the network, then forget what only older snapshots needed."""
+        started, round_ = time.monotonic(), self.round
+        await self._durably(lambda: snapshots.write(self.run_dir, round_, self.network, self._reached))
+        await asyncio.to_thread(snapshots.prune, self.run_dir, self._keep)
+        await asyncio.to_thread(updates.prune, self.run_dir, min(snapshots.rounds(self.run_dir)))
+        self._reached("updates-pruned")
+        self._record("snapshot", round=round_, seconds=time.monotonic() - started)
+
+    async def end(self, status: str) -> str:
+        """Note how the run ended; returns the parameters' SHA-256."""
+        digest = await asyncio.to_thread(self.network.sha256)
+        await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
+        return digest
+
+    def _apply(self) -> None:
+        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
+        for repair in self._repairs:
+            recovery.mend(self.run_dir, self._program, self.network, self.round, repair, self._shares, self._steps)
+
+    def _draw(self) -> None:
+        self._shares[self.round] = self.shares
+        self.blocks = blocks(self._program.layout.sizes, self.shares)
+        self.subnets = self._program.subnets(self.round, self.shares)
+
+    def _sound(self, staged: dict[int, updates.Staged]) -> dict[int, updates.Staged]:
+        """What a head before us staged of the open round, without what a power cut spoilt."""
+        sound = {}
+        for k, update in staged.items():
+            try:
+                updates.read(updates.path_of(self.run_dir, self.round), update)
+            except DamageError as error:
+                logger.warning("%s; it is trained again", error)
+            else:
+                sound[k] = update
+        return sound
+
+    def _sound_repairs(self, repairs: Sequence[recovery.Repair]) -> list[recovery.Repair]:
+        """What a head before us took of late rows, without what a power cut spoilt."""
+        sound = []
+        for repair in repairs:
+            try:
+                updates.read(updates.path_of(self.run_dir, self.round), repair.change)
+            except DamageError as error:
+                logger.warning("%s; it is left out", error)
+            else:
+                sound.append(repair)
+        return sound
+
+    async def _append(self, kind: str, *, durable: bool = False, **fields: object) -> None:
+        await self._durably(lambda: self._ledger.append(kind, durable=durable, **fields), inline=not durable)
+
+    async def _durably(self, write: Callable[[], None], *, inline: bool = False) -> None:
+        """Write, in a thread or `inline`; while there is no room, say so and try again until there is.
+
+        Raises:
+            RunError: there is none, and the run was asked to end.
+        """
+        paused = False
+        while True:
+            try:
+                write() if inline else await asyncio.to_thread(write)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                why = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
+                if self._stopping:
+                    raise RunError(f"stopped with {why}; free some and add --resume") from None
+                if not paused:
+                    self._record("paused", reason=f"{why}; free some and the run goes on")
+                paused = True
+                await asyncio.sleep(ROOM_RETRY_SECONDS)
+            else:
+                break
+        if paused:
+            self._record("resumed", reason=f"there is room in {self.run_dir} again")

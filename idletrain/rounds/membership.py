@@ -1,0 +1,150 @@
+"""Who is there: workers of the Dask cluster as they join, are warned and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client
+
+from idletrain.errors import RefusedError
+from idletrain.observe.records import Recorder
+from idletrain.rounds.widths import Capacity
+from idletrain.worker import tasks
+from idletrain.worker.lease_spec import version
+
+logger = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+FIRST_WORKERS_SECONDS = 60.0  # the wait for the asked number of workers before starting with those that are there
+DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold disk can draw out
+REMIND_SECONDS = 10.0
+COUNT_SECONDS = 2.0
+
+
+class Crew:
+    """Watches a cluster and tells who may be leased work.
+
+    Args:
+        client: An asynchronous client.
+        record: Takes what happens.
+        joined: Called with a worker's address once it has told what it can do.
+        noticed: Called when a worker says that it will be taken.
+        left: Called with address and name when a worker that had joined is gone.
+        spawn: Runs a coroutine beside the others.
+
+    Attributes:
+        capacities: What each worker that is there brings.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        record: Recorder,
+        spawn: Callable[[Any], Any],
+        *,
+        joined: Callable[[str], None],
+        noticed: Callable[[str], None],
+        left: Callable[[str, str], None],
+    ) -> None:
+        self._client, self._record, self._spawn = client, record, spawn
+        self._joined, self._noticed, self._left = joined, noticed, left
+        self.capacities: dict[str, Capacity] = {}
+        self._known: set[str] = set()
+        self._names: dict[str, str] = {}
+
+    async def watch(self) -> None:
+        """Begin to listen, and to count who is there, as events tell only of those who come later."""
+        await self._client.set_metadata(["idletrain"], {"version": version(), "client": self._client.id})
+        self._client.subscribe_topic("all", self._on_event)
+        self._client.subscribe_topic("idletrain", self._on_event)
+        self._spawn(self._count())
+
+    async def leave(self) -> None:
+        """Let the cluster go: workers of other versions may join it again."""
+        if self._client.status == "running":
+            with contextlib.suppress(OSError):
+                await self._client.set_metadata(["idletrain"], None)
+
+    async def wait_for(self, count: int, stopped: Callable[[], bool]) -> None:
+        """Wait until `count` workers joined; with fewer, but some, after a minute."""
+        waited = 0.0
+        reminded = 0.0
+        while len(self.capacities) < count and not stopped():
+            if waited >= FIRST_WORKERS_SECONDS and self.capacities:
+                break
+            if waited - reminded >= REMIND_SECONDS:
+                reminded = waited
+                self._record("waiting", reason=f"for workers: {len(self.capacities)} of {count} are there")
+            await asyncio.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+
+    def _on_event(self, event: tuple[float, Any]) -> None:
+        message = event[1]
+        address = message.get("worker", "")
+        match message.get("action"):
+            case "add-worker":
+                self._spawn(self._welcome(address))
+            case "remove-worker":
+                if address in self._known and address not in self.capacities:
+                    self._record("joining_failed", worker=address)
+                self._known.discard(address)
+                if self.capacities.pop(address, None):
+                    self._left(address, self._names.pop(address))
+            case "at-risk":
+                self._record("worker_at_risk", worker=address)
+            case "notice":
+                self._record("worker_notice", worker=address)
+                self._noticed(address)
+
+    async def _count(self) -> None:
+        """Welcome those who were there before we listened, and again those whose joining failed."""
+        while True:
+            if self._client.status == "running":
+                with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
+                    for address in (await self._client.scheduler.ncores()).keys() - self._known:
+                        self._spawn(self._welcome(address))
+            await asyncio.sleep(COUNT_SECONDS)
+
+    async def _welcome(self, address: str) -> None:
+        """Learn what a new worker can do, and let it in if it runs the same version."""
+        if address in self._known:
+            return
+        self._known.add(address)
+        self._record("worker_joining", worker=address)
+        try:
+            await self._check_version(address)
+            described = self._client.submit(tasks.describe, workers=[address], key=f"describe-{address}", pure=False)
+            about = await asyncio.wait_for(described, DESCRIBE_SECONDS)
+        except RefusedError as refusal:
+            self._record("worker_refused", worker=address, reason=str(refusal))
+            return
+        except Exception as error:  # noqa: BLE001 (whatever a worker dies of while it joins, it has not joined)
+            logger.info("worker %s did not join: %r", address, error)
+            if address in self._known:
+                self._record("joining_failed", worker=address)
+            self._known.discard(address)  # the next count tries again, if it is still there
+            return
+        if address not in self._known:  # it left while it told
+            return
+        self.capacities[address] = Capacity(
+            about["memory_bytes"],
+            about["steps_per_second"],
+            about["leases"],
+            streams=about["device"] == "cpu",
+            cohort=about["cohort"],
+        )
+        self._names[address] = about["name"]
+        fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
+        self._record("worker_joined", worker=address, **{field: about[field] for field in fields})
+        self._joined(address)
+
+    async def _check_version(self, address: str) -> None:
+        found = await self._client.run(version, workers=[address], on_error="return")
+        theirs = found.get(address)
+        if isinstance(theirs, OSError):
+            raise theirs
+        if isinstance(theirs, Exception) or theirs != version():
+            raise RefusedError(f"worker {address} runs idletrain {theirs} and the head {version()}; install the same")

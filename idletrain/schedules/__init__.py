@@ -1,0 +1,1 @@
+"""Jobs that start again and again: times, records, and what triggers them."""

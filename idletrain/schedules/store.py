@@ -1,0 +1,132 @@
+"""Where schedules are kept: one JSON file each in a directory, beside it its history, and its lease.
+
+NAME.json            the schedule; locked while its history is read and written
+NAME.history.jsonl   the last executions, one a line
+NAME.lease           locked by the execution that goes on, and by the run it started
+NAME.waiting         locked by the one execution that may wait for it
+NAME.log             the last run's output
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from idletrain.errors import DamageError, JobError
+from idletrain.schedules.cron import Execution, Schedule
+from idletrain.storage import write_whole
+
+KEPT = 20
+History = tuple[Execution, ...]
+
+
+class Book:
+    """The schedules of one directory.
+
+    Args:
+        directory: Where they are; made when the first is added.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+
+    def names(self) -> list[str]:
+        """All schedules, sorted."""
+        return sorted(path.stem for path in self.directory.glob("*.json"))
+
+    def get(self, name: str) -> Schedule:
+        """A schedule.
+
+        Raises:
+            JobError: there is none of this name.
+        """
+        path = self.path(name, "json")
+        try:
+            return _schedule(json.loads(path.read_text()))
+        except FileNotFoundError:
+            known = ", ".join(self.names()) or "none"
+            raise JobError(f"NAME: there is no schedule {name}; there are: {known}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"{path} is not a schedule ({error}); remove it and add the schedule again") from None
+
+    def add(self, schedule: Schedule) -> None:
+        """Write a schedule down."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(_plain(schedule), indent=1) + "\n"
+        write_whole(self.path(schedule.name, "json"), content.encode())
+
+    def remove(self, name: str) -> None:
+        """Forget a schedule; a run of it that goes on is left alone."""
+        for path in self.directory.glob(f"{name}.*"):
+            path.unlink()
+
+    def history(self, name: str) -> History:
+        """A schedule's last executions, the oldest first."""
+        path = self.path(name, "history.jsonl")
+        try:
+            return tuple(_execution(json.loads(line)) for line in path.read_text().splitlines())
+        except FileNotFoundError:
+            return ()
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamageError(f"{path} is not a history ({error}); remove it to go on without") from None
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Callable[[Sequence[Execution]], None]]:
+        """Keep others from a schedule's history meanwhile; yields what writes it.
+
+        Raises:
+            JobError: the schedule is gone.
+        """
+        try:
+            file = self.path(name, "json").open("rb")
+        except FileNotFoundError:
+            raise JobError(f"NAME: there is no schedule {name} any more; add it again") from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield lambda history: self._write_history(name, history)
+
+    @contextlib.contextmanager
+    def locked(self, name: str, what: str) -> Iterator[IO[bytes] | None]:
+        """Take a schedule's `lease` or `waiting` place; yields the file that holds it, or None if another has it."""
+        with self.path(name, what).open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+            else:
+                yield file
+
+    @contextlib.contextmanager
+    def waited(self, name: str) -> Iterator[IO[bytes]]:
+        """Take a schedule's lease as soon as it is free."""
+        with self.path(name, "lease").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def path(self, name: str, suffix: str) -> Path:
+        """One of a schedule's files."""
+        return self.directory / f"{name}.{suffix}"
+
+    def _write_history(self, name: str, history: Sequence[Execution]) -> None:
+        lines = [json.dumps(_plain(execution)) + "\n" for execution in history[-KEPT:]]
+        write_whole(self.path(name, "history.jsonl"), "".join(lines).encode())
+
+
+def _plain(record: Schedule | Execution) -> dict[str, Any]:
+    fields = dataclasses.asdict(record)
+    return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in fields.items()}
+
+
+def _schedule(fields: dict[str, Any]) -> Schedule:
+    return Schedule(**{**fields, "created": datetime.fromisoformat(fields["created"])})
+
+
+def _execution(fields: dict[str, Any]) -> Execution:
+    moments = {k: datetime.fromisoformat(fields[k]) for k in ("due", "started", "ended") if fields[k]}
+    return Execution(**{**fields, **moments})

@@ -1,0 +1,1 @@
+"""The process on a node: attempts at subnets, its memory, and when it leaves."""

@@ -1,0 +1,262 @@
+"""Commands about runs in a cloud, from any machine with the account."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.parsers import ResponseParserError
+from rehearsal import RECORD, Sandbox, ids_of
+
+from idletrain.cli import cloud
+from idletrain.cloud import record
+from idletrain.cloud.aws import requests
+from idletrain.cloud.aws.account import Account
+from idletrain.errors import JobError, RunError
+from idletrain.rounds.durable import s3_mirror
+from idletrain.storage import S3Prefix
+
+EVENTS = [
+    {"v": 1, "t": 0.0, "s": 0.0, "kind": "waiting", "reason": "for workers"},
+    {
+        "v": 1,
+        "t": 0.0,
+        "s": 0.0,
+        "kind": "instance_launched",
+        "instance": "i-1",
+        "role": "worker",
+        "type": "m5.large",
+        "zone": "a",
+        "market": "spot",
+        "usd_per_hour": 1.0,
+        "on_demand_usd_per_hour": 3.0,
+    },
+    {"v": 1, "t": 3600.0, "s": 3600.0, "kind": "instance_ended", "instance": "i-1", "reason": "Server.Spot"},
+]
+
+
+def run(*words: str, code: int = 0, **environment: str) -> str:
+    """What a command prints, with its errors behind."""
+    command = [sys.executable, "-m", "idletrain", *words]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def past(account: Account) -> Any:
+    """A run that has ended, below the account's own bucket."""
+    prefix = S3Prefix(account.s3, account.bucket, "runs/past/")
+    record.claim(prefix, RECORD)
+    lines = "".join(json.dumps(event) + "\n" for event in EVENTS)
+    prefix.put("events.jsonl/000000000000000", lines.encode())
+    yield prefix
+    prefix.delete(prefix.names())
+
+
+def machine(cloud: Sandbox, of: str, role: str, market: str = "spot") -> str:
+    """A machine of a run that does nothing."""
+    marked = requests.tag_list({"idletrain:run": of, "idletrain:role": role})
+    tags = [{"ResourceType": "instance", "Tags": marked}]
+    (made,) = ids_of(cloud.fleet(cloud.template("#!/bin/bash\nsleep 60\n"), 1, market=market, TagSpecifications=tags))
+    return made
+
+
+def test_what_a_run_cost_is_told_from_its_records(past: S3Prefix) -> None:
+    found = json.loads(run("cost", "past", "--cloud", "sandbox", "--json"))
+    assert found["spent_usd"] == pytest.approx(1.0, abs=0.01)
+    assert found["on_demand_usd"] == pytest.approx(3.0, abs=0.01)
+    assert "on demand it would have been $3.0" in run("cost", past.url, "--cloud", "sandbox")
+
+
+def test_logs_are_what_happened(past: S3Prefix) -> None:
+    printed = run("logs", "past", "--cloud", "sandbox")
+    assert "waiting: for workers" in printed
+    assert "i-1 ended (Server.Spot)" in printed
+
+
+def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    printed = run("report", past.url, "--to", str(file))
+    assert "Server.Spot" in file.read_text()
+    printed = run("report", "past", "--cloud", "sandbox", "--to", str(file))
+    assert "i-1  worker  spot m5.large in a  3600 s  $1.0" in printed
+    assert "Server.Spot" in printed
+
+
+def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
+    record.update(past, created=time.time())
+    assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
+    record.update(past, state="ended")
+    told = run("status", "past", "--cloud", "sandbox")
+    assert "night: taken down\n" in told
+    assert past.url in told
+    record.update(past, failure="the data is gone; bring it back")
+    assert "night: failed: the data is gone; bring it back\n" in run("status", "past", "--cloud", "sandbox")
+
+
+def test_a_run_whose_head_was_terminated_by_hand_is_interrupted_with_the_reason(
+    cloud: Sandbox, account: Account, past: S3Prefix
+) -> None:
+    record.update(past, created=time.time() - 1)
+    head = machine(cloud, "night", "head", market="on-demand")
+    assert "night: starting\n" in run("status", "past", "--cloud", "sandbox")
+    cloud.ec2.terminate_instances(InstanceIds=[head])
+    why = f"night: interrupted: its head {head} is gone (Client.UserInitiatedShutdown); go on with --resume\n"
+    assert why in run("status", "past", "--cloud", "sandbox")
+
+
+@pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])
+def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -> None:
+    assert "holds no run" in run(command, "nobody", "--cloud", "sandbox", code=1)
+
+
+def test_a_node_can_be_asked_to_go(cloud: Sandbox, account: Account) -> None:
+    node = machine(cloud, "night", "worker")
+    assert f"{node}: asked to go" in run("interrupt", "night", "--cloud", "sandbox")
+    (found,) = account.instances("night")
+    assert found.tags["idletrain:interrupt"] == "asked"
+    assert f"there are: {node}" in run("interrupt", "night", "--node", "i-0", "--cloud", "sandbox", code=1)
+
+
+def test_a_dashboard_is_reached_through_a_tunnel_to_its_port(
+    cloud: Sandbox, account: Account, past: S3Prefix, tmp_path: Path
+) -> None:
+    started = {"kind": "run_started", "t": 1.0, "run": "past", "dashboard": "http://127.0.0.1:8791/idletrain"}
+    s3_mirror.append_events(past, [started])
+    head = machine(cloud, "past", "head", market="on-demand")
+    aws = tmp_path / "aws"
+    aws.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/asked\nexit $(cat {tmp_path}/code)\n')
+    aws.chmod(0o755)
+    (tmp_path / "code").write_text("0")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert "http://127.0.0.1:8791/idletrain while this command runs" in run("dashboard", "past", PATH=path)
+    words = (tmp_path / "asked").read_text().splitlines()
+    assert words[:6] == ["ssm", "start-session", "--region", "eu-west-1", "--target", head]
+    assert words[6:8] == ["--document-name", "AWS-StartPortForwardingSession"]
+    assert json.loads(words[9]) == {"portNumber": ["8791"], "localPortNumber": ["8791"]}
+    (tmp_path / "code").write_text("7")
+    assert "the tunnel ended with exit code 7" in run("dashboard", "past", code=1, PATH=path)
+    assert "install both" in run("dashboard", "past", code=1, PATH=str(tmp_path / "bin"))
+
+
+def test_offers_are_a_table_of_the_market(account: Account, tmp_path: Path) -> None:
+    printed = run("offers", "--memory", "4GiB", "--cloud", "sandbox", HOME=str(tmp_path))
+    assert "spot machines in eu-west-1" in printed
+
+
+def test_the_doctor_names_what_is_missing_and_prints_the_least_policy(account: Account) -> None:
+    assert "MISSING  spot role" in run("doctor", "--cloud", "sandbox", code=1)
+    policy = json.loads(run("doctor", "--policy", "--cloud", "sandbox"))
+    assert {statement["Effect"] for statement in policy["Statement"]} == {"Allow"}
+
+
+def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: Account) -> None:
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=20)
+    assert "AWS is not what answers: Unable to parse response" in run("reap", "--cloud", "sandbox", code=1)
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(ResponseParserError):
+            cloud.ec2.describe_instances()
+
+
+def test_what_is_left_over_in_another_region_is_found_and_ended(cloud: Sandbox, account: Account) -> None:
+    elsewhere = cloud.client("ec2", "us-east-1")
+    (vpc,) = elsewhere.describe_vpcs()["Vpcs"]
+    tags = requests.tags("lost", f"s3://{account.bucket}/runs/lost/", "arn:me", "0", created=0.0, deadline=3600.0)
+    elsewhere.create_security_group(**requests.security_group("lost", vpc["VpcId"], tags))
+    assert "nothing is left over" in run("reap", "--cloud", "sandbox")
+    found = run("reap", "--all-regions", "--yes", "--cloud", "sandbox")
+    assert "us-east-1: lost: its deadline has passed" in found
+    assert "eu-west-1: nothing is left over" in found
+    assert [g["GroupName"] for g in elsewhere.describe_security_groups()["SecurityGroups"]] == ["default"]
+
+
+def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "")
+    words = run(
+        "reap", "--region", "eu-west-1", code=2, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true", **nothing
+    )
+    assert "there are no credentials" in words
+
+
+def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
+    nowhere = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\ncloud: {image: "idletrain:1"}\n'
+    )
+    for words in (["offers"], ["launch", "job.yaml", "--spot", "--yes"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "idletrain", *words],
+            env={**nowhere, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.endswith("cloud.region: no region is set; name one, such as region: eu-west-1\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(None, False), (KeyboardInterrupt, False), (JobError("no"), False), (RunError("the head gave up"), True)],
+)
+def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
+    error: Any, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud, "SANDBOXES", tmp_path)
+    mine = tmp_path / str(os.getpid())
+    (tmp_path / "999999999").mkdir()  # of a launch that was killed: no process has this number
+
+    def rehearse() -> Any:
+        with cloud.sandbox([]) as process:
+            (mine / "address.json").write_text("{}")
+            (mine / "i-1.log").write_text("why")
+            if error:
+                raise error
+        return process
+
+    if error:
+        with pytest.raises(error if isinstance(error, type) else type(error)):
+            rehearse()
+    else:
+        assert rehearse().returncode is not None
+    left = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))]
+    assert left == ([mine.name, f"{mine.name}/i-1.log", f"{mine.name}/sandbox.log"] if kept else [])
+
+
+def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "idletrain", "reap", "--cloud", "sandbox"],
+        env={**environment, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no sandbox is open" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "cloud.image: is missing"),
+        (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
+        (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
+        (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text('name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\n')
+    assert words in run("launch", str(job), "--spot", *options, code=2)

@@ -1,0 +1,229 @@
+"""`idletrain fabric`: what is refused, what is compared, and one real measurement of two workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from idletrain.autotune.forecast import Fleet
+from idletrain.cli import fabric
+from idletrain.cli import main as cli
+from idletrain.errors import RunError
+from idletrain.fabric.analysis.samples import Fabric, Point
+from idletrain.fabric.measuring import cluster
+from idletrain.fabric.measuring.nodes import occupied
+from idletrain.job import Job, parse_job
+from idletrain.nn.prepare import from_settings
+from idletrain.run import Options, launch
+
+
+def main(*arguments: str) -> object:
+    """The exit code of the command line, in this process."""
+    before, sys.argv = sys.argv, ["idletrain", *arguments]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        sys.argv = before
+    return ended.value.code
+
+
+def written(path: Path, rate: float, **about: str) -> str:
+    nodes = [{"name": f"n{k}", "host": f"h{k}", "mtu": 1500, "cores": 2, "threads": 1} for k in range(2)]
+    points = [Point("one way", "socket", a, 1 - a, (rate, rate * 1.001, rate, rate * 0.999)) for a in (0, 1)]
+    path.write_text(Fabric({"preset": "quick", "version": "1", **about}, nodes, points).as_json())
+    return str(path)
+
+
+def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = written(tmp_path / "a.json", 12e6), written(tmp_path / "b.json", 10.8e6)
+    assert main("fabric", "--compare", first, second, "--out", str(tmp_path / "c.json")) is None
+    assert "worse" in capsys.readouterr().out
+    assert "a against b" in (tmp_path / "c.html").read_text()
+    assert main("fabric", "--compare", first, first) is None
+    assert "No significant effect" in capsys.readouterr().out
+
+
+def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = written(tmp_path / "a.json", 1e6), written(tmp_path / "b.json", 1e6, preset="full")
+    assert main("fabric", "--compare", first, second) == 2
+    assert "idletrain: --compare: these are unlike runs, as preset (quick and full) differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--compare", "none.json", "none.json"), "none.json cannot be read (No such file or directory)"),
+        (("--scheduler", "tcp://127.0.0.1:1", "--nodes", "2"), "--nodes: starts workers here, and --scheduler names"),
+        (("--compare", "a.json", "b.json", "--out", "."), "--out: . should end in .html"),
+        (("--scheduler", "tcp://10.1.2.3:8786"), "tcp://10.1.2.3:8786 is on another machine without TLS"),
+        (("--out", "fabric.txt"), "--out: fabric.txt should end in .json"),
+        (("--out", "nowhere/fabric.json"), "--out: nowhere/fabric.json cannot be written (No such file or directory)"),
+        (("--nodes", "0"), "should be greater than or equal to 1"),
+        (("--preset", "slow"), "'slow' is not one of 'quick', 'full'"),
+        (("--compare", "a.json", "b.json", "--preset", "full"), "--compare: measures nothing; leave out --scheduler"),
+    ],
+)
+def test_bad_arguments_are_sentences(
+    arguments: tuple[str, ...],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("fabric", *arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe", b"\x89PNG\r\n\x1a\n", b"[1]"])
+def test_a_file_that_is_no_fabric_is_refused(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    assert main("fabric", "--compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")) == 2
+    assert "a.json is no file of idletrain fabric" in capsys.readouterr().err
+
+
+def test_two_workers_on_this_machine_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine.json"
+    assert main("fabric", "--nodes", "2", "--out", str(out)) is None
+    told = json.loads(out.read_text())
+    assert told["faults"] == []
+    assert len(told["nodes"]) == 2
+    assert told["about"]["seconds"] < 120
+    shown = capsys.readouterr().out
+    assert "break-even" in shown
+    assert "Between these 2 nodes" in shown
+    assert "Pairs: one way" in out.with_suffix(".html").read_text()
+
+
+def job(**training: object) -> Job:
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}}
+    return parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
+
+
+FLEET = Fleet(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
+
+
+def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    async def look(_address: str | None, count: int, _job: Job) -> Fleet:
+        looks.append(count)
+        return FLEET
+
+    monkeypatch.setattr(fabric, "_survey", look)
+    said: list[str] = []
+    stated = job(method="ist", subnets=2, local_steps=3)
+    assert fabric.decided(stated, None, said.append) == (stated, None)
+    lockstep = job(mode="lockstep", subnets=2)
+    assert fabric.decided(lockstep, None, said.append, always=True) == (lockstep, None)
+    assert (looks, said) == ([], [])
+    open_, choice = fabric.decided(job(), None, said.append)
+    assert choice is not None
+    assert open_.training.subnets == choice.option.subnets
+    assert looks == [4]
+    longer, choice = fabric.decided(job(rounds=9), None, said.append)
+    assert choice is not None
+    assert choice.expected.round > 0
+    assert longer.training.rounds == 9
+    assert looks == [4]
+    fabric.decided(job(batch_size=16), None, said.append)
+    assert looks == [4, 4]
+    assert fabric.decided(stated, None, said.append, always=True)[0] == stated
+    assert looks == [4, 4, 4]
+    small = job().model_copy(update={"nodes": job().nodes.model_copy(update={"memory": 1 << 30})})
+    fabric.decided(small, None, said.append)
+    assert looks == [4, 4, 4, 4]
+    again, choice = fabric.decided(stated, None, said.append)
+    assert again == stated
+    assert choice is not None
+    assert choice.expected.round > 0
+    assert looks == [4, 4, 4, 4]
+
+
+def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
+    said = job(method="ist", subnets=2, local_steps=3)
+    said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": 600 << 20})})
+    fleet = asyncio.run(fabric._survey(None, 2, said))
+    assert fleet is not None
+    assert 0 < fleet.memory_bytes < 600 << 20
+
+
+def test_more_local_nodes_than_are_looked_at_share_a_machine_only_beyond_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for cores, times in ((2, 2.0), (8, 2.0), (12, 16 / 12), (32, 1.0)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
+        assert fabric._crowding(16, 8) == pytest.approx(times)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert fabric._crowding(16, 8) == 2.0
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [(None, False), (False, False), (True, True)])
+def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
+    answer: bool | None, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
+    monkeypatch.setattr("typer.confirm", lambda text: asked.append(text) or answer)
+    settings = job(method="ist", subnets=1, local_steps=10, rounds=100_000)
+    settings = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"to": str(tmp_path)})})
+
+    async def go() -> None:
+        async with cluster.here(1, 1 << 30) as client:
+            begun = asyncio.Event()
+            stops: list[Callable[[], None]] = []
+
+            def took(stop: Callable[[], None], _record: object) -> None:
+                stops.append(stop)
+                begun.set()
+
+            address = client.scheduler.address
+            prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
+            running = asyncio.ensure_future(launch(settings, prepared, Options(scheduler=address, begun=took)))
+            await begun.wait()
+            while not await occupied(client):
+                await asyncio.sleep(0.05)
+            allowed = contextlib.nullcontext()
+            with (
+                allowed if goes_on else pytest.raises(RunError, match=r"^a run of idletrain .*; wait until it is done")
+            ):
+                await fabric._check_free(client, address)
+            stops[0]()
+            assert (await running).status == "stopped"
+            await fabric._check_free(client, address)
+
+    asyncio.run(go())
+    assert len(asked) == (answer is not None)
+
+
+def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(_address: str | None, _count: int, _job: Job) -> None:
+        return None
+
+    monkeypatch.setattr(fabric, "_survey", busy)
+    said: list[str] = []
+    assert fabric.decided(job(), None, said.append) == (job(), None)
+    assert said[-1] == "the fleet is at work: the job is taken as it is"
+
+
+def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def empty(_address: str | None, _count: int, _job: Job) -> None:
+        raise RunError("the cluster has no worker")
+
+    monkeypatch.setattr(fabric, "_survey", empty)
+    said: list[str] = []
+    assert fabric.decided(job(), None, said.append) == (job(), None)
+    assert said[-1] == "the fleet cannot be looked at (the cluster has no worker): the job is taken as it is"

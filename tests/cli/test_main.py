@@ -1,0 +1,275 @@
+"""The command line: sentences and exit codes, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from idletrain.cli import main as cli
+
+GOOD = """
+name: t
+model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 16, 10]}}
+data: {name: digits}
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "idletrain", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def told(result: subprocess.CompletedProcess[str], code: int) -> list[str]:
+    """The error's sentences."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr.splitlines()
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    assert told(run("launch", "none.yaml", cwd=tmp_path), 2) == [
+        "idletrain: none.yaml: cannot be read (No such file or directory); name an existing job file"
+    ]
+
+
+def test_every_fault_of_a_job_is_a_sentence_and_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD + "training: {rounds: 0, seeed: 1}\n")
+    assert told(run("launch", "job.yaml", cwd=tmp_path), 2) == [
+        "idletrain: training.rounds: 0 should be greater than or equal to 1",
+        "idletrain: training.seeed: is not a field of a job; did you mean seed?",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD.replace("64", "63"))
+    lines = told(run("launch", "job.yaml", cwd=tmp_path), 2)
+    assert lines[-1].startswith("idletrain: model: does not take inputs of shape [64]: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "mine:net"}\ndata: {name: digits}\n'
+        "training: {method: ist, subnets: 4, local_steps: 5}\n"
+    )
+    result = run("plan", "job.yaml", "--nodes", "2", "--memory", "1GiB", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "neuron groups" in result.stdout
+    assert "25.0%" in result.stdout
+    assert " s a round on this fleet: " in result.stdout
+    assert "this machine's pace" not in result.stdout  # one forecast, of the fleet
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("launch",), "Missing argument 'job'"),
+        (("launhc", "x"), "No such command 'launhc'"),
+        (("launch", "job.yaml", "--churn", "often"), "should be a duration such as 15s, 10m or 4h"),
+        (("launch", "job.yaml", "--nodes", "0"), "should be greater than or equal to 1"),
+        (("plan", "job.yaml", "--memory", "lots"), "should be a size such as 512MiB or 2GB"),
+    ],
+)
+def test_wrong_arguments_are_a_sentence(
+    arguments: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = main(arguments, monkeypatch, capsys)
+    assert code == 2
+    assert sentence in err
+    assert "see idletrain --help" in err
+    assert len(err.splitlines()) == 1
+
+
+def main(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
+    """Exit code and error output of the command line, in this process."""
+    monkeypatch.setattr(sys, "argv", ["idletrain", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "evaluate"])
+def test_a_run_that_is_not_there_is_a_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, err = main((command, "nothing"), monkeypatch, capsys)
+    assert (code, err) == (1, "idletrain: runs/nothing holds no run; in runs there are: none\n")
+
+
+def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare = [entry for entry in sys.path if entry]  # as the installed script finds it
+    (tmp_path / "own_factory.py").write_text(
+        "from idletrain.nn.models import mlp\n\ndef net():\n    return mlp([64, 16, 10])\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        'name: t\nmodel: {factory: "own_factory:net"}\ndata: {name: digits}\nnodes: {count: 1}\n'
+        "training: {method: ist, subnets: 2, local_steps: 2, rounds: 2, batch_size: 32}\n"
+    )
+    monkeypatch.setattr(sys, "path", bare.copy())
+    codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
+    sys.modules.pop("own_factory")
+    said = []
+    for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
+        monkeypatch.setattr(sys, "path", bare.copy())
+        monkeypatch.setattr(sys, "argv", ["idletrain", *command])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        codes.append(ended.value.code)
+        said.append(capsys.readouterr().out)
+    assert codes == [None] * 4
+    status, evaluated = (json.loads(line) for line in said[:2])
+    assert (status["status"], status["rounds"], evaluated["rounds"]) == ("completed", 2, 2)
+    assert evaluated["accuracy"] == pytest.approx(status["accuracy"])
+    assert said[2] == "t.safetensors: the network after round 2\n"
+    assert load_file(tmp_path / "t.safetensors")["1.weight"].shape == (16, 64)
+
+
+def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("idletrain.run.CONNECT_SECONDS", 1)
+    (tmp_path / "job.yaml").write_text(GOOD)
+    code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
+    assert code == 2
+    assert "idletrain: --scheduler: tcp://127.0.0.1:1 cannot be reached (" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_an_export_to_another_kind_of_file_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = main(("export", "nothing", "--to", "net.onnx"), monkeypatch, capsys)
+    assert (code, err) == (2, "idletrain: --to: net.onnx should end in .safetensors or .pt\n")
+
+
+def test_a_bug_is_exit_code_3_with_a_report_to_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_path: Path) -> None:
+        raise ZeroDivisionError("an invented bug")
+
+    monkeypatch.setattr(cli, "load_job", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, err = main(("launch", "job.yaml"), monkeypatch, capsys)
+    assert code == 3
+    (report,) = tmp_path.iterdir()
+    assert err == f"idletrain: a bug, not your fault: ZeroDivisionError('an invented bug'); please send {report}\n"
+    text = report.read_text()
+    assert "Traceback" in text
+    assert "'launch', 'job.yaml'" in text
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_job", interrupted)
+    assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
+
+
+def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from idletrain.cli import main as cli\n"
+        "sys.argv = ['idletrain', '--help']\n"
+        "try:\n    cli.main()\n"
+        "finally:\n    print('HEAVY', sorted({'torch', 'distributed', 'numpy', 'boto3'} & sys.modules.keys()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "HEAVY []" in result.stdout
+    for command in ("launch", "plan", "status", "evaluate", "export", "worker", "fabric"):
+        assert command in result.stdout
+
+
+def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    program = (
+        "import sys, pathlib, idletrain.job\n"
+        "idletrain.job.load_job(pathlib.Path('job.yaml'))\n"
+        "assert not {'torch', 'distributed', 'numpy'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+
+
+RECORDS = (
+    '{"v": 1, "t": 1.0, "s": 0.0, "kind": "run_started", "run": "night", "subnets": 2, "rounds": 3, "target": null,'
+    ' "parameters": 9, "resumed_at": 0, "run_dir": "runs/night", "dashboard": ""}\n'
+    '{"v": 1, "t": 2.0, "s": 1.0, "kind": "evaluated", "round": 0, "accuracy": 0.25, "loss": 1.5, "seconds": 0.1}\n'
+)
+
+
+def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
+    run_dir = tmp_path / "runs" / name
+    run_dir.mkdir(parents=True)
+    (run_dir / "events.jsonl").write_text(records)
+    return run_dir
+
+
+def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
+    run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 1, "t": 2.0, "s": 2.0, "kind": "round_com')
+    result = run("report", "night", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "night: interrupted"
+    assert "  accuracy 0.2500, loss 1.5000 after 0 rounds" in lines
+    assert lines[-1] == "  runs/night/report.html"
+    assert 'data-key="accuracy">0.2500' in (run_dir / "report.html").read_text()
+
+
+def test_reports_of_several_runs_are_one_comparison(tmp_path: Path) -> None:
+    for name in ("night", "day"):
+        recorded(tmp_path, name)
+    result = run("report", "night", "runs/day", "--to", "both.html", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "<h1>night against day</h1>" in (tmp_path / "both.html").read_text()
+
+
+def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
+    ]
+    recorded(tmp_path, "day")
+    recorded(tmp_path, "newer", RECORDS.replace('"v": 1', '"v": 7'))
+    (tmp_path / "runs" / "empty").mkdir()
+    assert told(run("report", "night", cwd=tmp_path), 1) == [
+        "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
+    ]
+    recorded(tmp_path, "begun", RECORDS[:20])
+    for name in ("empty", "begun"):  # without its records, and with half of the first
+        assert told(run("report", name, cwd=tmp_path), 1) == [
+            f"idletrain: run {name} has no records in runs/{name}/events.jsonl yet; look again once it trains"
+        ]
+    assert told(run("report", "newer", cwd=tmp_path), 1) == [
+        "idletrain: these records are of schema 7 and this idletrain reads 1; install a newer one"
+    ]
+    assert run("report", "day", "--to", "none/report.html", cwd=tmp_path).stderr == (
+        "idletrain: none/report.html cannot be written (No such file or directory); name another with --to\n"
+    )
+
+
+def test_who_cannot_be_told_of_a_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    lines = told(run("launch", "job.yaml", "--webhook", "s3cret", "--log-to", "excel", cwd=tmp_path), 2)
+    assert lines == [
+        "idletrain: --webhook: should be a URL such as https://hooks.example.com/...",
+        "idletrain: --log-to: there is no excel; choose from mlflow, wandb",
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]

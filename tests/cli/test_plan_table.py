@@ -1,0 +1,116 @@
+"""`idletrain plan`, before anything runs."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from idletrain.cli.plan_table import preview
+from idletrain.errors import RunError
+from idletrain.job import Job, load_job, parse_job
+from idletrain.nn.memory import HEAD_BYTES
+from idletrain.nn.prepare import Prepared, from_settings
+
+DIGITS = load_job(Path(__file__).parents[2] / "workflows" / "digits.yaml")
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return from_settings(DIGITS.model, DIGITS.data, DIGITS.training)
+
+
+def with_memory(job: Job, memory_bytes: int | None) -> Job:
+    return job.model_copy(update={"nodes": job.nodes.model_copy(update={"memory": memory_bytes})})
+
+
+def shown(prepared: Prepared, memory_bytes: int | None, job: Job = DIGITS) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(preview(with_memory(job, memory_bytes), prepared))
+    return out.getvalue()
+
+
+def test_the_digits_job_is_four_equal_subnets_that_cover_the_network(prepared: Prepared) -> None:
+    text = shown(prepared, 1 << 30)
+    assert "digits: 85,514 parameters, ist, 40 x 20 steps" in text
+    assert "covers 100% of the neurons" in text
+    assert text.count("25.0%") == 4
+    assert "64 MiB" not in text
+    assert text.count(" of 0.") + text.count(" of 1.0 GiB") + text.count("MiB of") >= 4
+
+
+def test_groups_are_listed_with_the_tensors_that_they_cut(prepared: Prepared) -> None:
+    rows = [line for line in shown(prepared, 1 << 30).splitlines() if ".weight" in line]
+    assert [row.count(".weight") for row in rows[:2]] == [3, 3]
+    assert all("256" in row for row in rows[:2])
+
+
+def test_sums_over_cut_neurons_are_listed_with_what_becomes_of_them_and_whole_groups_with_the_reason(
+    prepared: Prepared,
+) -> None:
+    text = shown(prepared, 1 << 30)
+    sums, whole = text[text.index("sums over cut neurons") :].split("kept whole")
+    assert re.search(r"4\.weight +│ as they are: a normalization", sums)
+    assert re.search(r"7\.weight +│ multiplied by 1/share", sums)
+    assert re.search(r"7 +│ its neurons are the network's outputs", whole)
+
+
+def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:
+    with pytest.raises(RunError, match="narrowest subnet needs"):
+        preview(with_memory(DIGITS, 1 << 20), prepared)
+
+
+def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
+    job = parse_job(
+        {
+            **DIGITS.model_dump(mode="json"),
+            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 256, 256, 10]}},
+            "memory": {"out_of_core": "always"},
+        }
+    )
+    prepared = from_settings(job.model, job.data, job.training, job.memory)
+    text = shown(prepared, 1 << 30, job)
+    assert text.count("out of core") >= 4
+    for words in (
+        "2-4",
+        "recompute all",
+        "compute f",
+        "one step:",
+        "micro-batches: not possible",
+        "of each worker's scratch disk, assumed",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(("nodes", "turns"), [(4, 1), (2, 2)])
+def test_widths_bytes_and_expected_time_of_a_round(nodes: int, turns: int) -> None:
+    model = DIGITS.model.model_copy(update={"args": {"widths": [64, 1024, 512, 10]}})
+    job = DIGITS.model_copy(update={"model": model, "nodes": DIGITS.nodes.model_copy(update={"count": nodes})})
+    text = shown(from_settings(model, DIGITS.data, DIGITS.training), 1 << 30, job)
+    assert text.count(" 256 128 ") == 4
+    subnet = 64 * 256 + 2 * 256 + 256 * 128 + 2 * 128 + 128 * 10 + 10
+    assert text.count(f" {subnet:,} ") == 4
+    moved = 4 * 4 * subnet
+    assert f"moves {moved / 2**20:.1f} MiB down and {moved / 2**20:.1f} MiB up" in text
+    expected, compute, exchange = (
+        float(re.search(pattern, text)[1])  # type: ignore[index]
+        for pattern in (r"expected ([0-9.]+) s a round", r"([0-9.]+) s compute", r"([0-9.]+) s exchange at 1 Gbit/s")
+    )
+    each = [float(seconds) for seconds in re.findall(r"([0-9.]+) s *│$", text, re.MULTILINE)]
+    assert len(each) == 4
+    assert min(each) > 0
+    assert compute == pytest.approx(turns * max(each), abs=0.005 * (turns + 1))
+    assert exchange == round(moved / 125e6, 2)
+    assert expected == pytest.approx(compute + exchange, abs=0.011)
+
+
+def test_this_machine_s_memory_is_shared_out_as_a_launch_does(prepared: Prepared) -> None:
+    job = DIGITS.model_copy(update={"nodes": DIGITS.nodes.model_copy(update={"count": 1, "memory": None})})
+    free = psutil.virtual_memory().available
+    budget = re.search(r"of ([0-9.]+) GiB", shown(prepared, None, job))
+    assert budget is not None
+    assert float(budget[1]) * 2**30 < free - HEAD_BYTES + (1 << 28)

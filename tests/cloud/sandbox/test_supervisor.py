@@ -1,0 +1,74 @@
+"""Nothing of a machine outlives its program, its supervisor's parent or an order to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rehearsal import eventually
+
+from idletrain.cloud.sandbox import supervisor
+
+# One process leaves the process group, one is orphaned; both say who they are.
+STRAYS = "setsid sleep 300 & (sleep 301 &) ; echo ready > {0}; wait"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "machine"
+    made.mkdir()
+    return made
+
+
+def start(directory: Path, *command: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_when_the_pipe_closes_all_descendants_die_and_the_directory_goes(tmp_path: Path, directory: Path) -> None:
+    process = start(directory, "bash", "-c", STRAYS.format(tmp_path / "ready"))
+    eventually((tmp_path / "ready").exists)
+    pids = supervisor.descendants(process.pid, supervisor.family())
+    assert len(pids) == 3
+    assert process.stdin
+    process.stdin.close()
+    process.wait(10)
+    assert all(map(gone, pids))
+    assert not directory.exists()
+
+
+def test_when_the_program_ends_its_strays_die_too(tmp_path: Path, directory: Path) -> None:
+    process = start(directory, "bash", "-c", f"(sleep 300 & echo $! > {tmp_path / 'pid'}); exit 3")
+    process.wait(10)
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert not directory.exists()
+    assert process.stdin
+    process.stdin.close()
+
+
+def test_the_program_runs_in_the_directory_without_input(tmp_path: Path, directory: Path) -> None:
+    process = start(directory, "bash", "-c", f"pwd > {tmp_path / 'where'}; cat > {tmp_path / 'input'}")
+    process.wait(10)
+    assert (tmp_path / "where").read_text().strip() == str(directory)
+    assert (tmp_path / "input").read_text() == ""
+    assert process.stdin
+    process.stdin.close()
+
+
+def test_a_process_without_children_has_no_descendants() -> None:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        family = supervisor.family()
+        assert supervisor.descendants(process.pid, family) == []
+        assert process.pid in supervisor.descendants(os.getpid(), family)
+        process.kill()

@@ -1,0 +1,238 @@
+"""The fleet's keeper against a rehearsal cloud whose machines only sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rehearsal import SPOT_POOLS, Sandbox, sleeping
+
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.controller import PRICE_SECONDS, UNSEEN_SECONDS, Keeper
+from idletrain.cloud.reconcile import Machine
+from idletrain.errors import RunError
+
+SECONDS = 20.0
+
+
+class Kept:
+    """A fleet that is kept while the context lasts."""
+
+    def __init__(self, account: Account, **wanted: Any) -> None:
+        self.account, self.record = account, sleeping(account, **wanted)
+        self.told: list[dict[str, Any]] = []
+
+    async def __aenter__(self) -> Kept:
+        self.keeper = Keeper(self.account, self.record, "tls://127.0.0.1:1")
+        self.keeper.attach(lambda **event: self.told.append(event))
+        self._keeping = asyncio.ensure_future(self.keeper.keep())
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._keeping.cancel()
+
+    async def until(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not await asyncio.to_thread(condition):
+            assert time.monotonic() < deadline, f"waited {SECONDS} s for {what}"
+            if self._keeping.done():
+                self._keeping.result()
+            await asyncio.sleep(0.05)
+
+    def alive(self) -> list[str]:
+        return sorted(instance.id for instance in self.account.instances(self.record.run, ("pending", "running")))
+
+    def ever(self) -> list[str]:
+        states = ("pending", "running", "shutting-down", "terminated")
+        return sorted(instance.id for instance in self.account.instances(self.record.run, states))
+
+
+def calls(cloud: Sandbox, action: str) -> int:
+    count: int = cloud.ask("GET", "calls").get("ec2", {}).get(action, 0)
+    return count
+
+
+def joined(worker: str, instance: str) -> dict[str, str]:
+    return {"kind": "worker_joined", "worker": worker, "name": f"{instance}-1-0"}
+
+
+def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", mode="drop-reply", times=1)
+        async with Kept(account) as fleet:
+            await fleet.until("a second request", lambda: calls(cloud, "CreateFleet") >= 2)
+            assert len(fleet.ever()) == 2
+
+    asyncio.run(check())
+    assert cloud.ask("GET", "faults") == []
+
+
+def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
+    cloud: Sandbox, account: Account
+) -> None:
+    async def check() -> None:
+        for pool in SPOT_POOLS:
+            cloud.ask(
+                "POST", "capacity", market="spot", type=pool.type, zone=pool.zone, count=int(pool is SPOT_POOLS[0])
+            )
+        async with Kept(account, policy="auto", count=3) as fleet:
+            await fleet.until("three machines", lambda: len(fleet.alive()) == 3)
+            markets = sorted(instance.pool.market for instance in account.instances(fleet.record.run))
+            assert markets == ["on-demand", "on-demand", "spot"]
+            assert len(fleet.ever()) == 3
+
+    asyncio.run(check())
+
+
+def test_without_capacity_it_waits_and_does_not_ask_all_the_time(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "capacity", market="spot", count=0)
+        async with Kept(account) as fleet:
+            looks = calls(cloud, "DescribeInstances")
+            await fleet.until("two looks", lambda: calls(cloud, "DescribeInstances") >= looks + 2)
+            assert calls(cloud, "CreateFleet") == 1
+            assert fleet.ever() == []
+
+    asyncio.run(check())
+
+
+def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            first, second = fleet.alive()
+            for instance in (first, second):
+                fleet.keeper(joined(f"tls://{instance}", instance))
+            cloud.ask("POST", "take", instance=first)
+            fleet.keeper({"kind": "worker_left", "worker": f"tls://{first}"})
+            await fleet.until("a replacement", lambda: len(fleet.ever()) == 3 and len(fleet.alive()) == 2)
+            await fleet.until("its account", lambda: any(e["kind"] == "instance_ended" for e in fleet.told))
+            ends = [event for event in fleet.told if event["kind"] == "instance_ended"]
+            assert [(e["instance"], e["reason"]) for e in ends] == [(first, "Server.SpotInstanceTermination")]
+            launched = {event["instance"] for event in fleet.told if event["kind"] == "instance_launched"}
+            assert {first, second} <= launched <= set(fleet.ever())
+
+    asyncio.run(check())
+
+
+def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        fleet = Kept(account)  # whose record has other prices than the cloud
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        cloud.ask("POST", "calls/reset")
+        fleet.keeper._prices_due = 0.0
+        for _ in range(3):
+            await fleet.keeper.look()
+        assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
+        pools = {instance.pool for instance in account.instances(fleet.record.run)}
+        asked = account.spot_prices({pool.type for pool in pools})
+        told = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.told if e["kind"] == "spot_price"}
+        assert told == {(pool.type, pool.zone): asked[pool.type, pool.zone] for pool in pools}
+        assert fleet.keeper._prices_due > time.monotonic() + PRICE_SECONDS / 2
+
+    asyncio.run(check())
+
+
+def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -> None:
+    before = replace(sleeping(account), spent_usd=1.25)
+    assert Keeper(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
+
+
+def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account, count=1) as fleet:
+            await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
+            (first,) = fleet.alive()
+            fleet.keeper(joined("tls://w", first))
+            fleet.keeper({"kind": "worker_left", "worker": "tls://w"})
+            await fleet.until("its end", lambda: bool(fleet.alive()) and first not in fleet.alive())
+            assert len(fleet.ever()) == 2
+
+    asyncio.run(check())
+
+
+def test_a_machine_that_cannot_be_ended_now_is_ended_later(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account, count=1) as fleet:
+            await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
+            (first,) = fleet.alive()
+            cloud.ask("POST", "fault", action="TerminateInstances", code="UnauthorizedOperation", status=403, times=2)
+            fleet.keeper(joined("tls://w", first))
+            fleet.keeper({"kind": "worker_left", "worker": "tls://w"})
+            await fleet.until("its end", lambda: first not in fleet.alive())
+        assert cloud.ask("GET", "faults") == []
+
+    asyncio.run(check())
+
+
+def test_what_the_cloud_refuses_for_good_ends_the_run_with_its_words(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", status=403, times=1)
+        async with Kept(account) as fleet:
+            with pytest.raises(RunError, match="UnauthorizedOperation"):
+                await fleet.until("a refusal", lambda: False)
+            assert fleet.ever() == []
+
+    asyncio.run(check())
+
+
+def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        fleet = Kept(account)
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        unlisted = Keeper(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
+        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time()) for id_ in ("i-1", "i-2")}
+        account.terminate(fleet.alive())
+        await unlisted.look()
+        assert fleet.alive() == []
+        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")}
+        await unlisted.look()
+        assert len(fleet.alive()) == 2
+
+    asyncio.run(check())
+
+
+def test_a_cloud_that_does_not_answer_ends_no_run(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            looked = calls(cloud, "DescribeInstances")
+            cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403, times=1)
+            assert await fleet.keeper.look() > 0
+            assert calls(cloud, "DescribeInstances") > looked
+        assert len(fleet.alive()) == 2
+
+    asyncio.run(check())
+
+
+def test_throttling_is_waited_out_with_the_same_request(cloud: Sandbox, account: Account) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", code="RequestLimitExceeded", status=503, times=2)
+        async with Kept(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            assert calls(cloud, "CreateFleet") == 3
+
+    asyncio.run(check())
+
+
+def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_minute(
+    cloud: Sandbox, account: Account
+) -> None:
+    async def check() -> None:
+        fleet = Kept(account, count=100)
+        async with fleet:
+            await fleet.until("a hundred machines", lambda: len(fleet.alive()) == 100)
+        for instance in fleet.alive():
+            fleet.keeper(joined(f"tls://{instance}", instance))
+        cloud.ask("POST", "calls/reset")
+        pauses = [await fleet.keeper.look() for _ in range(3)]
+        assert cloud.ask("GET", "calls") == {"ec2": {"DescribeInstances": 3}}
+        assert all(60 / pause <= 12 for pause in pauses)
+
+    asyncio.run(check())

@@ -1,0 +1,83 @@
+"""A head's work proper, with a worker of this machine and a fleet whose machines sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal import Sandbox, sleeping
+
+from idletrain.cloud import head_run, record, teardown
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.controller import Keeper
+from idletrain.cluster import certificates, dask_scheduler
+from idletrain.cluster.local import LocalFleet
+from idletrain.job import parse_job
+from idletrain.rounds.durable import s3_mirror
+from idletrain.storage import S3Prefix
+
+DIGITS = {
+    "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10]}},
+    "data": {"name": "digits"},
+    "training": {"subnets": 1, "rounds": 2, "batch_size": 32, "optimizer": {"lr": 0.05}},
+    "nodes": {"count": 1, "memory": "1GiB"},
+}
+
+
+def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_round_fails_no_run(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sleeping(account, count=1)
+    run = replace(run, job=parse_job({**DIGITS, "name": run.run}).as_tree())
+    record.claim(prefix, run)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which the work adds to
+
+    async def check() -> str:
+        async with dask_scheduler.started(tmp_path, identity=identities["head"]) as address:
+            keeper = Keeper(account, run, address)
+            await keeper.look()
+            (machine,) = account.instances(run.run)
+            _lose_at_the_end(monkeypatch, cloud, keeper, machine.id)
+            fleet = LocalFleet(address, 1 << 30, tmp_path / "logs", options=options)
+            try:
+                fleet.start(1)
+                await head_run.work(run, prefix, keeper, identities["head"], address)
+            finally:
+                await fleet.close()
+        return machine.id
+
+    until = datetime.datetime.fromtimestamp(time.time() + 3600, datetime.UTC)
+    identities = certificates.issue(run.run, ("head", "worker"), until)
+    options = []
+    for what, text in asdict(identities["worker"]).items():
+        (tmp_path / what).write_text(text)
+        options += [{"ca": "--tls-ca-file"}.get(what, f"--tls-{what}"), str(tmp_path / what)]
+    lost = asyncio.run(check())
+
+    events = {event["kind"]: event for event in s3_mirror.events(prefix)}
+    assert any("local steps" in reason for reason in events["run_started"]["why"])
+    assert set(events["round_committed"]["expected"]) == set(events["round_committed"]["measured"])
+    assert events["run_ended"]["status"] == "completed"
+    assert account.instances(run.run) == []
+    teardown.down(account, run.run, prefix)
+    ends = [e for e in s3_mirror.events(prefix) if e["kind"] == "instance_ended"]
+    assert [(e["instance"], e["reason"]) for e in ends] == [(lost, "Server.SpotInstanceTermination")]
+
+
+def _lose_at_the_end(patch: pytest.MonkeyPatch, cloud: Sandbox, keeper: Keeper, machine: str) -> None:
+    """Take the machine when the last round is done and the run's results are on their way, and have the keeper look."""
+    bring_home, loop = head_run._bring_home, asyncio.get_running_loop()
+
+    def late(*what: Any) -> None:
+        cloud.ask("POST", "take", instance=machine)
+        asyncio.run_coroutine_threadsafe(keeper.look(), loop).result(30)
+        bring_home(*what)
+
+    patch.setattr(head_run, "_bring_home", late)

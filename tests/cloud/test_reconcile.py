@@ -1,0 +1,145 @@
+"""What a fleet lacks, as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.reconcile import (
+    DRY_SECONDS,
+    JOIN_SECONDS,
+    LOST_SECONDS,
+    Launch,
+    Limits,
+    Machine,
+    Terminate,
+    Wanted,
+    after_launch,
+    decide,
+    why_stop,
+)
+
+SPOT = tuple(Pool("spot", name, "a") for name in ("c7i", "m7i"))
+DEAR = tuple(Pool("on-demand", name, "a") for name in ("c7i", "m7i"))
+WANTED = Wanted(2, "spot", SPOT)
+NOW = 1e6
+
+
+def machine(name: str, **changes: object) -> Machine:
+    return dataclasses.replace(Machine(name, SPOT[0], NOW - 60, joined=True), **changes)
+
+
+FINE = [machine("i-1"), machine("i-2")]
+
+
+def test_a_fleet_that_is_whole_needs_nothing() -> None:
+    assert decide(WANTED, FINE, {}, True, NOW) == ()
+
+
+def test_what_is_missing_is_asked_for_in_all_pools() -> None:
+    assert decide(WANTED, [], {}, True, NOW) == (Launch(SPOT, 2),)
+    assert decide(WANTED, FINE[:1], {}, True, NOW) == (Launch(SPOT, 1),)
+
+
+def test_machines_that_boot_count_until_they_have_had_their_time() -> None:
+    booting = [machine("i-1", joined=False), machine("i-2", joined=False)]
+    assert decide(WANTED, booting, {}, True, NOW) == ()
+    late = machine("i-2", joined=False, launched_at=NOW - JOIN_SECONDS - 1)
+    assert decide(WANTED, [FINE[0], late], {}, True, NOW) == (
+        Terminate(("i-2",), f"no worker after {JOIN_SECONDS:.0f} s"),
+        Launch(SPOT, 1),
+    )
+
+
+def test_a_noticed_machine_is_replaced_before_it_is_gone_and_not_ended_by_us() -> None:
+    assert decide(WANTED, [FINE[0], machine("i-2", leaving=True)], {}, True, NOW) == (Launch(SPOT, 1),)
+
+
+def test_a_machine_at_risk_stays_and_gets_a_spare_once() -> None:
+    risky = machine("i-2", at_risk=True)
+    assert decide(WANTED, [FINE[0], risky], {}, True, NOW) == (Launch(SPOT, 1),)
+    assert decide(WANTED, [FINE[0], risky, machine("i-3")], {}, True, NOW) == ()
+    risky_too = machine("i-3", at_risk=True)
+    assert decide(WANTED, [machine("i-1", at_risk=True), risky, risky_too], {}, True, NOW) == ()
+
+
+def test_a_machine_without_a_worker_is_replaced_at_once_and_ended_soon() -> None:
+    just = machine("i-2", workerless_since=NOW - 0.1)
+    assert decide(WANTED, [FINE[0], just], {}, True, NOW) == (Launch(SPOT, 1),)
+    gone = machine("i-2", workerless_since=NOW - LOST_SECONDS - 0.1)
+    assert decide(WANTED, [FINE[0], gone, machine("i-3")], {}, True, NOW) == (
+        Terminate(("i-2",), "its worker is gone"),
+    )
+
+
+def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
+    dry = {SPOT[0]: NOW + 1}
+    assert decide(WANTED, [], dry, True, NOW) == (Launch(SPOT[1:], 2),)
+    assert decide(WANTED, [], dry, True, NOW + 2) == (Launch(SPOT, 2),)
+    assert decide(WANTED, [], dict.fromkeys(SPOT, NOW + 1), True, NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "dry", "asked"),
+    [
+        ("spot", (), SPOT),
+        ("on-demand", (), DEAR),
+        ("auto", (), SPOT),
+        ("auto", SPOT[:1], SPOT[1:]),
+        ("auto", SPOT, DEAR),
+    ],
+)
+def test_on_demand_is_for_what_spot_cannot_give_where_the_job_allows_it(
+    policy: str, dry: tuple[Pool, ...], asked: tuple[Pool, ...]
+) -> None:
+    wanted = Wanted(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
+    assert decide(wanted, FINE[:1], dict.fromkeys(dry, NOW + 1), True, NOW) == (Launch(asked, 1),)
+
+
+def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> None:
+    gone = machine("i-2", workerless_since=NOW - 60)
+    assert decide(WANTED, [gone], {}, False, NOW) == (Terminate(("i-2",), "its worker is gone"),)
+
+
+def test_pools_that_gave_less_are_dry_for_a_while() -> None:
+    asked = Launch(SPOT, 2)
+    assert after_launch(asked, 2, frozenset(), NOW) == {}
+    assert after_launch(asked, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + DRY_SECONDS}
+    assert after_launch(asked, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + DRY_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("spent", "idle", "left", "reason"),
+    [
+        (0.0, 0.0, 3600.0, ""),
+        (4.99, 599.0, 421.0, ""),
+        (0.0, 0.0, 419.0, "its deadline is near"),
+        (5.0, 0.0, 3600.0, "its budget of $5.00 is used up"),
+        (0.0, 601.0, 3600.0, "no node came for 600 s"),
+    ],
+)
+def test_a_run_stops_when_it_has_had_its_time_its_money_or_no_nodes(
+    spent: float, idle: float, left: float, reason: str
+) -> None:
+    assert why_stop(Limits(NOW + left, 5.0, 600.0), spent, idle, NOW) == reason
+
+
+def test_without_a_budget_money_stops_nothing() -> None:
+    assert why_stop(Limits(NOW + 3600, None, 600.0), 1e9, 0.0, NOW) == ""
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=8), st.integers(1, 6))
+def test_after_what_is_decided_there_is_nothing_to_launch(kinds: list[tuple[bool, bool, bool]], count: int) -> None:
+    wanted = dataclasses.replace(WANTED, count=count)
+    there = [
+        machine(f"i-{n}", leaving=leaving, at_risk=risky, workerless_since=NOW - 60 if lost else None)
+        for n, (leaving, risky, lost) in enumerate(kinds)
+    ]
+    ended = {id_ for c in decide(wanted, there, {}, True, NOW) if isinstance(c, Terminate) for id_ in c.ids}
+    new = sum(c.count for c in decide(wanted, there, {}, True, NOW) if isinstance(c, Launch))
+    after = [m for m in there if m.id not in ended] + [machine(f"n-{n}") for n in range(new)]
+    assert not any(isinstance(c, Launch) for c in decide(wanted, after, {}, True, NOW))

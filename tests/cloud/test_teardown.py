@@ -1,0 +1,172 @@
+"""Nothing is left, and what is left over is found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from rehearsal import RECORD, Sandbox
+
+from idletrain.cloud import leader_lease, record, teardown
+from idletrain.cloud.aws import requests
+from idletrain.cloud.aws.account import Account, Instance, Remnant
+from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.teardown import Orphan
+from idletrain.errors import RunError
+from idletrain.observe.cost import accrued
+from idletrain.rounds.durable import s3_mirror
+from idletrain.storage import S3Prefix
+
+NOW = 1e9
+
+
+def tags(run: str, age: float = 3600.0, left: float = 3600.0) -> dict[str, str]:
+    return requests.tags(run, f"s3://b/{run}/", "arn:me", "0", NOW - age, NOW + left)
+
+
+def machine(run: str, role: str, **times: float) -> Instance:
+    marked = {**tags(run, **times), "idletrain:role": role}
+    return Instance(f"i-{run}-{role}", "running", Pool("spot", "m5.large", "a"), NOW, "", marked, "")
+
+
+def test_a_run_with_a_head_before_its_deadline_is_left_alone() -> None:
+    assert teardown.orphans([machine("night", "head"), machine("night", "worker")], [], NOW, 600) == []
+
+
+def test_a_run_without_a_head_is_over_once_a_head_could_have_come() -> None:
+    group = Remnant("group", "sg-1", tags("night"))
+    expected = [Orphan("night", "s3://b/night/", "it has no head")]
+    assert teardown.orphans([machine("night", "worker")], [], NOW, 600) == expected
+    assert teardown.orphans([], [group], NOW, 600) == expected
+    assert teardown.orphans([], [Remnant("group", "sg-1", tags("night", age=60))], NOW, 600) == []
+
+
+def test_behind_its_deadline_a_run_is_over_with_or_without_a_head() -> None:
+    assert teardown.orphans([machine("night", "head", left=-1)], [], NOW, 600) == [
+        Orphan("night", "s3://b/night/", "its deadline has passed")
+    ]
+
+
+def test_each_run_is_named_once_and_judged_by_itself() -> None:
+    there = [machine("a", "head"), machine("a", "worker"), machine("b", "worker"), machine("b", "worker")]
+    assert [orphan.run for orphan in teardown.orphans(there, [], NOW, 600)] == ["b"]
+
+
+def test_a_run_whose_head_leads_no_more_is_over_although_its_machine_is_there() -> None:
+    there = [machine("night", "head"), machine("night", "worker")]
+    assert teardown.orphans(there, [], NOW, 600, {"night": "it has ended", "day": "it has ended"}) == [
+        Orphan("night", "s3://b/night/", "it has ended")
+    ]
+    assert teardown.orphans([machine("night", "head", age=60)], [], NOW, 600, {"night": "it has ended"}) == []
+
+
+def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix) -> None:
+    account = SimpleNamespace(s3=prefix.client)
+
+    def told(now: float = NOW) -> dict[str, str]:
+        head = machine("night", "head")
+        here = replace(head, tags={**head.tags, "idletrain:prefix": prefix.url})
+        return teardown.over(account, [here, machine("night", "worker")], now)  # type: ignore[arg-type]
+
+    assert told() == {"night": "its record is gone"}
+    record.claim(prefix, RECORD)
+    assert told() == {}
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
+    prefix.put(leader_lease.KEY, json.dumps({"holder": "i-1", "renewed": NOW + teardown.SILENT_SECONDS}).encode())
+    assert told(NOW + teardown.SILENT_SECONDS + 1) == {}
+    record.update(prefix, state="ended")
+    assert told() == {"night": "it has ended"}
+    prefix.put(record.KEY, b'{"of": "another version"}')
+    assert told() == {}
+
+
+def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
+    assert teardown.over(account, [machine("night", "head")], NOW) == {}  # nobody has this bucket
+
+
+@pytest.mark.parametrize(
+    ("heads", "age", "words"),
+    [
+        ([("running", NOW)], 3600.0, ""),
+        ([("terminated", NOW - 60), ("pending", NOW)], 3600.0, ""),
+        ([], 60.0, ""),
+        ([], 3600.0, "it has no head; go on with --resume"),
+        ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
+    ],
+)
+def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, words: str) -> None:
+    of_all = [
+        replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
+    ]
+    run = replace(RECORD, created=NOW - age, tags=tags("night"))
+    assert teardown.lost_head([*of_all, machine("night", "worker")], run, NOW) == words
+
+
+def test_a_head_of_a_sitting_before_is_not_this_one_s() -> None:
+    run = replace(RECORD, created=NOW - 3600, tags=tags("night", age=3600.0))
+    before = machine("night", "head", age=7200.0)
+    assert teardown.lost_head([before], run, NOW) == "it has no head; go on with --resume"
+    assert teardown.lost_head([before, machine("night", "head")], run, NOW) == ""
+
+
+def marks(run: str) -> dict[str, str]:
+    now = time.time()
+    return requests.tags(run, "s3://none/", "arn:me", "0", now, now + 60)
+
+
+def make(cloud: Sandbox, account: Account, run: str, tags: dict[str, str] | None = None) -> list[str]:
+    """A run's group, template and two machines."""
+    marked = tags or marks(run)
+    site = account.site(None, gpu=False)
+    group = account.make_group(run, site.vpc, marked)
+    made = requests.Site(**{**vars(site), "group": group})
+    body = requests.launch_template(run, made, "idletrain-node", "#!/bin/bash\nsleep 60\n", marked)
+    made = requests.Site(**{**vars(made), "template": account.make_template(body)})
+    pool = Pool("spot", "m5.large", "eu-west-1a")
+    outcome = account.start_nodes(made, requests.fleet(made, (pool,), 2, "1", marked, None), [pool])
+    return [launched.id for launched in outcome.machines]
+
+
+def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Account) -> None:
+    assert len(make(cloud, account, "night-down")) == 2
+    teardown.down(account, "night-down", None)
+    assert not any(cloud.inventory().values())
+    teardown.down(account, "night-down", None)
+
+
+def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
+    cloud: Sandbox, account: Account, prefix: S3Prefix
+) -> None:
+    marked = marks("night-bill")
+    record.claim(prefix, replace(RECORD, run="night-bill", created=time.time(), tags=marked))
+    s3_mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
+    machines = make(cloud, account, "night-bill", marked)
+    teardown.down(account, "night-bill", prefix)
+    teardown.down(account, "night-bill", prefix)
+    told = s3_mirror.events(prefix)
+    assert Counter(event["kind"] for event in told) == {"staged": 1, "instance_launched": 2, "instance_ended": 2}
+    assert {event["instance"] for event in told if event["kind"] == "instance_ended"} == set(machines)
+    assert accrued(told, time.time() + 3600).spent_usd == accrued(told, time.time()).spent_usd > 0
+
+
+def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:
+    me, _ = make(cloud, account, "night-spare")
+    teardown.down(account, "night-spare", None, spare=me)
+    left = cloud.inventory()
+    assert left["instances"] == [me]
+    assert (left["security_groups"], left["launch_templates"]) == ([], [])
+
+
+def test_what_survives_is_named(cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = make(cloud, account, "night-survivor")
+    monkeypatch.setattr(teardown, "GONE_SECONDS", 0.5)
+    cloud.ask("POST", "fault", action="TerminateInstances", code="InvalidInstanceID.NotFound", times=50)
+    with pytest.raises(RunError, match=f"there are still .*{machines[0][-6:]}.*repeat `idletrain down night-survivor`"):
+        teardown.down(account, "night-survivor", None)
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(cloud.ec2.exceptions.ClientError):
+            cloud.ec2.terminate_instances(InstanceIds=machines)

@@ -1,0 +1,90 @@
+"""Local nodes can be started, warned, killed and asked for, in any order and more than once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from idletrain.cluster import local
+from idletrain.cluster.local import LocalFleet
+
+
+@asynccontextmanager
+async def fleet(logs: Path) -> AsyncIterator[LocalFleet]:
+    """A fleet whose scheduler takes connections and never answers: its workers stay and wait."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = LocalFleet(f"tcp://127.0.0.1:{silent.getsockname()[1]}", 1 << 28, logs)
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+def test_nodes_are_alive_until_they_are_stopped_and_stopping_again_is_no_error(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            first, second = nodes.start(2)
+            assert nodes.alive() == {first, second}
+            pid = nodes.pid(first)
+            os.kill(pid, 0)
+            nodes.stop([first, "nobody"])
+            while first in nodes.alive():
+                await asyncio.sleep(0.01)
+            nodes.stop([first])
+            nodes.notice([first, "nobody"])
+            assert nodes.alive() == {second}
+            (third,) = nodes.start(1)
+            assert third not in (first, second)
+            assert {p.stem for p in (tmp_path / "logs").iterdir()} == {first, second, third}
+        assert nodes.alive() == frozenset()
+
+    asyncio.run(check())
+
+
+def test_nodes_that_end_as_soon_as_they_start_are_told_of_once_with_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
+    monkeypatch.setattr(local.sys, "executable", "/bin/false")
+    told: list[str] = []
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            keeping = asyncio.ensure_future(local.keep(nodes, 2, lambda _kind, reason: told.append(reason)))
+            while not told or len(list((tmp_path / "logs").iterdir())) < 12:
+                await asyncio.sleep(0.05)
+            keeping.cancel()
+
+    asyncio.run(check())
+    assert told == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
+
+
+def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
+    told: list[str] = []
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            (tmp_path / "logs").rename(tmp_path / "moved")
+            keeping = asyncio.ensure_future(local.keep(nodes, 1, lambda _kind, reason: told.append(reason)))
+            for _ in range(2):  # at first, and when one is to be replaced
+                told.clear()
+                while not told:
+                    await asyncio.sleep(0.01)
+                assert "none can be started" in told[0]
+                assert nodes.alive() == frozenset()
+                (tmp_path / "moved").rename(tmp_path / "logs")
+                while not nodes.alive():
+                    await asyncio.sleep(0.01)
+                (tmp_path / "logs").rename(tmp_path / "moved")
+                nodes.stop(nodes.alive())
+            (tmp_path / "moved").rename(tmp_path / "logs")
+            keeping.cancel()
+
+    asyncio.run(check())

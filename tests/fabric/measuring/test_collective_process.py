@@ -1,0 +1,140 @@
+"""Processes of two nodes that do things together, without a cluster around them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from idletrain.fabric.measuring import models, tasks, training
+from idletrain.fabric.measuring.presets import KB, OPERATIONS, QUICK, Model
+from idletrain.fabric.measuring.timed_group import Company
+from tests.chaos.helpers import until
+
+TINY = replace(
+    QUICK,
+    sizes=(KB, 8 * KB, 64 * KB),
+    operation_seconds=0.05,
+    repeats=(2, 3),
+    step_seconds=0.2,
+    models=(Model("mlp", (8,)), Model("transformer", (1,))),
+    edge=8,
+    thorough=True,
+)
+
+
+HOST = "127.0.0.1"
+
+
+def orders(nodes: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "backend": "gloo",
+        "label": "gloo",
+        "host": HOST,
+        "port": tasks.free_port(HOST),
+        "nodes": nodes,
+        "sharing": nodes,
+        "place": 0,
+        "preset": asdict(TINY),
+        "bytes_per_second": 1e9,
+        "limit_seconds": 60.0,
+    } | changes
+
+
+def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
+    common = orders(nodes, **changes)
+    with ThreadPoolExecutor(nodes) as beside:
+        parts = [beside.submit(tasks.take_part, {**common, "rank": rank}, "lo", {}) for rank in range(nodes)]
+        return [part.result() for part in parts]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    first, second = together(2)
+    assert second == {}
+    assert "fault" not in first
+    return first
+
+
+def test_every_operation_of_every_size_is_sampled(found: dict[str, Any]) -> None:
+    done = {(one["operation"], one["moved_bytes"]) for one in found["collectives"]}
+    assert done == {(operation, size) for operation in OPERATIONS for size in TINY.sizes}
+    assert all(min(one["seconds"]) > 0 and 2 <= len(one["seconds"]) <= 3 for one in found["collectives"])
+
+
+def test_steps_are_sampled_alone_and_together(found: dict[str, Any]) -> None:
+    done = {(one["model"], one["nodes"]): one for one in found["training"]}
+    assert done.keys() == {(model, nodes) for model in ("mlp", "transformer") for nodes in (1, 2)}
+    assert done["mlp", 1]["step"] == []
+    both = done["mlp", 2]
+    assert min(both["compute"] + both["communicate"] + both["step"]) > 0
+    assert sum(both["buckets"]) == both["gradient_bytes"]
+
+
+def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
+    done = {(one["scaling"], one["blocking"], one["nodes"]) for one in found["stencil"]}
+    assert done == {
+        (scaling, how, nodes) for scaling in ("strong", "weak") for how in (True, False) for nodes in (1, 2)
+    }
+
+
+def test_steps_whose_exchange_takes_too_long_are_one_node_s_arithmetic() -> None:
+    hasty = replace(TINY, step_seconds=1e-9, models=(Model("mlp", (8,)),), operation_seconds=0.01)
+    first, second = together(2, preset=asdict(hasty))
+    assert "fault" not in first | second
+    alone, both = (next(one for one in first["training"] if one["nodes"] == nodes) for nodes in (1, 2))
+    assert both["compute"] == alone["compute"] != []
+    assert both["step"] == both["communicate"] == []
+    assert any(missing.startswith("steps of mlp on 2 nodes are computed") for missing in first["missing"])
+
+
+def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Company(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
+    room = 4 * 4 * sum(p.numel() for p in models.hollow("mlp").parameters()) + (50 << 20)
+    monkeypatch.setattr(training, "available_bytes", lambda: room)
+    found, missing = training.measure(alone, "gloo", Model("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
+    assert [one.batch_size for one in found] == [512]
+    assert missing[0].startswith("mlp, batch 65536 and more: needs ")
+    found, missing = training.measure(alone, "gloo", Model("mlp", (8,)), 8, lambda _: 0.0)
+    assert (found, len(missing)) == ([], 1)
+
+
+def test_one_node_trains_alone() -> None:
+    (only,) = together(1)
+    assert only["collectives"] == []
+    assert {one["nodes"] for one in only["training"]} == {1}
+
+
+def listening(port: int) -> list[str]:
+    """The addresses at which a port of this machine is listened on."""
+    return [
+        one.laddr.ip
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port
+    ]
+
+
+def test_the_first_node_listens_on_its_address_alone_and_ends_with_who_asked() -> None:
+    alone = orders(2, limit_seconds=600.0)
+    with ThreadPoolExecutor(1) as beside:
+        part = beside.submit(tasks.take_part, {**alone, "rank": 0}, "lo", {})
+        try:
+            assert until("the first node listens", lambda: listening(alone["port"])) == [HOST]
+        finally:
+            tasks.end_parts()
+        assert part.result(30)["fault"] == "it ended with -9"
+    assert listening(alone["port"]) == []
+
+
+def test_a_process_that_fails_says_why() -> None:
+    (only,) = together(1, backend="carrier pigeon")
+    assert "carrier pigeon" in only["fault"].lower() or "backend" in only["fault"].lower()
+
+
+def test_a_company_that_never_meets_is_ended() -> None:
+    found = tasks.take_part({**orders(2, limit_seconds=4.0), "rank": 0}, "lo", {})
+    assert found == {"fault": "it took longer than 4 s"}

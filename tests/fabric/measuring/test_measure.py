@@ -1,0 +1,232 @@
+"""Worker processes of a real cluster, measured in seconds; and a cluster that is not as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from idletrain.cluster import certificates, dask_scheduler, dask_settings
+from idletrain.cluster.local import LocalFleet
+from idletrain.errors import RefusedError, RunError
+from idletrain.fabric.analysis import compare, statistics
+from idletrain.fabric.analysis.samples import Fabric, from_json
+from idletrain.fabric.measuring import nodes, presets, tasks
+from idletrain.fabric.measuring.measure import measure
+from idletrain.fabric.measuring.nodes import SilentError, Team, occupied
+from idletrain.fabric.measuring.tasks import Found, Visit
+
+from .test_collective_process import TINY
+
+PRESET = replace(
+    TINY, pings=5, pairs_seconds=0.5, stream_seconds=(0.2, 0.2), transfers=2, transfer_seconds=0.01, flows=(2,)
+)
+
+
+@asynccontextmanager
+async def workers(count: int) -> AsyncIterator[Client]:
+    dask_settings.apply()
+    async with (
+        LocalCluster(n_workers=count, threads_per_worker=1, asynchronous=True, dashboard_address=":0") as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        yield client
+
+
+def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
+        async with workers(count) as client:
+            return await work(client)
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(scope="module")
+def found() -> Fabric:
+    fabric: Fabric = on(3, lambda client: measure(client, PRESET, lambda _: None))
+    return fabric
+
+
+def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
+    assert found.faults == []
+    assert len(found.nodes) == 3
+    pairs = set(presets.pairs(3))
+    for what, over in (("round trip", "socket"), ("one way", "socket")):
+        assert {(p.source, p.target) for p in statistics.of_kind(found, what, over)} == pairs
+    for over in ("dask", "dask tls", "pull", "push"):
+        for what in ("one way", "round trip"):
+            assert len(statistics.of_kind(found, what, over)) == 2
+        assert all(0 < statistics.median(p.samples) < 0.1 for p in statistics.of_kind(found, "round trip", over))
+    assert len(statistics.of_kind(found, "both ways")) >= 2
+    assert [(point.flows, point.target) for point in statistics.of_kind(found, "incast")] == [(2, 0), (2, 1), (2, 2)]
+    (flows,) = statistics.of_kind(found, "flows")
+    assert flows.flows == 2
+
+
+def test_collectives_training_and_stencil_come_along(found: Fabric) -> None:
+    assert {one.operation for one in found.collectives} == set(presets.OPERATIONS)
+    assert {one.nodes for one in found.training} == {1, 2, 3}
+    assert {one.nodes for one in found.stencil} == {1, 2, 3}
+    assert statistics.costs(found)
+    assert compare.sentence(found).startswith("Between these 3 nodes")
+
+
+def test_what_is_not_there_is_named(found: Fabric) -> None:
+    assert any(missing.startswith("NCCL: not there on all nodes") for missing in found.missing)
+    assert any(missing.startswith("MPI") for missing in found.missing)
+
+
+def test_it_survives_its_file(found: Fabric) -> None:
+    assert from_json(found.as_json(), "a.json") == found
+
+
+def test_one_node_is_measured_as_far_as_it_goes() -> None:
+    alone = on(1, lambda client: measure(client, PRESET, lambda _: None))
+    assert alone.points == []
+    assert any("there is no second node" in missing for missing in alone.missing)
+    assert {one.nodes for one in alone.training} == {1}
+
+
+async def _not_reached(client: Client) -> Fabric:
+    return await measure(client, PRESET, lambda _: None)
+
+
+def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Team.ask
+
+    async def cut(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
+        if task is tasks.link and (args[0].source, args[0].target) == (1, 0):
+            return Found(fault="timed out")
+        return await asked(self, node, task, *args, **more)
+
+    monkeypatch.setattr(Team, "ask", cut)
+    found = on(2, _not_reached)
+    assert [fault for fault in found.faults if "cannot reach" in fault] == [
+        "1 cannot reach 0 at 127.0.0.1 (timed out); let TCP through between them, all ports"
+    ]
+    assert found.collectives == []
+    assert any("every node must reach every other one" in missing for missing in found.missing)
+
+
+def test_a_node_that_is_gone_is_told_of_once_and_not_taken_for_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, visits = Team.ask, []
+
+    async def gone(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
+        if args and isinstance(args[0], Visit):
+            visits.append((args[0].source, args[0].target))
+            if node == 1:
+                raise SilentError("1 did not end 'link' in 60 s; see its log")
+        return await asked(self, node, task, *args, **more)
+
+    monkeypatch.setattr(Team, "ask", gone)
+    found = on(2, _not_reached)
+    assert found.faults == ["1 did not end 'link' in 60 s; see its log"]
+    assert visits[-1] == (1, 0)  # and nothing behind
+    assert found.collectives == []
+    assert any("every node must reach every other one" in missing for missing in found.missing)
+
+
+def test_a_worker_that_is_killed_among_all_holds_nobody_up() -> None:
+    async def go(client: Client) -> tuple[Fabric, float, int]:
+        client.cluster.scheduler.allowed_failures = 3  # as a scheduler of others, which waits for it to come back
+        processes = await client.run(os.getpid)
+        killing: list[asyncio.Task[float]] = []
+
+        async def kill() -> float:
+            await asyncio.sleep(2)  # into what all do together
+            os.kill(processes[max(processes)], signal.SIGKILL)
+            return time.monotonic()
+
+        def say(text: str) -> None:
+            if text.startswith("collectives"):
+                killing.append(asyncio.ensure_future(kill()))
+
+        busy = replace(PRESET, together_seconds=600.0, operation_seconds=60.0, repeats=(1, 1000))
+        found = await measure(client, busy, say)
+        ended = time.monotonic()
+        left = await client.run(lambda: len(tasks._parts))
+        return found, ended - await killing[0], sum(left.values())
+
+    found, seconds, left = on(3, go)
+    assert any("was gone before 'take_part' ended" in fault for fault in found.faults)
+    assert any(missing.startswith("collectives, training and stencil over gloo: not all") for missing in found.missing)
+    assert 0 < seconds < 60, "of 600 that all have together"
+    assert left == 0
+
+
+def test_workers_of_another_version_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+    monkeypatch.setattr(nodes, "version", lambda: "1.0" if os.getpid() == here else "0.9")
+    with pytest.raises(RefusedError, match=r"not all workers run idletrain 1\.0: 0 runs 0\.9; install the same"):
+        on(1, Team.of)
+
+
+def test_a_cluster_without_workers_is_a_sentence() -> None:
+    with pytest.raises(RunError, match="the cluster has no worker; start some"):
+        on(0, Team.of)
+
+
+def test_a_cluster_that_works_is_known_by_its_run() -> None:
+    async def told(client: Client) -> tuple[str | None, ...]:
+        before = await occupied(client)
+        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as head:
+            await client.set_metadata(["idletrain"], {"version": "1.2", "client": head.id})
+            during = await occupied(client)
+        return before, during, await occupied(client)  # it went without a word
+
+    assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers", None)
+
+
+def test_a_cluster_that_works_is_known_by_its_tasks() -> None:
+    async def told(client: Client) -> str | None:
+        working = client.submit(time.sleep, 60)
+        while not (busy := await occupied(client)):
+            await asyncio.sleep(0.05)
+        await working.cancel()
+        return busy
+
+    assert on(1, told) == "the workers have 1 tasks to do"
+
+
+def test_nodes_are_in_the_order_that_people_count_in() -> None:
+    names = ["n10", "n2", "head", "n1"]
+    assert sorted(names, key=nodes._natural) == ["head", "n1", "n2", "n10"]
+
+
+def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path) -> None:
+    until = datetime.datetime.fromtimestamp(time.time() + 3600, datetime.UTC)
+    identities = certificates.issue("night", ("head", "worker"), until)
+    options = []
+    for what, text in asdict(identities["worker"]).items():
+        (tmp_path / what).write_text(text)
+        options += [{"ca": "--tls-ca-file"}.get(what, f"--tls-{what}"), str(tmp_path / what)]
+
+    async def go() -> Fabric:
+        dask_settings.apply()
+        async with dask_scheduler.started(tmp_path, identity=identities["head"]) as address:
+            fleet = LocalFleet(address, 1 << 30, tmp_path / "logs", options=options)
+            fleet.start(2)
+            try:
+                security = identities["head"].security()
+                async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
+                    await client.wait_for_workers(2, 60)
+                    return await measure(client, replace(PRESET, models=()), lambda _: None)
+            finally:
+                await fleet.close()
+
+    found = asyncio.run(go())
+    assert found.faults == []
+    for over in ("dask tls", "pull", "push"):
+        assert statistics.of_kind(found, "one way", over)
+    assert statistics.of_kind(found, "one way", "dask") == []
+    assert any("this cluster asks for TLS" in missing for missing in found.missing)

@@ -1,0 +1,162 @@
+"""Steps by a plan that is made in the first and made again when it was wrong."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from idletrain.nn.outofcore.executing import trainer
+from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES
+from idletrain.nn.outofcore.executing.trainer import Known, PlannedSteps, Room
+from idletrain.nn.outofcore.planning.plan import InfeasibleError
+from outofcore.executing.test_weights import home_of
+from outofcore.networks import Case
+
+STEPS = 5
+
+
+def move(_number: int, p: nn.Parameter, _state: list[torch.Tensor]) -> None:
+    assert p.grad is not None
+    p.sub_(p.grad, alpha=0.1)
+
+
+def planned(
+    case: Case, module: nn.Module, scratch: Path, budget: int, known: Known | None = None, resident: int = 0
+) -> PlannedSteps:
+    home = home_of(scratch, module, 1)
+    return PlannedSteps(
+        module,
+        functional.cross_entropy,
+        home,
+        move,
+        Room(budget, resident, scratch),
+        known=known,
+    )
+
+
+def least(case: Case, scratch: Path) -> int:
+    steps = planned(case, copy.deepcopy(case.module), scratch, 1 << 20)
+    with pytest.raises(InfeasibleError) as raised:
+        steps.step(case.x, case.y)
+    steps.close()
+    assert f"is {-(-raised.value.least_bytes // 2**20)} MiB (" in str(raised.value)
+    return int(1.03 * raised.value.least_bytes)  # the next look finds other pages touched
+
+
+def test_steps_have_the_bits_of_plain_ones_and_are_learnt_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("residual")
+    case.x, case.y = case.x.repeat(8, 1, 1, 1), case.y.repeat(8)  # what is saved then outweighs what looks differ by
+    ours, plain = copy.deepcopy(case.module), copy.deepcopy(case.module)
+    budget = least(case, tmp_path)
+    assert budget > CHECKPOINT_BYTES
+    known: Known = {}
+    steps = planned(case, ours, tmp_path, budget, known)
+    for module in (ours, plain):
+        torch.manual_seed(3)
+        for _ in range(STEPS):
+            module.zero_grad()
+            if module is ours:
+                steps.step(case.x, case.y)
+                continue
+            case.loss(module(case.x)).backward()
+            with torch.no_grad():
+                for i, p in enumerate(module.parameters()):
+                    move(i, p, [])
+    assert steps.plan
+    assert set(steps.plan.letters) != {"K"}
+    assert steps.swapped_bytes > 0
+    steps.store(steps._home)
+    steps.close()
+    for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert not any("forward" in vars(module) for module in ours.modules())
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(trainer, "learn", None)
+    again = planned(case, copy.deepcopy(case.module), tmp_path, budget, known)
+    again.step(case.x, case.y)
+    again.close()
+
+
+def test_units_may_be_named(tmp_path: Path) -> None:
+    case = Case("mlp")
+    known: Known = {}
+    for _ in range(2):  # the second takes what the first learnt
+        module = copy.deepcopy(case.module)
+        home = home_of(tmp_path, module, 1)
+        room = Room(1 << 30, 0, tmp_path)
+        steps = PlannedSteps(module, functional.cross_entropy, home, move, room, known=known, units=("0", "2"))
+        steps.step(case.x, case.y)
+        assert steps.plan
+        assert len(steps.plan.letters) == 3  # and the loss
+        steps.close()
+    assert [prepared.names for prepared in known.values()] == [("0", "2")]
+
+
+def test_a_profile_that_is_no_longer_true_is_taken_again(tmp_path: Path) -> None:
+    case = Case("mlp")
+    known: Known = {}
+    module = copy.deepcopy(case.module)
+    first = planned(case, module, tmp_path, 1 << 30, known)
+    first.step(case.x, case.y)
+    first.close()
+    (shapes,) = known
+    true = known[shapes].profile
+    slow = tuple(
+        replace(u, forward_seconds=9 * u.forward_seconds, backward_seconds=9 * u.backward_seconds) for u in true.units
+    )
+    known[shapes] = replace(known[shapes], profile=replace(true, units=slow))
+    second = planned(case, module, tmp_path, 1 << 30, known)
+    second.step(case.x, case.y)
+    second.close()
+    assert second.plans == 2  # the one it was given, and one by what it saw
+    assert known[shapes].profile.compute_seconds < 0.7 * sum(u.forward_seconds + u.backward_seconds for u in slow)
+
+
+def test_a_budget_that_nothing_fits_is_told_with_the_smallest_that_does(tmp_path: Path) -> None:
+    case: Any = Case("mlp")
+    steps = planned(case, case.module, tmp_path, 1 << 20)
+    with pytest.raises(InfeasibleError, match=r"no plan fits 1.0 MiB: the smallest budget that one fits is"):
+        steps.step(case.x, case.y)
+    steps.close()
+
+
+def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp_path: Path) -> None:
+    """A functional tie: nothing but the tensor itself tells that the first layer's weight is used again at the end."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(48, 48), nn.ReLU())))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x) @ self.layers[0].weight.T
+
+    torch.manual_seed(0)
+    plain, x, y = Tied(), torch.randn(64, 48), torch.randint(48, (64,))
+    ours = copy.deepcopy(plain)
+    home = home_of(tmp_path, ours, 1)
+    steps = PlannedSteps(ours, functional.cross_entropy, home, move, Room(1 << 30, 0, tmp_path))
+    steps._begin(x, y)
+    assert steps._learnt
+    assert steps._learnt.owners[0] is None
+    assert steps._learnt.owners[2] is not None
+    assert steps.plan
+    steps.plan = replace(steps.plan, streamed=True)
+    for _ in range(STEPS):
+        steps.step(x, y)
+        functional.cross_entropy(plain(x), y).backward()
+        with torch.no_grad():
+            for i, p in enumerate(plain.parameters()):
+                move(i, p, [])
+        plain.zero_grad()
+    steps.store(home)
+    steps.close()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)

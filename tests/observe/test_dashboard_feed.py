@@ -1,0 +1,79 @@
+"""What the head sends to its scheduler's page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from distributed import Client, Scheduler
+from test_status import stamped
+from test_summary import CHURN
+
+from idletrain.observe.dashboard_feed import page_of, publishing
+from idletrain.observe.page import PAGE, VIEW
+from idletrain.observe.summary import Summary
+
+Shown = dict[str, Any]
+
+
+async def until(scheduler: Scheduler, what: Any) -> Shown:
+    for _ in range(200):
+        view: Shown = json.loads(scheduler.get_metadata([VIEW], "{}"))
+        if view and what(view):
+            return view
+        await asyncio.sleep(0.02)
+    raise AssertionError("the view did not come")
+
+
+def test_a_scheduler_has_the_newest_view_and_in_the_end_the_last() -> None:
+    async def check() -> None:
+        summary = Summary()
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+        ):
+            async with publishing(client, summary, allow_control=True):
+                for event in stamped(CHURN[:5]):
+                    summary.add(event)
+                view = await until(scheduler, lambda view: view["run"] == "demo")
+                assert view["allow_control"]
+                for event in stamped(CHURN[5:-2]):
+                    summary.add(event)
+                view = await until(scheduler, lambda view: view["rounds"] == 1)
+                assert view["accuracy"] == 0.8
+                for event in stamped(CHURN[-2:]):
+                    summary.add(event)
+            view = json.loads(scheduler.get_metadata([VIEW]))
+            assert view["status"] == "completed"
+            assert not view["allow_control"]
+
+    asyncio.run(check())
+
+
+def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_how_to_get_it() -> None:
+    async def check() -> None:
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+        ):
+            at = f"http://127.0.0.1:{scheduler.http_server.port}"
+            stock = await page_of(client, ours=False)
+            assert stock.url == f"{at}/status"
+            assert "--preload idletrain.observe.page" in stock.note
+            scheduler.set_metadata([PAGE], True)
+            assert await page_of(client, ours=False) == (f"{at}/idletrain", "")
+
+    asyncio.run(check())
+
+
+def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_was_taken_is_told() -> None:
+    async def check() -> None:
+        async with (
+            Scheduler(host="127.0.0.9", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+        ):
+            url = f"http://127.0.0.1:{scheduler.http_server.port}/idletrain"
+            assert await page_of(client, ours=True) == (url, "port 8787 is in use")
+
+    asyncio.run(check())

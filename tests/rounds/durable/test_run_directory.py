@@ -1,0 +1,151 @@
+"""What comes late of an update: added at the next commit, to the same bits by whoever reads the run directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from idletrain.exchange.messages import checksum
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared
+from idletrain.rounds.durable import recovery, updates
+from idletrain.rounds.durable.run_directory import Journal, Payload
+
+HALVES, OTHERS = (0.5, 0.5), (0.25, 0.75)
+WIDTHS = (40, 64, 64, 3)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, small_program: Callable[..., Prepared]) -> Callable[[], Journal]:
+    prepared = small_program(widths=WIDTHS, norm="batch", local_steps=5, optimizer={"lr": 0.1, "momentum": 0.9})
+    (tmp_path / "run").mkdir()
+
+    def open_() -> Journal:
+        return Journal(tmp_path / "run", prepared, lambda *_, **__: None, lambda _: None, 100)
+
+    return open_
+
+
+def payload(values: torch.Tensor) -> Payload:
+    frames = [values.numpy().data.cast("B")]
+    return Payload(frames, 1.0, checksum(frames))
+
+
+async def train(journal: Journal, next_shares: tuple[float, ...] = HALVES) -> None:
+    """A round of made-up updates, of 5 and of 2 steps."""
+    for k, subnet in enumerate(journal.subnets):
+        flat = journal.network.pull(subnet)
+        await journal.stage(k, 7 + k, 5 - 3 * k, payload(flat + torch.rand(len(flat))), 1.0)
+    await journal.commit([(0, 5), (1, 2)], next_shares)
+
+
+def change_of(journal: Journal, k: int) -> torch.Tensor:
+    """Of a round's subnet, as it was cut."""
+    subnet = journal.subnets[k]
+    return torch.rand(subnet.parameters)
+
+
+async def some_rounds(journal: Journal) -> list[tuple[int, int, torch.Tensor]]:
+    """Two rounds of different shares, with late rows of the first in the second, and of that in the third."""
+    late: list[tuple[int, int, torch.Tensor]] = []
+    await journal.begin(HALVES)
+    first = [(0, k, change_of(journal, k)) for k in (0, 1)]
+    await train(journal, OTHERS)
+    for of, k, change in first:
+        await journal.repair(of, k, payload(change))
+    second = (1, 0, change_of(journal, 0))
+    await train(journal)
+    await journal.repair(second[0], second[1], payload(second[2]))
+    await train(journal)
+    late += [*first, second]
+    return late
+
+
+def test_what_comes_late_is_replayed_to_the_same_bits(opened: Callable[[], Journal], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    journal = opened()
+    asyncio.run(some_rounds(journal))
+    journal.close()
+    program = journal._program
+    restored, rounds = recovery.load_network(tmp_path / "run", program)
+    assert rounds == 3
+    assert torch.equal(restored.flat, journal.network.flat)
+    again = opened()
+    assert torch.equal(again.network.flat, journal.network.flat)
+    again.close()
+
+
+def test_neurons_of_one_subnet_get_the_change_and_what_all_have_its_share_of_it(
+    opened: Callable[[], Journal],
+) -> None:
+    """Of a layer's bias, which is cut, the whole; of the output's, which every subnet has, as its steps counted."""
+    torch.manual_seed(0)
+    journal = opened()
+
+    async def run() -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:
+        await journal.begin(HALVES)
+        subnet = journal.subnets[0]
+        await train(journal)
+        before = [t.clone() for t in journal.network.values]
+        bare = Network(journal._program.layout, 2, [t.clone() for t in before])
+        await journal.repair(0, 0, payload(torch.ones(subnet.parameters)))
+        untouched = [t.clone() for t in journal.network.values]
+        assert all(torch.equal(a, b) for a, b in zip(before, untouched, strict=True))  # before the commit
+        flats = [journal.network.pull(s) for s in journal.subnets]
+        for k, flat in enumerate(flats):
+            await journal.stage(k, 9 + k, 5, payload(flat), 1.0)
+        await journal.commit([(0, 5), (1, 5)], HALVES)
+        bare.add(subnet, torch.ones(subnet.parameters), 5 / 7)
+        return before, journal.network.values, torch.cat([v.flatten() for v in bare.values])
+
+    before, after, bare = asyncio.run(run())
+    moved = [a - b for a, b in zip(after, before, strict=True)]
+    names = [t.name for t in journal._program.layout.tensors]
+    output = moved[names.index(names[-1])]
+    assert torch.allclose(output, torch.full_like(output, 5 / 7), atol=1e-5)
+    hidden = next(
+        m for m, t in zip(moved, journal._program.layout.tensors, strict=True) if not t.shared and m.dim() == 1
+    )
+    assert sorted({round(v, 4) for v in hidden.tolist()}) == [0.0, 1.0]
+    assert torch.allclose(torch.cat([v.flatten() for v in after]), bare, atol=1e-5)
+    journal.close()
+
+
+def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
+    opened: Callable[[], Journal], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    journal = opened()
+
+    async def until_killed() -> None:
+        await journal.begin(HALVES)
+        changes = [change_of(journal, k) for k in (0, 1)]
+        await train(journal)
+        for k, change in enumerate(changes):
+            await journal.repair(0, k, payload(change))
+
+    asyncio.run(until_killed())
+    journal.close()
+    path = updates.path_of(tmp_path / "run", 1)
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1  # of the first
+    path.write_bytes(content)
+
+    async def go_on() -> Journal:
+        heir = opened()
+        assert [repair.change.subnet for repair in heir._repairs] == [1]
+        await heir.begin(HALVES)
+        await train(heir)
+        return heir
+
+    heir = asyncio.run(go_on())
+    heir.close()
+    restored, rounds = recovery.load_network(tmp_path / "run", heir._program)
+    assert rounds == 2
+    assert torch.equal(restored.flat, heir.network.flat)
+    (record,) = [r for r in recovery.ledger.read(tmp_path / "run" / "ledger").records if r["kind"] == "commit"][1:]
+    assert record["repairs"] == [2]

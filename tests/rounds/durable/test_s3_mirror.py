@@ -1,0 +1,134 @@
+"""A run directory's copy is a state that the directory was in, and a run goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from idletrain.rounds.durable import s3_mirror
+from idletrain.rounds.durable.s3_mirror import Mirror
+from idletrain.storage import S3Prefix
+
+
+def run_dir(tmp_path: Path) -> Path:
+    made = tmp_path / "night"
+    (made / "updates").mkdir(parents=True)
+    (made / "job.json").write_text("{}")
+    (made / "ledger").write_bytes(b"one\ntwo\nhal")
+    (made / "updates" / "0").write_bytes(b"update")
+    snapshot(made, 0)
+    return made
+
+
+def snapshot(made: Path, round_: int) -> None:
+    folder = made / "snapshots" / f"{round_:08d}"
+    folder.mkdir(parents=True)
+    (folder / "network").write_bytes(b"n" * (round_ + 1))
+    (folder / "manifest.json").write_text("{}")
+
+
+def files(top: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
+
+
+def test_a_copy_restores_the_directory_up_to_the_last_whole_line(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    Mirror(made, prefix).copy()
+    assert s3_mirror.restore(prefix, tmp_path / "again")
+    assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}
+
+
+def test_events_are_read_and_added_to_behind_those_that_are_there(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    (made / "events.jsonl").write_text('{"kind": "staged"}\n')
+    Mirror(made, prefix).copy()
+    s3_mirror.append_events(prefix, [{"kind": "instance_ended"}])
+    assert s3_mirror.events(prefix) == [{"kind": "staged"}, {"kind": "instance_ended"}]
+    assert s3_mirror.restore(prefix, tmp_path / "again")
+    with (tmp_path / "again" / "events.jsonl").open("a") as file:
+        file.write('{"kind": "leased"}\n')
+    Mirror(tmp_path / "again", prefix).copy()
+    assert [event["kind"] for event in s3_mirror.events(prefix)] == ["staged", "instance_ended", "leased"]
+
+
+def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    copy = Mirror(made, prefix)
+    copy.copy()
+    before = set(prefix.names())
+    with (made / "ledger").open("ab") as ledger:
+        ledger.write(b"f\nthree\n")
+    (made / "updates" / "0").unlink()
+    snapshot(made, 5)
+    copy.copy()
+    new = set(prefix.names()) - before
+    assert {key for key in new if key.startswith("ledger/")} == {"ledger/000000000000008"}
+    assert "updates/0" not in prefix.names()
+    s3_mirror.restore(prefix, tmp_path / "again")
+    assert (tmp_path / "again" / "ledger").read_bytes() == b"one\ntwo\nhalf\nthree\n"
+    assert (tmp_path / "again" / "snapshots" / "00000005" / "network").read_bytes() == b"n" * 6
+
+
+def test_a_snapshot_without_its_manifest_is_not_copied(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    snapshot(made, 5)
+    (made / "snapshots" / "00000005" / "manifest.json").unlink()
+    Mirror(made, prefix).copy()
+    assert prefix.names("snapshots/") == [
+        "snapshots/00000000/manifest.json",
+        "snapshots/00000000/network",
+    ]
+
+
+def test_the_next_head_goes_on_where_the_copy_ends(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    Mirror(made, prefix).copy()
+    s3_mirror.restore(prefix, tmp_path / "again")
+    with (tmp_path / "again" / "ledger").open("ab") as ledger:
+        ledger.write(b"three\n")
+    Mirror(tmp_path / "again", prefix).copy()
+    s3_mirror.restore(prefix, tmp_path / "third")
+    assert (tmp_path / "third" / "ledger").read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_where_there_is_no_copy_nothing_is_restored(tmp_path: Path, prefix: S3Prefix) -> None:
+    assert not s3_mirror.restore(prefix, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> None:
+    made = run_dir(tmp_path)
+    copy, lines = Mirror(made, prefix), []
+
+    def take(content: bytes) -> None:
+        lines.extend(content.splitlines())
+
+    copy.copy()
+    seen = s3_mirror.tail(prefix, "ledger", take)
+    with (made / "ledger").open("ab") as ledger:
+        ledger.write(b"f\n")
+    copy.copy()
+    s3_mirror.tail(prefix, "ledger", take, seen)
+    assert lines == [b"one", b"two", b"half"]
+
+
+def test_a_pass_that_finds_a_file_pruned_sends_no_ledger_that_speaks_of_it(
+    tmp_path: Path, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_dir(tmp_path)
+    (made / "updates" / "1").write_bytes(b"another")
+    put = prefix.put_file
+
+    def slow(key: str, path: Path) -> None:
+        put(key, path)
+        (made / "updates" / "1").unlink(missing_ok=True)  # a snapshot holds it now
+
+    monkeypatch.setattr(prefix, "put_file", slow)
+    copy = Mirror(made, prefix)
+    copy.copy()
+    assert not any(key.startswith("ledger/") for key in prefix.names())
+    snapshot(made, 1)
+    copy.copy()
+    assert s3_mirror.restore(prefix, tmp_path / "again")
+    assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}

@@ -1,0 +1,157 @@
+"""The ledger: a torn end is cut, damage before it is refused, and no room leaves it as it was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from idletrain.errors import DamageError
+from idletrain.rounds.durable import write_ahead_log
+
+RECORDS = 5
+
+
+def written(path: Path, records: int = RECORDS) -> bytes:
+    """The content of a new ledger with this many records."""
+    path.unlink(missing_ok=True)
+    opened = write_ahead_log.Ledger(path)
+    for n in range(records):
+        opened.append("commit", round=n, staged=[[0, 50], [1, 50]])
+    opened.close()
+    return path.read_bytes()
+
+
+def test_records_are_numbered_from_zero_and_come_back_as_they_were(tmp_path: Path) -> None:
+    written(tmp_path / "ledger")
+    again = write_ahead_log.Ledger(tmp_path / "ledger")
+    again.append("end", status="completed")
+    again.close()
+    records = write_ahead_log.read(tmp_path / "ledger").records
+    assert [r["n"] for r in records] == list(range(RECORDS + 1))
+    assert records[1] == {"kind": "commit", "n": 1, "round": 1, "staged": [[0, 50], [1, 50]]}
+    assert records[-1]["status"] == "completed"
+
+
+def test_a_ledger_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert write_ahead_log.read(tmp_path / "none") == write_ahead_log.Reading((), 0)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(1, 60))
+def test_a_torn_last_line_is_cut_and_its_number_given_anew(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "ledger"
+    content = written(path)
+    last = len(content.splitlines(keepends=True)[-1])
+    path.write_bytes(content[: -min(cut, last)])
+    opened = write_ahead_log.Ledger(path)
+    assert len(opened.records) == RECORDS - 1
+    opened.append("commit", round=99)
+    opened.close()
+    assert [r["round"] for r in write_ahead_log.read(path).records] == [0, 1, 2, 3, 99]
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_never_accepted_and_is_refused_by_offset_before_the_last_record(
+    tmp_path: Path, where: float, bit: int
+) -> None:
+    check_flip(tmp_path / "ledger", lambda content: int(where * len(content)), bit)
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("line", range(RECORDS - 1))
+def test_a_flipped_line_break_before_the_last_record_is_refused(tmp_path: Path, line: int, bit: int) -> None:
+    """Also the last but one: what looks like one torn line then holds a sound record."""
+
+    def end_of_line(content: bytes) -> int:
+        return len(b"".join(content.splitlines(keepends=True)[: line + 1])) - 1
+
+    check_flip(tmp_path / "ledger", end_of_line, bit)
+
+
+def check_flip(path: Path, choose: Any, bit: int) -> None:
+    content = written(path)
+    sound = write_ahead_log.read(path).records
+    at = choose(content)
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+    lines = content.splitlines(keepends=True)
+    starts = [sum(len(line) for line in lines[:n]) for n in range(RECORDS)]
+    if at < starts[-1]:
+        start = max(s for s in starts if s <= at)
+        with pytest.raises(DamageError, match=rf"damaged at byte {start} .*another name"):
+            write_ahead_log.read(path)
+        return
+    try:
+        records = write_ahead_log.read(path).records
+    except DamageError as error:
+        refused = str(error)
+    else:
+        assert records == sound[:-1]
+        return
+    assert f"byte {starts[-1]} " in refused
+
+
+def test_a_missing_line_is_refused(tmp_path: Path) -> None:
+    lines = written(tmp_path / "ledger").splitlines(keepends=True)
+    (tmp_path / "ledger").write_bytes(b"".join(lines[:2] + lines[3:]))
+    with pytest.raises(DamageError, match="record 2"):
+        write_ahead_log.Ledger(tmp_path / "ledger")
+
+
+def test_no_room_leaves_the_ledger_as_it_was_and_later_room_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    written(path)
+    opened = write_ahead_log.Ledger(path)
+    before, real = path.read_bytes(), os.pwrite
+    calls: list[int] = []
+
+    def full_after_ten_bytes(file: int, content: bytes, offset: int) -> int:
+        calls.append(offset)
+        if len(calls) % 2:
+            return real(file, content[:10], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full_after_ten_bytes)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left") as caught:
+            opened.append("commit", round=5)
+        assert caught.value.errno == errno.ENOSPC
+        assert path.read_bytes() == before
+    assert len(calls) == 4
+    monkeypatch.undo()
+    opened.append("commit", round=5)
+    opened.close()
+    assert [r["n"] for r in write_ahead_log.read(path).records] == list(range(RECORDS + 1))
+
+
+def test_threads_that_append_at_once_do_not_write_over_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    opened = write_ahead_log.Ledger(path)
+    real, together = os.pwrite, threading.Barrier(2)
+
+    def slow(file: int, content: bytes, offset: int) -> int:
+        try:
+            together.wait(0.2)  # both threads are here only if nothing keeps them apart
+        except threading.BrokenBarrierError:
+            together.reset()
+        return real(file, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    threads = [threading.Thread(target=opened.append, args=("stage",), kwargs={"subnet": k}) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    opened.close()
+    assert sorted(r["subnet"] for r in write_ahead_log.read(path).records) == [0, 1]

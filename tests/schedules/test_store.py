@@ -1,0 +1,99 @@
+"""The files that schedules are kept in, and their locks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from idletrain.errors import DamageError, JobError
+from idletrain.schedules.cron import Execution, Schedule
+from idletrain.schedules.store import KEPT, Book
+
+START = datetime(2026, 3, 1, 2, tzinfo=UTC)
+
+
+def schedule(name: str = "nightly") -> Schedule:
+    return Schedule(
+        name=name,
+        cron="0 2 * * *",
+        tz="Europe/Paris",
+        job="/home/me/job.yaml",
+        directory="/home/me",
+        cloud="local",
+        on="loop",
+        if_running="skip",
+        created=START,
+    )
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path / "schedules")
+
+
+def test_a_schedule_is_read_as_it_was_added(book: Book) -> None:
+    assert book.names() == []
+    book.add(schedule("b"))
+    book.add(schedule("a"))
+    assert book.names() == ["a", "b"]
+    assert book.get("a") == schedule("a")
+
+
+def test_an_unknown_schedule_is_a_sentence(book: Book) -> None:
+    with pytest.raises(JobError, match="there is no schedule nightly; there are: none"):
+        book.get("nightly")
+    book.add(schedule("other"))
+    with pytest.raises(JobError, match="there is no schedule nightly; there are: other"):
+        book.get("nightly")
+
+
+def test_the_last_executions_are_kept_and_read_as_they_were(book: Book) -> None:
+    book.add(schedule())
+    done = [Execution(due=START + timedelta(days=n), run=f"r{n}", started=START, exit_code=0) for n in range(KEPT + 3)]
+    assert book.history("nightly") == ()
+    with book.writing("nightly") as write:
+        write(done)
+    assert book.history("nightly") == tuple(done[3:])
+    lines = book.path("nightly", "history.jsonl").read_text().splitlines()
+    assert len(lines) == KEPT
+
+
+def test_removing_takes_all_files_of_one_schedule_and_no_others(book: Book) -> None:
+    for name in ("nightly", "nightly-too"):
+        book.add(schedule(name))
+        with book.writing(name) as write:
+            write([Execution(due=START, run="r")])
+        with book.locked(name, "lease"):
+            pass
+    book.remove("nightly")
+    assert sorted(path.name for path in book.directory.iterdir()) == [
+        "nightly-too.history.jsonl",
+        "nightly-too.json",
+        "nightly-too.lease",
+    ]
+    with pytest.raises(JobError, match="no schedule nightly any more"), book.writing("nightly"):
+        pass
+
+
+def test_a_lease_is_held_once(book: Book) -> None:
+    book.add(schedule())
+    with book.locked("nightly", "lease") as first:
+        assert first is not None
+        with book.locked("nightly", "lease") as second, book.locked("nightly", "waiting") as other:
+            assert second is None
+            assert other is not None
+    with book.locked("nightly", "lease") as again:
+        assert again is not None
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"name": "nightly"}'])
+def test_damaged_files_are_sentences(book: Book, text: str) -> None:
+    book.add(schedule())
+    book.path("nightly", "history.jsonl").write_text(text)
+    with pytest.raises(DamageError, match=r"is not a history .* remove it to go on without"):
+        book.history("nightly")
+    book.path("nightly", "json").write_text(text)
+    with pytest.raises(DamageError, match=r"is not a schedule .* remove it and add the schedule again"):
+        book.get("nightly")

@@ -1,0 +1,158 @@
+"""What cannot start is refused before anything is made. (What a launch then does is tested in tests/chaos.)"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idletrain.cluster import dask_scheduler
+from idletrain.errors import JobError, RunError
+from idletrain.job import CheckpointSettings, Job, parse_job
+from idletrain.run import Options, check_run, launch, settle
+
+
+def job(to: Path, **sections: Any) -> Job:
+    tree: dict[str, Any] = {"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}
+    return parse_job({**tree, "checkpoint": {"to": str(to)}, **sections})
+
+
+def begun(to: Path, **sections: Any) -> Job:
+    """A job whose run exists."""
+    first = job(to, **sections)
+    first.run_dir.mkdir(parents=True)
+    (first.run_dir / "ledger").touch()
+    (first.run_dir / "job.json").write_text(first.model_dump_json())
+    return first
+
+
+def faults(asked: Job, **options: Any) -> tuple[str, ...]:
+    with pytest.raises(JobError) as caught:
+        check_run(asked, Options(**options))
+    return caught.value.faults
+
+
+def test_a_new_run_and_the_resumption_of_one_may_start(tmp_path: Path) -> None:
+    check_run(job(tmp_path), Options())
+    check_run(begun(tmp_path), Options(resume=True))
+
+
+def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
+    (told,) = faults(begun(tmp_path))
+    assert told == f"name: run t exists in {tmp_path}/t; add --resume to go on with it or name another"
+
+
+def test_a_run_that_does_not_exist_is_not_resumed(tmp_path: Path) -> None:
+    assert faults(job(tmp_path), resume=True) == (
+        f"name: there is no run t in {tmp_path} to resume; leave out --resume",
+    )
+
+
+def test_a_run_on_this_machine_is_not_written_to_a_folder_called_s3(tmp_path: Path) -> None:
+    asked = job(tmp_path).model_copy(update={"checkpoint": CheckpointSettings(to="s3://bucket/runs")})
+    (fault,) = faults(asked)
+    assert fault.startswith("checkpoint.to: s3://bucket/runs is for runs in a cloud, with --spot")
+
+
+def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: Path) -> None:
+    begun(tmp_path)
+    told = faults(
+        job(tmp_path, training={"seed": 7, "subnets": 8}, preemption={"policy": "salvage"}, model={"factory": "d.e:f"}),
+        resume=True,
+    )
+    assert [fault.split(":")[0] for fault in told] == [
+        "model",
+        "training.subnets",
+        "training.seed",
+        "preemption.policy",
+    ]
+    assert "training.seed: 7 is not what the run began with, 0; take that or another name" in told
+
+
+def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> None:
+    chosen = {"method": "local-sgd", "subnets": 2, "local_steps": 25, "exchange": {"pull": "bf16"}}
+    begun(tmp_path, training=chosen)
+    again = job(tmp_path, training={"rounds": 500})
+    check_run(again, Options(resume=True))
+    found = settle(again).training
+    assert (found.method, found.subnets, found.local_steps, found.exchange.pull) == ("local-sgd", 2, 25, "bf16")
+    assert found.rounds == 500
+    assert settle(job(tmp_path / "new", training={"rounds": 500})).training.method == "ist"
+
+
+def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
+    begun(tmp_path)
+    more = job(tmp_path, training={"rounds": 500, "evaluate_every": 3}, nodes={"count": 9}, stop={"accuracy": 0.9})
+    check_run(more, Options(resume=True))
+
+
+def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
+    cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "cosine"}, "rounds": 10}}
+    first = begun(tmp_path, **cosine)
+    assert first.training.rounds == 10
+    (told,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
+    assert told.startswith("training.rounds: 20 is not what the run began with, 10")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
+def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, address: str) -> None:
+    check_run(job(tmp_path), Options(scheduler=address))
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (
+            "localhost:8786",
+            "--scheduler: 'localhost:8786' should be tcp://HOST:PORT on this machine or tls://HOST:PORT",
+        ),
+        ("tcp://", "--scheduler: 'tcp://' should be"),
+        ("tcp://10.0.0.5:8786", "--scheduler: tcp://10.0.0.5:8786 is on another machine without TLS; use a tls://"),
+    ],
+)
+def test_other_schedulers_are_refused(tmp_path: Path, address: str, told: str) -> None:
+    (only,) = faults(job(tmp_path), scheduler=address)
+    assert only.startswith(told)
+
+
+def test_churn_is_for_local_workers_and_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    told = faults(begun(tmp_path), scheduler="tcp://10.0.0.5:1", churn_seconds=5.0)
+    assert [fault.split(":")[0] for fault in told] == ["name", "--scheduler", "--churn"]
+
+
+def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with dask_scheduler.started(tmp_path) as address:
+            host, port = address.removeprefix("tcp://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+            await writer.wait_closed()
+        with pytest.raises(OSError, match=r"Connect call failed"):
+            await asyncio.open_connection(host, int(port))
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("tcp://127.0.0.1:9", r"--scheduler: tcp://127.0.0.1:9 cannot be reached .*; check the address"),
+        ("tls://127.0.0.1:9", r"--scheduler: tls://127.0.0.1:9 asks for TLS .*; name the client's certificates"),
+    ],
+)
+def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_anything_is_made(
+    tmp_path: Path, address: str, told: str
+) -> None:
+    asked = job(tmp_path / "runs")
+    with pytest.raises(JobError, match=told):
+        asyncio.run(launch(asked, None, Options(scheduler=address)))  # type: ignore[arg-type]
+    assert not asked.run_dir.exists()
+
+
+def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    asked = job(tmp_path / "file" / "runs")
+    with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
+        asyncio.run(launch(asked, None, Options()))  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""What the job says of how parameters travel, for the subnets of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from idletrain.errors import JobError
+from idletrain.exchange.codec import SMALL
+from idletrain.exchange.messages import LeaseId
+from idletrain.job import MemorySettings, TrainingSettings
+from idletrain.nn.memory import need_of
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import Prepared, prepare
+from idletrain.worker import encoding
+
+LEASE = LeaseId("run", 1, 0, 1, 7)
+WIDTHS = (40, 300, 300, 3)
+
+
+def prepared_of(small_program: Callable[..., Prepared], **exchange: str) -> Prepared:
+    return small_program(widths=WIDTHS, norm="batch", exchange=exchange, optimizer={"lr": 0.1, "momentum": 0.9})
+
+
+def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Callable[..., Prepared]) -> None:
+    prepared = prepared_of(small_program, pull="int8", push="int4")
+    program = prepared.program
+    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    network = Network.of(program, prepared.network)
+    flat = network.pull(subnet)
+    codec = encoding.codec(program, subnet, "push")
+    assert codec
+    large = [
+        torch.Size(shape).numel() for shape in subnet.shapes if len(shape) == 2 and torch.Size(shape).numel() >= SMALL
+    ]
+    assert codec.coded == sum(large)
+    assert len(large) == 2
+    assert encoding.nbytes(program, subnet, "push") < encoding.nbytes(program, subnet, "pull") < 4 * len(flat)
+    got = encoding.received(program, subnet, encoding.sent(program, subnet, flat))
+    assert not torch.equal(got, flat)
+    assert torch.equal(got[subnet.parameters :], flat[subnet.parameters :])
+
+
+def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[..., Prepared]) -> None:
+    """What a pull rounded off does not come back with the push."""
+    prepared = prepared_of(small_program, pull="int8", push="int8")
+    program = prepared.program
+    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    flat = Network.of(program, prepared.network).pull(subnet)
+    begun = encoding.received(program, subnet, encoding.sent(program, subnet, flat))
+    content = encoding.update(program, subnet, begun.clone(), begun, LEASE)  # nothing was learnt
+    codec = encoding.codec(program, subnet, "push")
+    assert codec
+    assert torch.equal(codec.decode(content, flat), flat)
+
+
+def test_an_update_has_the_same_bits_whichever_attempt_sends_it(small_program: Callable[..., Prepared]) -> None:
+    prepared = prepared_of(small_program, push="int4")
+    program = prepared.program
+    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    flat = Network.of(program, prepared.network).pull(subnet)
+    trained = flat + 0.01 * torch.randn(len(flat))
+    one, other, elsewhere = (
+        encoding.update(program, subnet, trained, flat, LeaseId("run", epoch, 0, subnet_, attempt))
+        for epoch, subnet_, attempt in ((1, 1, 7), (2, 1, 9), (1, 0, 7))
+    )
+    assert torch.equal(one, other)
+    assert not torch.equal(one, elsewhere)
+
+
+def test_without_a_word_everything_travels_as_it_is(small_program: Callable[..., Prepared]) -> None:
+    program = prepared_of(small_program).program
+    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    assert encoding.codec(program, subnet, "pull") is None
+    flat = torch.randn(program.buffer_size(subnet, travelling=True))
+    assert encoding.sent(program, subnet, flat) is flat
+    assert encoding.update(program, subnet, flat, flat, LEASE) is flat
+    assert encoding.nbytes(program, subnet, "push") == 4 * len(flat)
+
+
+def test_what_is_coded_takes_memory_and_is_trained_in_core(small_program: Callable[..., Prepared]) -> None:
+    plain, coded = (prepared_of(small_program, **words).program for words in ({}, {"push": "int4"}))
+    assert need_of(coded)(0.5) - need_of(plain)(0.5) == 2 * 4 * coded.subnets(0, (0.5, 0.5))[0].parameters
+    assert (plain.out_of_core, coded.out_of_core) == ("auto", "never")
+
+
+def test_codes_and_parts_of_a_subnet_exclude_each_other(small_program: Callable[..., Prepared]) -> None:
+    plain: Any = prepared_of(small_program)
+    training = TrainingSettings(exchange={"push": "int8"}, subnets=2)
+    with pytest.raises(JobError, match=r"training.exchange: parts of a subnet out of core travel as fp32"):
+        prepare(
+            plain.module,
+            plain.program.source,
+            None,
+            plain.program.loss,
+            training,
+            memory=MemorySettings(out_of_core="always"),
+        )
