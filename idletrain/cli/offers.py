@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from idletrain.cloud.aws.instance_types import GIB, Offer
-from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, HOUR_SECONDS, Quote
+from idletrain.cloud.quote import Quote
+from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, HOUR_SECONDS
 
 ROWS = 20  # fit a screen
 NAMED_TYPES = 3  # fit a line of 80 columns

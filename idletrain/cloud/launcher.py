@@ -20,13 +20,13 @@ from idletrain.cloud.aws.account import ALIVE, Account, explained
 from idletrain.cloud.aws.instance_types import Market, Need, Offer
 from idletrain.cloud.aws.requests import TAG, Pool, Site
 from idletrain.cloud.machine_log import ENDED
+from idletrain.cloud.quote import Quote
 from idletrain.cloud.reconcile import LAST_SECONDS, Wanted
 from idletrain.cloud.record import Record
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.job import CloudSettings, Job, resume_faults
 from idletrain.observe import cost
-from idletrain.observe.cost import Quote
 from idletrain.observe.records import Sink, parse
 from idletrain.observe.summary import summary_of
 from idletrain.rounds.durable import s3_mirror

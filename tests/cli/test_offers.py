@@ -10,7 +10,7 @@ from rich.console import Console
 
 from idletrain.cli.offers import plan_lines, table
 from idletrain.cloud.aws.instance_types import GIB, InstanceType, Market, Offer, Pools
-from idletrain.observe.cost import Quote
+from idletrain.cloud.quote import Quote
 
 
 def offer(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.cloud.aws.instance_types import GIB, InstanceType, Offer, Pools
 from idletrain.observe.cost import (
     EXTRAS_USD_PER_HOUR,
-    MOST_SPARES,
-    Quote,
     accrued,
     deadline_seconds,
     first_hour_fault,
@@ -310,57 +305,3 @@ def test_the_budget_that_a_refusal_names_is_accepted(worst: float) -> None:
     assert sentence is not None
     named = float(sentence.split("can cost $")[1].split(";")[0])
     assert first_hour_fault(named, worst) is None
-
-
-# --- the quote ---------------------------------------------------------------------------------------------------
-
-
-def quote(**fields: Any) -> Quote:
-    type_ = InstanceType(name="m7i.large", vcpus=2, memory_bytes=8 * GIB)
-    pools = Pools(
-        tuple(
-            Offer(
-                type=type_,
-                zone=f"eu-west-1{zone}",
-                market="spot",
-                usd_per_hour=price,
-                spot_usd_per_hour=price,
-                on_demand_usd_per_hour=on_demand,
-                slots=2,
-            )
-            for zone, price, on_demand in (("a", 0.03, 0.10), ("b", 0.04, 0.12), ("c", 0.09, None))
-        )
-    )
-    asked: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.04}
-    return Quote(**{"pools": pools} | asked | {"max_duration_seconds": 4 * HOUR} | fields)
-
-
-def test_a_fleet_is_expected_at_the_middle_price_with_its_head_and_extras() -> None:
-    extras = 9 * EXTRAS_USD_PER_HOUR
-    assert quote().usd_per_hour == pytest.approx(8 * 0.04 + 0.04 + extras)
-    assert quote().on_demand_usd_per_hour == pytest.approx(8 * 0.11 + 0.04 + extras)
-
-
-def test_the_worst_is_a_spare_more_at_the_highest_price_where_nodes_are_spot() -> None:
-    extras = (8 + MOST_SPARES + 1) * EXTRAS_USD_PER_HOUR
-    assert quote().worst_usd_per_hour == pytest.approx((8 + MOST_SPARES) * 0.90 + 0.04 + extras)
-    assert quote(max_price=0.2).worst_usd_per_hour == pytest.approx((8 + MOST_SPARES) * 0.20 + 0.04 + extras)
-    fixed = Pools(tuple(replace(offer, market="on-demand") for offer in quote().pools.offers))
-    dear = quote(pools=fixed).worst_usd_per_hour
-    assert dear == pytest.approx(8 * 0.09 + 0.04 + 9 * EXTRAS_USD_PER_HOUR)
-
-
-def test_what_earlier_sittings_spent_is_not_there_any_more() -> None:
-    worst = quote().worst_usd_per_hour
-    assert quote(budget_usd=4 * worst, spent_usd=3 * worst).deadline_seconds == pytest.approx(HOUR)
-    sentence = first_hour_fault(4 * worst, worst, spent_usd=3.5 * worst)
-    assert sentence
-    assert f"${3.5 * worst:.2f} of ${4 * worst:.2f} are spent" in sentence
-    assert first_hour_fault(4 * worst, worst, spent_usd=3 * worst) is None
-
-
-def test_a_fleet_lives_as_long_as_its_budget_pays_the_worst_price() -> None:
-    assert quote().deadline_seconds == 4 * HOUR
-    tight = quote(max_price=0.2, budget_usd=3.0)
-    assert tight.deadline_seconds == pytest.approx(3.0 / tight.worst_usd_per_hour * HOUR)
-    assert math.isclose(tight.deadline_seconds * tight.worst_usd_per_hour / HOUR, 3.0)
