@@ -36,13 +36,14 @@ from benchmarks.methods import CASES, Entry
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
 from idletrain.autotune import choose
-from idletrain.autotune.forecast import PARTS, Fleet
+from idletrain.autotune.forecast import Fleet
 from idletrain.autotune.probe import STEP_SECONDS, survey
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.forecast_record import Expectation
 from idletrain.observe.records import Event
+from idletrain.observe.time_use import ROUND_PARTS
 from idletrain.run import Options, launch
 
 OFF, LOOK_SECONDS = 0.15, 10.0
@@ -178,7 +179,7 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
     for which, place in (("looks", 0), ("rounds", 1)):
         shares = [line["stolen"][place] for line in lines]
         yield Figure(f"{name}: stolen from {which}", statistics.median(shares), "", samples=shares)
-    for part in PARTS:
+    for part in ROUND_PARTS:
         for which in ("expected", "measured"):
             each = [statistics.median(event[which][part] for event in rounds) for rounds in looks]
             yield Figure(f"{name}: {part}, {which}", statistics.median(each), "s", samples=each)

@@ -14,6 +14,7 @@ from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import need_of
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
+from idletrain.observe.time_use import ROUND_PARTS
 from idletrain.worker import encoding
 
 CHOSEN = ("method", "subnets", "local_steps")  # and with them how parameters travel
@@ -133,5 +134,5 @@ def lines(choice: Choice) -> list[str]:
 
 
 def _round(expected: Expected) -> str:
-    parts = ", ".join(f"{getattr(expected, part):.3f} s {part}" for part in forecast.PARTS)
+    parts = ", ".join(f"{getattr(expected, part):.3f} s {part}" for part in ROUND_PARTS)
     return f"expected {expected.round:.3f} s a round on this fleet: {parts}"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from idletrain.exchange.admission import FEW
+from idletrain.observe.time_use import ROUND_PARTS
 
-PARTS = ("pull", "compute", "push", "commit")
 # Local steps between two exchanges that are tried, and beyond which accuracy suffers: the most that paid in
 # benchmarks/candidates.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
 STEPS = (1, 2, 5, 10, 25, 50, 100)
@@ -119,7 +119,7 @@ class Expected:
 
     def as_record(self) -> dict[str, float]:
         """By part, as events hold it."""
-        return {part: round(getattr(self, part), 6) for part in PARTS}
+        return {part: round(getattr(self, part), 6) for part in ROUND_PARTS}
 
 
 @dataclass(frozen=True)

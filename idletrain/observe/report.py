@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from idletrain.autotune.forecast import PARTS
 from idletrain.observe import charts, cost, time_use
 from idletrain.observe.display import final_lines
 from idletrain.observe.records import Event
@@ -72,7 +71,7 @@ class Past:
                 statistics.median([expected[part] for expected in foreseen]) if foreseen else None,
                 statistics.median([e["measured"][part] for e in told]),
             )
-            for part in (PARTS if told else ())
+            for part in (time_use.ROUND_PARTS if told else ())
         ]
 
     @property

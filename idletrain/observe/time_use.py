@@ -21,6 +21,7 @@ from idletrain.observe.records import Event
 
 # Where a worker does two at a time, its second counts as the first of these; what is left is the wait.
 PARTS = ("compute", "push", "pull", "control", "lost", "commit", "look", "wait")
+ROUND_PARTS = ("pull", "compute", "push", "commit")  # of its seconds, one behind the other: forecast and measured
 OUTSIDE = "outside committed rounds"  # before the first, while a head was away, behind the last
 Span = tuple[float, float]  # from and to, in seconds of the head's clock
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from idletrain.autotune import forecast
 from idletrain.autotune.forecast import Fleet, Option
+from idletrain.observe import time_use
 
 FLEET = Fleet(
     nodes=8,
@@ -98,7 +99,7 @@ def test_a_round_takes_time_and_a_quicker_link_never_more(option: Option, steps:
     slow = forecast.expected(option, steps, fleet)
     links = {name: 2 * getattr(fleet, name) for name in ("down", "up", "down_all", "up_all")}
     quick = forecast.expected(option, steps, replace(fleet, **links))
-    assert all(getattr(slow, part) > 0 for part in forecast.PARTS)
+    assert all(getattr(slow, part) > 0 for part in time_use.ROUND_PARTS)
     assert quick.round <= slow.round * (1 + 1e-9)
 
 
