@@ -146,7 +146,9 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 _cluster(job, options, record) as (address, security),
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
-                page = await page_of(client, ours=options.scheduler is None)
+                page = await page_of(
+                    client, first_port=dask_scheduler.DASHBOARD_PORT if options.scheduler is None else None
+                )
                 told = about(job, options.command, *page) | _rows_of(prepared)
                 runner = Runner(job, prepared, journal, client, record, told)
                 options.begun(runner.stop, record)

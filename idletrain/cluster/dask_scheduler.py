@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tornado.web import Application, RequestHandler
@@ -89,7 +90,7 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
         Asleep(scheduler)
-        importlib.import_module("idletrain.observe.page").add_metrics(scheduler)
+        _page().add_metrics(scheduler)
         await scheduler.finished()
 
 
@@ -122,10 +123,17 @@ class Asleep:
             if self._asleep not in applications:
                 return
             pages = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
-            page = await asyncio.to_thread(importlib.import_module, "idletrain.observe.page")
+            page = await asyncio.to_thread(_page)
             applications.remove(self._asleep)
             pages.connect(self._scheduler.http_application, self._scheduler.http_server, self._scheduler, prefix="")
             page.dask_setup(self._scheduler)
+
+
+def _page() -> ModuleType:
+    """idletrain's page: half a second to import, which whoever starts a scheduler need not wait for."""
+    from idletrain.observe import page
+
+    return page
 
 
 class _Waking(RequestHandler):

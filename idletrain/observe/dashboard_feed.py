@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from distributed import Client
 
-from idletrain.cluster.dask_scheduler import DASHBOARD_PORT
 from idletrain.observe.page import PAGE, VIEW
 from idletrain.observe.status import view_of
 from idletrain.observe.summary import Summary
@@ -28,17 +27,17 @@ class Where(NamedTuple):
     note: str
 
 
-async def page_of(client: Client, *, ours: bool) -> Where:
+async def page_of(client: Client, *, first_port: int | None) -> Where:
     """Where a cluster's dashboard shows the run: idletrain's page, or Dask's own where its scheduler does not have it.
 
     Args:
         client: An asynchronous client.
-        ours: Whether the scheduler is idletrain's: its dashboard listens on loopback alone, whatever address it has
-            itself, and adds the page when it is asked for.
+        first_port: The port that idletrain's own scheduler tries first, None for another's. Its dashboard listens on
+            loopback alone, whatever address it has itself, and adds the page when it is asked for.
     """
     link = urllib.parse.urlsplit(client.dashboard_link)
-    if ours:
-        note = "" if link.port == DASHBOARD_PORT else f"port {DASHBOARD_PORT} is in use"
+    if first_port is not None:
+        note = "" if link.port == first_port else f"port {first_port} is in use"
         return Where(f"http://127.0.0.1:{link.port}/idletrain", note)
     if await client.get_metadata([PAGE], False):
         return Where(link.geturl().replace("/status", "/idletrain"), "")

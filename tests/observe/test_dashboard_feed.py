@@ -58,11 +58,11 @@ def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_
             Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
         ):
             at = f"http://127.0.0.1:{scheduler.http_server.port}"
-            stock = await page_of(client, ours=False)
+            stock = await page_of(client, first_port=None)
             assert stock.url == f"{at}/status"
             assert "--preload idletrain.observe.page" in stock.note
             scheduler.set_metadata([PAGE], True)
-            assert await page_of(client, ours=False) == (f"{at}/idletrain", "")
+            assert await page_of(client, first_port=None) == (f"{at}/idletrain", "")
 
     asyncio.run(check())
 
@@ -74,6 +74,6 @@ def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_w
             Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
         ):
             url = f"http://127.0.0.1:{scheduler.http_server.port}/idletrain"
-            assert await page_of(client, ours=True) == (url, "port 8787 is in use")
+            assert await page_of(client, first_port=8787) == (url, "port 8787 is in use")
 
     asyncio.run(check())
