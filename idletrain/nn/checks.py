@@ -105,10 +105,29 @@ def check_parameters(module: nn.Module) -> nn.Module:
 
 def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
     """Sparse rows must fit between the layers."""
-    if isinstance(samples, SparseSamples):
-        from idletrain.nn.wide import label_shards  # and with it Numba, which other jobs do not need
+    if not isinstance(samples, SparseSamples):
+        return
+    wide = _very_wide(module)
+    bags: list[Any] = [layer for layer in module.modules() if getattr(layer, "sparse_input", False)]
+    sizes = [("features", samples.census.features, len(bag.weight)) for bag in bags]
+    if wide:
+        output: Any = module.get_submodule(wide)
+        sizes.append(("labels", samples.census.labels, len(output.weight)))
+    faults = [
+        f"{field}: has {count} {what} and the model {size}; set model.args.{what}: {count}"
+        for what, count, size in sizes
+        if count > size
+    ]
+    if faults:
+        raise JobError(faults)
 
-        label_shards.check_sizes(module, samples, field)
+
+def check_labels_found(samples: Samples) -> None:
+    """Rows must be found by their labels where labels are partitioned."""
+    if not isinstance(samples, SparseSamples) and not (isinstance(samples, Arrays) and samples.y.ndim == 1):
+        raise JobError(
+            "model: partitions the labels, which needs sparse rows, or arrays with one label a row; exclude that group"
+        )
 
 
 def _very_wide(module: nn.Module) -> str | None:
@@ -298,9 +317,7 @@ def check_wide(
     if memory.out_of_core == "always":
         raise JobError("memory.out_of_core: always is for dense layers; leave it out, labels are sharded to fit")
     if layout.common == "sum":
-        from idletrain.nn.wide import label_shards
-
-        label_shards.check_rows(samples)
+        check_labels_found(samples)
     if wide:
         layer: Any = module.get_submodule(wide)
         layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _sharded(module, layout) else 1)))

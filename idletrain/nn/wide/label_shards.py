@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idletrain.errors import JobError
 from idletrain.nn.data.arrays import Arrays, Samples
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.subnets import Subnet, views
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.program import Program
-from idletrain.nn.wide.layers import SparseEmbeddingBag, SparseLinear
+from idletrain.nn.wide.layers import SparseLinear
 
 
 @dataclass(frozen=True)
@@ -100,34 +99,3 @@ def _holding(samples: Samples, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         return samples.holding(labels[labels < samples.census.labels])
     assert isinstance(samples, Arrays)
     return np.flatnonzero(np.isin(samples.y, labels))
-
-
-def check_rows(samples: Samples) -> None:
-    """Rows must be found by their labels where labels are partitioned.
-
-    Raises:
-        JobError: they cannot be.
-    """
-    if not isinstance(samples, SparseSamples) and not (isinstance(samples, Arrays) and samples.y.ndim == 1):
-        raise JobError(
-            "model: partitions the labels, which needs sparse rows, or arrays with one label a row; exclude that group"
-        )
-
-
-def check_sizes(module: nn.Module, samples: SparseSamples, field: str) -> None:
-    """Data must fit between the layers.
-
-    Raises:
-        JobError: features or labels reach beyond a layer.
-    """
-    found = wide_output(module)
-    bags = [layer for layer in module.modules() if isinstance(layer, SparseEmbeddingBag)]
-    sizes = [("features", samples.census.features, len(bag.weight)) for bag in bags]
-    sizes += [("labels", samples.census.labels, len(found[1].weight))] if found else []
-    faults = [
-        f"{field}: has {count} {what} and the model {size}; set model.args.{what}: {count}"
-        for what, count, size in sizes
-        if count > size
-    ]
-    if faults:
-        raise JobError(faults)

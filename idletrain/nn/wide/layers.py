@@ -45,6 +45,8 @@ class SparseEmbeddingBag(nn.Module):
         width: H, of each.
     """
 
+    sparse_input = True  # how such a layer is known, without importing this module and Numba
+
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(features, width))
