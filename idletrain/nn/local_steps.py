@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,12 +23,16 @@ from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.ist.subnets import ScaledInputs, Subnet, views
 from idletrain.nn.program import Program
 
-if TYPE_CHECKING:
-    from idletrain.nn.outofcore.executing.trainer import PlannedSteps
-    from idletrain.nn.outofcore.executing.weights import Update
-
 ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
 ADAGRAD_START = 1e-6  # of parameters that `optimizer.start` does not name
+Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
+
+
+class Planned(Protocol):
+    """Runs the steps of a module that does not fit into memory as a whole."""
+
+    def step(self, inputs: Tensor, labels: Tensor, *, last: bool) -> None:
+        """One step on a batch, the last of the round or not; parameters move as their gradients are ready."""
 
 
 class BatchOrder:
@@ -72,7 +76,7 @@ class LocalSteps:
         number: int,
         round_: int,
         device: torch.device | None = None,
-        planned: Callable[[nn.Module, Update], PlannedSteps] | None = None,
+        planned: Callable[[nn.Module, Update], Planned] | None = None,
     ) -> None:
         self._training, self._loss = program.training, program.loss
         self._number, self._round, self._device = number, round_, device or flat.device

@@ -19,12 +19,11 @@ from torch import nn
 from idletrain.errors import RefusedError
 from idletrain.exchange.messages import PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
-from idletrain.nn.local_steps import LocalSteps
+from idletrain.nn.local_steps import LocalSteps, Update
 from idletrain.nn.memory import SCRATCH_BYTES
 from idletrain.nn.outofcore.executing.backing_file import Home, order_of
 from idletrain.nn.outofcore.executing.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.executing.trainer import PlannedSteps, Room
-from idletrain.nn.outofcore.executing.weights import Update
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
 from idletrain.worker.attempt import Attempt, Loaded, pick_device
 
@@ -93,7 +92,7 @@ class OutOfCoreAttempt(Attempt):
         memory, free, slots = program.memory, self._node.free_bytes, program.travelling[0]
 
         def planned(module: nn.Module, update: Update) -> PlannedSteps:
-            return PlannedSteps(
+            self._planned = PlannedSteps(
                 module,
                 program.loss,
                 self._home,
@@ -103,10 +102,9 @@ class OutOfCoreAttempt(Attempt):
                 known=loaded.plans,
                 units=memory.units,
             )
+            return self._planned
 
         work = LocalSteps(program, subnet, self._home.flat, lease.subnet, lease.round, pick_device(), planned)
-        assert work.planned
-        self._planned = work.planned
         try:
             self._steps(loaded, work, loaded.order)
             if self.steps < program.training.local_steps:

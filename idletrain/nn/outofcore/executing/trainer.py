@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import Home
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.executing.measure import across_batch, measure
 from idletrain.nn.outofcore.executing.pinned import PinnedSwap
 from idletrain.nn.outofcore.executing.trace import BETWEEN, trace
-from idletrain.nn.outofcore.executing.weights import Final, Members, Update, Weights
+from idletrain.nn.outofcore.executing.weights import Final, Members, Weights
 from idletrain.nn.outofcore.planning.extents import PAGE
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, Plan, make_plan
 from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import Home
 from idletrain.nn.outofcore.executing.saved_tensors import Copy, Swap
 from idletrain.nn.outofcore.planning.simulate import LOOKAHEAD
 
 Members = Sequence[tuple[int, nn.Parameter]]  # parameters with their numbers
-Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
 Final = Callable[[Sequence[int]], None]  # (numbers)
 
 
