@@ -17,6 +17,7 @@ ELSEWHERE = {
     "fabric/measuring/collectives.py": "fabric/measuring/test_collective_process.py",
     "fabric/measuring/timed_group.py": "fabric/measuring/test_collective_process.py",
     "fabric/measuring/probe_server.py": "fabric/measuring/test_measure.py",
+    "autotune/step_tasks.py": "autotune/test_probe.py",
     "autotune/step_time.py": "cli/test_plan_table.py",
     "fabric/measuring/tasks.py": "fabric/measuring/test_measure.py",  # and test_rank.py
     "fabric/measuring/nodes.py": "fabric/measuring/test_measure.py",

@@ -20,7 +20,7 @@ import numpy as np
 from distributed import Client
 from distributed.utils import get_ip
 
-from idletrain.autotune import choose, forecast
+from idletrain.autotune import choose, forecast, step_tasks
 from idletrain.autotune.choose import Variant
 from idletrain.autotune.forecast import Fleet
 from idletrain.fabric.analysis import statistics
@@ -32,7 +32,7 @@ from idletrain.fabric.measuring.presets import QUICK
 from idletrain.fabric.measuring.sockets import Door
 from idletrain.fabric.measuring.tasks import Visit
 from idletrain.job import Job
-from idletrain.worker import tasks as task
+from idletrain.worker import tasks as worker_tasks
 from idletrain.worker.lease_spec import version
 
 KEPT_SECONDS = 24 * 3600.0
@@ -73,7 +73,7 @@ async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
     finally:
         await posts.close()
     calls = [await _timed(lambda: team.ask(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
-    memory_bytes = min(told["memory_bytes"] for told in await team.ask_everybody(task.describe))
+    memory_bytes = min(told["memory_bytes"] for told in await team.ask_everybody(worker_tasks.describe))
     variants = await asyncio.to_thread(choose.variants, job, nodes or len(team), memory_bytes)
     return Fleet(
         nodes or len(team),
@@ -124,11 +124,13 @@ async def _step_seconds(team: Team, variants: list[Variant]) -> dict[str, float]
     fitting = [variant for variant in variants if variant.fits]
     for variant in fitting:
         try:
-            await team.ask_everybody(tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS)
-            paces = await team.ask_everybody(tasks.work_pace, STEP_SECONDS / len(fitting))
+            await team.ask_everybody(
+                step_tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS
+            )
+            paces = await team.ask_everybody(step_tasks.work_pace, STEP_SECONDS / len(fitting))
             found[variant.key] = forecast.slowest(paces)
         finally:
-            await team.ask_all(tasks.close_work, [(node, ()) for node in range(len(team))])
+            await team.ask_all(step_tasks.close_work, [(node, ()) for node in range(len(team))])
     return found
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -76,31 +75,8 @@ def pace(seconds: float) -> float:
     return passed / steps
 
 
-def open_work(content: bytes) -> None:
-    """See `steps.opened`."""
-    from idletrain.autotune import step_time
-
-    step_time.opened(get_worker(), content)
-
-
-def work_pace(seconds: float) -> tuple[str, float]:
-    """What computes, which other nodes may share, and the seconds of a step of what was opened."""
-    from idletrain.autotune import step_time
-
-    worker = get_worker()
-    work: step_time.Work = worker.extensions[step_time.KEY]
-    return worker.address if work.on_gpu else platform.node(), work.pace(1, seconds)
-
-
-def close_work() -> None:
-    """See `steps.closed`."""
-    from idletrain.autotune import step_time
-
-    step_time.closed(get_worker())
-
-
 def open_post(token: str, secrets: Mapping[str, str], silent_seconds: float) -> Door:
-    """See `post.opened`."""
+    """See `probe_server.opened`."""
     from distributed.security import Security
 
     from idletrain.fabric.measuring import inventory, probe_server
@@ -113,7 +89,7 @@ def open_post(token: str, secrets: Mapping[str, str], silent_seconds: float) -> 
 
 
 def close_post() -> None:
-    """See `post.closed`."""
+    """See `probe_server.closed`."""
     from idletrain.fabric.measuring import probe_server
 
     probe_server.closed(get_worker())

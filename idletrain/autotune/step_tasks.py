@@ -1,0 +1,30 @@
+"""The Dask tasks that time a job's local steps; torch is imported where a task runs, as a scheduler unpickles every task."""
+
+from __future__ import annotations
+
+import platform
+
+from distributed import get_worker
+
+
+def open_work(content: bytes) -> None:
+    """See `step_time.opened`."""
+    from idletrain.autotune import step_time
+
+    step_time.opened(get_worker(), content)
+
+
+def work_pace(seconds: float) -> tuple[str, float]:
+    """What computes, which other nodes may share, and the seconds of a step of what was opened."""
+    from idletrain.autotune import step_time
+
+    worker = get_worker()
+    work: step_time.Work = worker.extensions[step_time.KEY]
+    return worker.address if work.on_gpu else platform.node(), work.pace(1, seconds)
+
+
+def close_work() -> None:
+    """See `step_time.closed`."""
+    from idletrain.autotune import step_time
+
+    step_time.closed(get_worker())
