@@ -37,12 +37,13 @@ from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds import protocol, state, widths
 from idletrain.rounds.durable.run_directory import INLINE_BYTES, Journal, Payload
-from idletrain.rounds.late_rows import ROUNDS_KEPT, Owed
+from idletrain.rounds.late_rows import Owed
 from idletrain.rounds.membership import Crew
 from idletrain.rounds.progress_checkpoints import Marks
 from idletrain.rounds.reassembly import Begun, Inbox, Taken, travelling
 from idletrain.rounds.rendezvous import Gangs
 from idletrain.worker import encoding, tasks
+from idletrain.worker.encoding import ROUNDS_KEPT
 from idletrain.worker.lease_spec import How, Spec, version
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from idletrain.exchange.messages import Arrival, LeaseId
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.program import Program
 from idletrain.worker import encoding
-
-ROUNDS_KEPT = 2  # what comes later than that is lost: it would be of a network that nobody has any more
+from idletrain.worker.encoding import ROUNDS_KEPT
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from idletrain.nn.data.arrays import Samples
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.program import Program
-from idletrain.rounds.late_rows import ROUNDS_KEPT
 from idletrain.worker import encoding
 from idletrain.worker.cohort import numeric_cohort
+from idletrain.worker.encoding import ROUNDS_KEPT
 from idletrain.worker.lease_spec import Spec
 from idletrain.worker.memory_limits import memory_limit_bytes
 

@@ -13,6 +13,7 @@ from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.program import Program
 
+ROUNDS_KEPT = 2  # rows of an update that come later are lost: they would be of a network that nobody has any more
 Way = Literal["pull", "push"]
 WAYS: tuple[Way, ...] = ("pull", "push")
 

@@ -11,8 +11,9 @@ from idletrain.exchange.codec import ROW_BYTES
 from idletrain.exchange.messages import Arrival, LeaseId
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
-from idletrain.rounds.late_rows import ROUNDS_KEPT, Owed
+from idletrain.rounds.late_rows import Owed
 from idletrain.worker import encoding
+from idletrain.worker.encoding import ROUNDS_KEPT
 
 LEASE = LeaseId("run", 1, 3, 1, 7)
 WIDTHS = (40, 300, 300, 3)
