@@ -196,7 +196,7 @@ def measure_speed(device: torch.device) -> float:
     return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
 
 
-def train_subnet(spec: Spec) -> None:
+def carry_out(kind: type[Attempt], spec: Spec) -> None:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     The account (how it ended: `done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after
@@ -205,15 +205,6 @@ def train_subnet(spec: Spec) -> None:
     between three processes.
     """
     worker = get_worker()
-    kind = Attempt
-    if spec.how == "out-of-core":  # imported by those who need it: a worker's start is counted in seconds
-        from idletrain.worker.out_of_core import OutOfCoreAttempt
-
-        kind = OutOfCoreAttempt
-    elif spec.how == "lockstep":
-        from idletrain.worker.lockstep import LockstepAttempt
-
-        kind = LockstepAttempt
     attempt = kind(spec, Node.of(worker), worker)
     try:
         account = attempt.run()

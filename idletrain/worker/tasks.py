@@ -6,9 +6,12 @@ two seconds, in which no worker joins, and 200 MB.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from idletrain.worker.lease_spec import Spec
+
+if TYPE_CHECKING:
+    from idletrain.worker.attempt import Attempt
 
 
 def describe() -> dict[str, Any]:
@@ -19,7 +22,21 @@ def describe() -> dict[str, Any]:
 
 
 def train_subnet(spec: Spec) -> None:
-    """See `attempt.train_subnet`."""
+    """See `attempt.carry_out`. What a lease does not need is not imported: a worker's start is counted in seconds."""
     from idletrain.worker import attempt
 
-    attempt.train_subnet(spec)
+    attempt.carry_out(_kind_of(spec), spec)
+
+
+def _kind_of(spec: Spec) -> type[Attempt]:
+    if spec.how == "out-of-core":
+        from idletrain.worker.out_of_core import OutOfCoreAttempt
+
+        return OutOfCoreAttempt
+    if spec.how == "lockstep":
+        from idletrain.worker.lockstep import LockstepAttempt
+
+        return LockstepAttempt
+    from idletrain.worker.attempt import Attempt
+
+    return Attempt
