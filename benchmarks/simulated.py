@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from idletrain.cluster import dask_settings
 from idletrain.cluster.local import WORKER_ENVIRONMENT
-from idletrain.cluster.parent import when_parent_ends
+from idletrain.cluster.shutdown import when_parent_ends
 
 INPUTS = 8
 A_PROCESS = 125  # more share one interpreter's lock, fewer cost 200 MB of RAM the process

@@ -22,7 +22,6 @@ ELSEWHERE = {
     "fabric/measuring/tasks.py": "fabric/measuring/test_measure.py",  # and test_rank.py
     "fabric/measuring/nodes.py": "fabric/measuring/test_measure.py",
     "fabric/measuring/training.py": "fabric/measuring/test_collective_process.py",
-    "cluster/parent.py": "cluster/test_dask_scheduler.py",
     "worker/process.py": "chaos",  # a process that is warned and killed
     "rounds/membership.py": "chaos",
     "rounds/protocol.py": "rounds/test_state.py",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tornado.web import Application, RequestHandler
 
 from idletrain.cluster.identity import Identity
-from idletrain.cluster.parent import when_parent_ends
+from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import RunError
 
 if TYPE_CHECKING:

@@ -1,9 +1,12 @@
-"""Signals that ask a process to end, handed to it as a call."""
+"""What ends a process, handed to it as a call: a signal, or the end of the process that started it."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -18,3 +21,14 @@ def on_ending(act: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in zip(ENDING, before, strict=True):
             signal.signal(number, handler)
+
+
+def when_parent_ends(act: Callable[[], None]) -> None:
+    """Call `act` from a thread once standard input, a pipe held by the parent, is closed."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()

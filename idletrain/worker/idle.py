@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from idletrain.cluster.parent import when_parent_ends
-from idletrain.cluster.shutdown import on_ending
+from idletrain.cluster.shutdown import on_ending, when_parent_ends
 
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0  # reading all processes takes some 15 ms: a hundredth of a core

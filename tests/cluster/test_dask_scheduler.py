@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from idletrain.cluster import parent
+from idletrain.cluster import shutdown
 from idletrain.cluster.dask_scheduler import PORTS, free_port
 
 
@@ -38,7 +38,7 @@ def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_d
 def test_a_process_acts_when_its_parent_s_pipe_is_closed() -> None:
     program = (
         "import os, threading\n"
-        f"from {parent.__name__} import when_parent_ends\n"
+        f"from {shutdown.__name__} import when_parent_ends\n"
         "when_parent_ends(lambda: os._exit(7))\n"
         "print('ready', flush=True)\n"
         "threading.Event().wait()\n"

@@ -28,7 +28,7 @@ SCHEDULER = """
 import asyncio, os
 from distributed import Scheduler
 from idletrain.cluster import dask_settings as settings
-from idletrain.cluster.parent import when_parent_ends
+from idletrain.cluster.shutdown import when_parent_ends
 
 async def serve():
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:

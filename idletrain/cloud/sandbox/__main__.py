@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.cloud.sandbox.reclaims import Market, Turns, read_trace
-from idletrain.cluster.parent import when_parent_ends
+from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import parse_bytes, parse_seconds
 

@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import TCPStore
 
-from idletrain.cluster.parent import when_parent_ends
+from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.fabric.analysis import ddp_cost, statistics
 from idletrain.fabric.analysis.samples import Collective
 from idletrain.fabric.measuring import collectives, presets, stencil, training
