@@ -1,8 +1,8 @@
 """What a round will take on a fleet, and with which settings a job gets on fastest. Pure.
 
 A round is a pull, local steps, a push and a commit. Nodes pull in turns, as many at once as it takes to fill the head's
-link, and push likewise (`exchange.admission`; TCP): who pulled first computes and pushes while others still pull. With more
-subnets than nodes, a worker pulls the next and pushes the last while one trains.
+link, and push likewise (`exchange.admission`; TCP): who pulled first computes and pushes while others still pull. With
+more subnets than nodes, a worker pulls the next and pushes the last while one trains.
 """
 
 from __future__ import annotations

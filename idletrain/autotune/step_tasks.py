@@ -1,4 +1,4 @@
-"""The Dask tasks that time a job's local steps; torch is imported where a task runs, as a scheduler unpickles every task."""
+"""The Dask tasks that time a job's local steps. torch is imported where one runs: a scheduler unpickles every task."""
 
 from __future__ import annotations
 

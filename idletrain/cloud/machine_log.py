@@ -1,4 +1,5 @@
-"""A run's books: which machines it had, from when to when, each told once. Bills are made of nothing else (`observe.cost`).
+"""A run's books: which machines it had, from when to when, each told once. Bills are made of nothing else
+(`observe.cost`).
 
 Pure. A head tells of its machines while it leads; what it could not tell any more is added when the run is taken down.
 """

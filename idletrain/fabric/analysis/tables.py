@@ -147,12 +147,13 @@ def _links(fabric: Fabric) -> Rows:
         if points and what == "round trip":
             pooled = [sample for point in points for sample in point.samples]
             slowest = max(points, key=lambda point: statistics.median(point.samples))
+            pair = _pair(fabric, slowest.source, slowest.target)
             lines.append(
                 (
                     title,
                     seconds_text(statistics.median(pooled)),
                     f"p99 {seconds_text(statistics.p99(pooled))}",
-                    f"{_pair(fabric, slowest.source, slowest.target)}: {seconds_text(statistics.median(slowest.samples))}",
+                    f"{pair}: {seconds_text(statistics.median(slowest.samples))}",
                     NOTHING,
                 )
             )

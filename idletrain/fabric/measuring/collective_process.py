@@ -1,4 +1,5 @@
-"""One node's part in what all nodes do together, as a process of its own: `python -m idletrain.fabric.measuring.collective_process`.
+"""One node's part in what all nodes do together, as a process of its own:
+`python -m idletrain.fabric.measuring.collective_process`.
 
 torch.distributed keeps to one process group a process, and a peer that hangs takes its callers along: none of that may
 happen to a worker. Reads its orders as a line of JSON, and ends when its input does. The first node prints the result.

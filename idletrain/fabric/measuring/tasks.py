@@ -222,7 +222,9 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
 
 
 def end_parts() -> None:
-    """End this node's processes of `collective_process`, as whoever asked for them is gone; called beside the tasks that wait."""
+    """End this node's processes of `collective_process`, as whoever asked for them is gone; called beside the tasks
+    that wait.
+    """
     for process in list(_parts):
         process.kill()
 

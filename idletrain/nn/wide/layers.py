@@ -147,7 +147,8 @@ class SparseLinear(nn.Module):
         hidden: H, its inputs.
         labels: C, its outputs.
         bias: Whether labels have one.
-        sampler: How labels beside the batch's own are drawn: a name or mapping, see `idletrain.nn.wide.samplers.SAMPLERS`.
+        sampler: How labels beside the batch's own are drawn: a name or mapping, see
+            `idletrain.nn.wide.samplers.SAMPLERS`.
         rebuild_every: Training batches between two rebuilds of the sampler's tables; 0: only when told to. In a job
             they are rebuilt at the start of every round instead.
         rebuild_growth: By how much that interval grows from one rebuild to the next (SLIDE's exponential decay).
