@@ -8,7 +8,11 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "idletrain"
 ELSEWHERE = {
     "__main__.py": "cli/test_main.py",
+    "cli/arguments.py": "cli/test_main.py",
     "cli/spot.py": "chaos",
+    "cli/train.py": "cli/test_main.py",
+    "cli/watch.py": "cli/test_main.py",
+    "cli/worker.py": "cli/test_main.py",
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
     "exchange/datagram/session.py": "exchange/test_store.py",
     "exchange/datagram_server.py": "exchange/test_store.py",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from idletrain.cli import arguments
 from idletrain.cli import main as cli
 
 GOOD = """
@@ -165,7 +166,7 @@ def test_a_bug_is_exit_code_3_with_a_report_to_send(
     def broken(_path: Path) -> None:
         raise ZeroDivisionError("an invented bug")
 
-    monkeypatch.setattr(cli, "load_job", broken)
+    monkeypatch.setattr(arguments, "load_job", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, err = main(("launch", "job.yaml"), monkeypatch, capsys)
     assert code == 3
@@ -180,7 +181,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def interrupted(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "load_job", interrupted)
+    monkeypatch.setattr(arguments, "load_job", interrupted)
     assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
 
 

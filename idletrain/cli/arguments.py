@@ -1,0 +1,42 @@
+"""Arguments and options that several commands take, and how their text is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
+
+JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
+RunName = Annotated[str, typer.Argument(help="The run's directory, or its name below runs/.", show_default=False)]
+
+
+def seconds_option(text: str) -> float:
+    """Parse an option's duration, such as 15s."""
+    try:
+        return float(parse_seconds(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def bytes_option(text: str) -> int:
+    """Parse an option's size, such as 2GiB."""
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def read_job(path: Path, nodes: int | None, name: str | None = None) -> Job:
+    """A job file with what the command line says otherwise."""
+    tree = load_job(path).model_dump(exclude_unset=True)
+    tree |= {"name": name} if name else {}
+    tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}
+    return parse_job(tree)
+
+
+def run_dir_of(run: str) -> Path:
+    """Find a run's directory by its path, or by its name below runs/."""
+    return Path(run) if "/" in run or Path(run, "ledger").exists() else Path("runs") / run

@@ -1,0 +1,113 @@
+"""`idletrain status` and `report`: how runs stand and how they went, from their records."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from idletrain.cli.arguments import RunName, run_dir_of
+from idletrain.cli.cloud import Cloud, Region, account_of, prefix_of, read_events, standing
+from idletrain.errors import RunError
+
+app = typer.Typer()
+
+
+@app.command()
+def status(
+    run: RunName,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    cloud: Annotated[Cloud | None, typer.Option(help="Of a run in a cloud, from any machine.")] = None,
+    region: Region = None,
+) -> None:
+    """Show how a run stands, while it goes on or after."""
+    import json
+
+    from idletrain.observe import display
+
+    if cloud:
+        with account_of(cloud, region) as account:
+            summary, why = standing(account, run)
+    else:
+        summary, why = _standing(run_dir_of(run)), ""
+    if as_json:
+        typer.echo(json.dumps(summary.as_record()))
+        return
+    for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
+        typer.echo(line)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
+        ),
+    ],
+    to: Annotated[
+        Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
+    ] = None,
+    cloud: Annotated[Cloud | None, typer.Option(help="Of runs in a cloud, from any machine.")] = None,
+    region: Region = None,
+) -> None:
+    """Write how a run went, or how several compare, to one HTML file; print the short form."""
+    import time
+
+    from idletrain.observe import report as reports
+
+    found: list[tuple[str, list[Any]]] = []
+    if cloud:
+        with account_of(cloud, region) as account:
+            found = [(run, read_events(prefix_of(account, run))) for run in runs]
+    else:
+        found = [(run, _events(run)) for run in runs]
+    past = [reports.Past.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in found]
+    for one in past:
+        for line in reports.short(one):
+            typer.echo(line)
+    local = len(runs) == 1 and not cloud and not runs[0].startswith("s3://")
+    file = to or (run_dir_of(runs[0]) if local else Path()) / "report.html"
+    try:
+        file.write_text(reports.page(past))
+    except OSError as error:
+        raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
+    typer.echo(f"  {file}")
+
+
+def _standing(run_dir: Path) -> Any:
+    """The summary of a run on this machine, as it stands."""
+    from idletrain.observe.summary import summarise
+    from idletrain.rounds.durable.recovery import read_history
+    from idletrain.storage import has_head
+
+    read_history(run_dir)
+    summary = summarise(run_dir / "events.jsonl")
+    if summary.status == "running" and not has_head(run_dir):
+        summary.status = "interrupted"
+    return summary
+
+
+def _events(run: str) -> list[Any]:
+    """A run's events, from its directory or from below its prefix."""
+    from idletrain.observe.records import read
+    from idletrain.storage import S3Prefix
+
+    if run.startswith("s3://"):
+        from idletrain.cloud.aws.account import explained
+
+        with explained():
+            return read_events(S3Prefix.at(run))
+    file = run_dir_of(run) / "events.jsonl"
+    with contextlib.suppress(OSError):
+        if events := list(read(file)):
+            return events
+    if file.parent.is_dir():
+        raise RunError(f"run {run} has no records in {file} yet; look again once it trains")
+    there = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
+    known = f"there are: {', '.join(there)}" if there else "there is none at all"
+    raise RunError(
+        f"there is no run {file.parent.name} in {file.parent.parent}; {known}; of one in a cloud, add --cloud"
+    )
