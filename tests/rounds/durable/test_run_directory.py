@@ -147,5 +147,7 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
     restored, rounds = recovery.load_network(tmp_path / "run", heir._program)
     assert rounds == 2
     assert torch.equal(restored.flat, heir.network.flat)
-    (record,) = [r for r in recovery.ledger.read(tmp_path / "run" / "ledger").records if r["kind"] == "commit"][1:]
+    (record,) = [
+        r for r in recovery.write_ahead_log.read(tmp_path / "run" / "ledger").records if r["kind"] == "commit"
+    ][1:]
     assert record["repairs"] == [2]
