@@ -31,8 +31,11 @@ Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter
 class Planned(Protocol):
     """Runs the steps of a module that does not fit into memory as a whole."""
 
-    def step(self, inputs: Tensor, labels: Tensor, *, last: bool) -> None:
-        """One step on a batch, the last of the round or not; parameters move as their gradients are ready."""
+    def step(self, inputs: Tensor, labels: Tensor, *, last: bool) -> Tensor:
+        """Do one step on a batch, the last of the round or not, and return the batch's loss `[]`.
+
+        Parameters move as their gradients are ready.
+        """
 
 
 class BatchOrder:

@@ -22,8 +22,8 @@ class Network:
         slots: Slots with a value a parameter.
         values: The first slot's.
         row_slots: Slots with a value a row (a tensor's first dimension).
-        powers: For each slot the power of a subnet's factors that its values are multiplied by (see `nn.ist.subnets.scaled`);
-            all are values and momenta if left out.
+        powers: For each slot the power of a subnet's factors that its values are multiplied by (see
+            `nn.ist.subnets.scaled`); all are values and momenta if left out.
 
     Attributes:
         flat: All slots in one, float32.
