@@ -33,10 +33,10 @@ from benchmarks.exchange import BenchHead
 from benchmarks.machines import Cast, Line, machines
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.cluster import dask_settings
-from idletrain.exchange.admission import Turns
+from idletrain.exchange.admission import AdmissionQueue
 from idletrain.exchange.client import StoreClient
-from idletrain.exchange.messages import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
-from idletrain.exchange.store import Store
+from idletrain.exchange.messages import AcceptanceRule, LeaseId, LockstepGroup, PushHeader, Receipt, Reply, checksum
+from idletrain.exchange.store import StoreServer
 
 START_SECONDS = 60.0
 KB = 1000
@@ -110,7 +110,7 @@ class Gate(BenchHead):
         self._open = asyncio.Event()
         self._began = 0.0
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
         """Wait for all."""
         self._here[lease.round] = self._here.get(lease.round, 0) + 1
         opened = self._open
@@ -118,11 +118,11 @@ class Gate(BenchHead):
             self._open, self._began = asyncio.Event(), time.perf_counter()
             opened.set()
         await opened.wait()
-        return Gang(lease.round, 0, ())
+        return LockstepGroup(lease.round, 0, ())
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:  # noqa: ARG002
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:  # noqa: ARG002
         """See `Head`."""
-        return Bound(1280, self._least)
+        return AcceptanceRule(1280, self._least)
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`; what came incomplete is not looked at."""
@@ -137,10 +137,10 @@ class Gate(BenchHead):
 async def be_head(host: str, asked: dict[str, Any]) -> None:
     """Serve until killed."""
     case, way = Case(**asked["case"]), Way(**asked["way"])
-    turns = Turns if way.turns else functools.partial(Turns, most=1 << 30)
+    turns = AdmissionQueue if way.turns else functools.partial(AdmissionQueue, max_holders=1 << 30)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         head = Gate(Path(folder), case.nodes, case.size, way.least)
-        _print({"kind": "serving", "address": await Store(head, Security(), turns).listen(host)})
+        _print({"kind": "serving", "address": await StoreServer(head, Security(), turns).listen(host)})
         await asyncio.Event().wait()
 
 

@@ -23,9 +23,9 @@ from benchmarks.runs import prepared_of, temporary_job
 from idletrain.cluster import dask_scheduler, local
 from idletrain.job import Job
 from idletrain.observe import time_use
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 from idletrain.observe.summary import summary_of
-from idletrain.run import Options, launch
+from idletrain.run import RunOptions, launch
 
 WORKERS = 4
 WORKER_BYTES = 1 << 30
@@ -38,7 +38,7 @@ class Cut:
 
     subnets: int
     local_steps: int
-    mark_every: str
+    progress_every: str
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ def job_tree(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
             "rounds": 1_000_000,
             "evaluate_every": 1_000_000,
         },
-        "preemption": {"policy": policy, "mark_every": cut.mark_every},
+        "preemption": {"policy": policy, "progress_every": cut.progress_every},
         "nodes": {"count": WORKERS},
     }
 
 
-async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
+async def churned(plan: Plan, job: Job, policy: str) -> list[Record]:
     """Run a job for the plan's time from its first lease, while workers are taken."""
-    events: list[Event] = []
+    events: list[Record] = []
     begun = asyncio.Event()
 
-    def sink(event: Event) -> None:
+    def sink(event: Record) -> None:
         events.append(event)
         if event["kind"] == "leased":
             begun.set()
@@ -98,10 +98,10 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Event]:
         fleet = local.LocalFleet(address, WORKER_BYTES, job.run_dir / "logs")
         beside = [
             asyncio.ensure_future(work)
-            for work in (local.keep(fleet, WORKERS, lambda *_kind, **_fields: None), take_workers(), end())
+            for work in (local.keep_workers(fleet, WORKERS, lambda *_kind, **_fields: None), take_workers(), end())
         ]
         try:
-            await launch(job, prepared_of(job), Options(scheduler=address, sinks=(sink,)))
+            await launch(job, prepared_of(job), RunOptions(scheduler=address, sinks=(sink,)))
         finally:
             for task in beside:
                 task.cancel()
@@ -121,7 +121,7 @@ def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
         events = asyncio.run(churned(plan, job, policy))
     summary = summary_of(events)
     record = {key: value for key, value in summary.as_record().items() if key != "run_dir"}  # a temporary one
-    shares = time_use.shares(events, summary.alive_seconds)
+    shares = time_use.time_shares(events, summary.alive_seconds)
     return {"policy": policy, "cut": vars(cut), "shares": shares, **record}
 
 
@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for cut in plan.cuts:
             result = measure(plan, cut, policy)
             runs.append(result)
-            name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.mark_every}"
+            name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.progress_every}"
             figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
             if cut == plan.cuts[0]:
                 worst = sorted(result["shares"].items(), key=lambda item: -item[1])

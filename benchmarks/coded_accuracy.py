@@ -133,7 +133,7 @@ class Begun:
 def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, run: Run) -> torch.Tensor | None:
     """An update as the head has it; None if it is dropped."""
     lease = begun.lease
-    content = encoding.update(program, subnet, flat, begun.at_worker, lease)
+    content = encoding.encode_update(program, subnet, flat, begun.at_worker, lease)
     codec = encoding.codec(program, subnet, "push")
     if codec is None:
         return flat
@@ -154,7 +154,7 @@ def simulate(asked: Job, run: Run) -> float:
         updates = []
         for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
             at_head = network.pull(subnet)
-            at_worker = encoding.received(program, subnet, encoding.sent(program, subnet, at_head))
+            at_worker = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, at_head))
             flat = at_worker.clone()
             work = LocalSteps(program, subnet, flat, k, round_)
             for step in range(training.local_steps):
@@ -198,7 +198,7 @@ def bytes_of(plan: Plan, run: Run) -> int:
     asked = job(plan, run)
     program = from_settings(asked.model, asked.data, asked.training).program
     subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
-    return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.WAYS)
+    return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.DIRECTIONS)
 
 
 def all_runs(plan: Plan) -> list[Run]:

@@ -31,12 +31,21 @@ from benchmarks.report import Figure, arguments, at_least, at_most, report
 from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_job
 from idletrain.cluster import dask_settings
 from idletrain.exchange.client import StoreClient
-from idletrain.exchange.messages import Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum, inspect
+from idletrain.exchange.messages import (
+    AcceptanceRule,
+    LeaseId,
+    LockstepGroup,
+    PushHeader,
+    Receipt,
+    Reply,
+    checksum,
+    inspect,
+)
 from idletrain.exchange.parts import Parts
-from idletrain.exchange.store import Store
-from idletrain.observe.records import Event
+from idletrain.exchange.store import StoreServer
+from idletrain.observe.records import Record
 from idletrain.rounds.durable import updates
-from idletrain.rounds.durable.write_ahead_log import Ledger
+from idletrain.rounds.durable.write_ahead_log import WriteAheadLog
 
 MB, GB = 1e6, 1e9
 LEASE = LeaseId("bench", 1, 0, 0, 1)
@@ -60,7 +69,7 @@ class BenchHead:
     """A head with one subnet to give, that makes every push durable as `rounds.durable.run_directory` does."""
 
     def __init__(self, folder: Path, flat: Tensor) -> None:
-        self._path, self._flat, self._ledger = folder / "updates", flat, Ledger(folder / "ledger")
+        self._path, self._flat, self._wal = folder / "updates", flat, WriteAheadLog(folder / "wal")
         self._parts = Parts()
 
     def program(self) -> bytes:
@@ -82,19 +91,19 @@ class BenchHead:
         fault = await asyncio.to_thread(inspect, header, frames, self._flat.nbytes)
         if fault is None:
             await asyncio.to_thread(updates.write, self._path, 0, frames)
-            await asyncio.to_thread(self._ledger.append, "stage", checksum=header.checksum)
+            await asyncio.to_thread(self._wal.append, "stage", checksum=header.checksum)
         self._parts.drop(header.lease.attempt)
         return Receipt(fault or Reply.ACCEPTED)
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:  # noqa: ARG002
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:  # noqa: ARG002
         """See `Head`."""
-        return Bound(size, 1.0)
+        return AcceptanceRule(size, 1.0)
 
-    def came(self, *_: Any) -> bool:
+    def part_arrived(self, *_: Any) -> bool:
         """See `Head`."""
         return True
 
-    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+    async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
         """See `Head`; nothing here is ever lacking."""
         return Reply.NOT_LEASED
 
@@ -102,13 +111,13 @@ class BenchHead:
         """See `Head`."""
         return Reply.ACCEPTED
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
         """See `Head`; nothing here trains in lockstep."""
         return Reply.STALE_ROUND
 
     def close(self) -> None:
         """Close the ledger."""
-        self._ledger.close()
+        self._wal.close()
 
 
 def worker_side(address: str, security: Security, repeats: int, answers: multiprocessing.connection.Connection) -> None:
@@ -140,7 +149,7 @@ async def serve(plan: Plan, security: Security) -> list[tuple[float, float]]:
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         head = BenchHead(Path(folder), torch.rand(plan.subnet_bytes // 4))
-        store = Store(head, security)
+        store = StoreServer(head, security)
         address = await store.listen("127.0.0.1")
         process = context.Process(target=worker_side, args=(address, security, plan.repeats, there))
         process.start()
@@ -162,7 +171,7 @@ def scheduler_bytes(plan: Plan) -> list[int]:
     }
     with temporary_job(tree) as job:
 
-        def sample(event: Event) -> None:
+        def sample(event: Record) -> None:
             if of_kind([event], "round_committed"):
                 seen.append(psutil.Process(scheduler_pid(job)).memory_info().rss)
 

@@ -31,7 +31,7 @@ from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.fabric.analysis import compare, statistics
 from idletrain.fabric.analysis.samples import Fabric, from_json
 from idletrain.fabric.measuring import presets
-from idletrain.fabric.measuring.measure import measure
+from idletrain.fabric.measuring.measure import measure_fabric
 
 START_SECONDS, MEASURE_SECONDS = 120.0, 400.0
 RATE, DELAY, QUICK_SECONDS = 0.05, 0.10, 60.0
@@ -47,7 +47,7 @@ async def lead(host: str, nodes: int, preset: str, to: Path) -> None:
         _print({"kind": "serving", "address": address})
         async with Client(address, asynchronous=True, set_as_default=False) as client:
             await client.wait_for_workers(nodes)
-            found = await measure(client, asked, _say)
+            found = await measure_fabric(client, asked, _say)
     to.write_text(found.as_json())
     _print({"kind": "measured"})
 
@@ -102,7 +102,9 @@ def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
     for link in links:
         for count in nodes:
             found = look(count, link, LINKS_ALONE.name)
-            each = [statistics.on_the_wire(found, p) / link_bytes(link) for p in statistics.of_kind(found, "one way")]
+            each = [
+                statistics.on_the_wire(found, p) / link_bytes(link) for p in statistics.points_of_kind(found, "one way")
+            ]
             typical = (statistics.link_rate(found) or 0.0) / link_bytes(link)
             yield at_most(f"{link}, {count} nodes: rate, off by", abs(typical - 1), "", RATE, each)
 
@@ -122,7 +124,7 @@ def verdicts(nodes: int) -> Iterator[Figure]:
         ("twice 100mbit", again, "No significant"),
         ("100 and 90mbit", slower, "The two differ"),
     ):
-        told = compare.overall(compare.compared(first, other))
+        told = compare.overall(compare.compare(first, other))
         sys.stderr.write(f"{name}: {told}\n")
         yield at_least(f"{name}, {nodes} nodes: the right verdict", float(told.startswith(wanted)), "", 1)
 

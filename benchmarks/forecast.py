@@ -36,15 +36,15 @@ from benchmarks.methods import CASES, Entry
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
 from idletrain.autotune import choose
-from idletrain.autotune.forecast import Fleet
-from idletrain.autotune.probe import STEP_SECONDS, survey
+from idletrain.autotune.forecast import FleetFigures
+from idletrain.autotune.probe import STEP_SECONDS, probe_fleet
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.observe.forecast_record import Expectation
-from idletrain.observe.records import Event
+from idletrain.observe.forecast_record import ForecastTracker
+from idletrain.observe.records import Record
 from idletrain.observe.time_use import ROUND_PARTS
-from idletrain.run import Options, launch
+from idletrain.run import RunOptions, launch
 
 OFF, LOOK_SECONDS = 0.15, 10.0
 LOOKS = 5
@@ -58,12 +58,12 @@ START_SECONDS, CASE_SECONDS = 120.0, 900.0
 TRAININGS = (("ist", 50), ("local-sgd", 10))
 
 
-async def look(address: str, nodes: int, job: Job) -> tuple[Fleet, float]:
+async def look(address: str, nodes: int, job: Job) -> tuple[FleetFigures, float]:
     """What a launch sees of a cluster, once all workers are there, and in how many seconds."""
     async with Client(address, asynchronous=True, set_as_default=False) as client:
         await client.wait_for_workers(nodes)
         started = time.monotonic()
-        return await survey(client, job), time.monotonic() - started
+        return await probe_fleet(client, job), time.monotonic() - started
 
 
 def tell(line: Line) -> None:
@@ -91,7 +91,7 @@ class Ticks(NamedTuple):
         return (later.stolen - self.stolen) / max(later.wanted - self.wanted, TICK_SECONDS)
 
 
-async def watched(seen: Awaitable[tuple[Fleet, float]]) -> tuple[Fleet, float, float]:
+async def watched(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFigures, float, float]:
     """A look, its seconds, and what was stolen while it timed steps, which it does last."""
     ticks, looking = [Ticks.now()], asyncio.ensure_future(seen)
     while not looking.done():
@@ -126,23 +126,23 @@ async def lead(host: str, nodes: int, tree: dict[str, Any], looks: int) -> None:
 async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Line:
     """The rounds behind a look, and what was stolen from it and from them."""
     fleet, seconds, in_look = await watched(look(address, nodes, job))
-    _, choice = await asyncio.to_thread(choose.chosen, job, fleet)
-    expectation = Expectation(choice.expected.as_record(), choice.why)
+    _, choice = await asyncio.to_thread(choose.choose_settings, job, fleet)
+    expectation = ForecastTracker(choice.expected.as_record(), choice.why)
     warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
     enough = warm_up + max(ROUNDS, math.ceil(SECONDS / choice.expected.round))
     training = job.training.model_copy(update={"rounds": enough})
     job = job.model_copy(update={"training": training})
     prepared = replace(prepared, program=replace(prepared.program, training=training))
-    rounds: list[Event] = []
+    rounds: list[Record] = []
     ticks: list[Ticks] = []
 
-    def note(event: Event) -> None:
+    def note(event: Record) -> None:
         if event["kind"] == "round_committed":
             rounds.append(event)
             ticks.append(Ticks.now())
 
     job.run_dir.mkdir(parents=True)
-    await launch(job, prepared, Options(cluster=(address, Security()), sinks=(note,), expectation=expectation))
+    await launch(job, prepared, RunOptions(cluster=(address, Security()), sinks=(note,), forecast=expectation))
     in_rounds = ticks[warm_up - 1].share_until(ticks[-1])
     return {"kind": "look", "seconds": seconds, "rounds": rounds[warm_up:], "stolen": (in_look, in_rounds)}
 
@@ -163,7 +163,7 @@ def looks_of(case: str, method: str, local_steps: int, nodes: int, link: str, lo
     return cast.output.of("look")
 
 
-def counting(lines: Sequence[Line]) -> list[list[Event]]:
+def counting(lines: Sequence[Line]) -> list[list[Record]]:
     """The rounds behind the looks that count; all, if none does."""
     return [line["rounds"] for line in lines if is_steady(line)] or [line["rounds"] for line in lines]
 
@@ -202,11 +202,11 @@ def overall(where: str, figures: Sequence[Figure]) -> Iterator[Figure]:
     yield at_most(f"{where}: a first look, at worst", max(firsts), "s", LOOK_SECONDS, firsts)
 
 
-def _expected(rounds: Sequence[Event]) -> float:
+def _expected(rounds: Sequence[Record]) -> float:
     return float(sum(rounds[0]["expected"].values()))
 
 
-def _measured(rounds: Sequence[Event]) -> float:
+def _measured(rounds: Sequence[Record]) -> float:
     return float(statistics.median(event["seconds"] for event in rounds))
 
 

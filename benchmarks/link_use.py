@@ -30,7 +30,7 @@ from benchmarks.machines import Cast, Line, machines
 from benchmarks.report import Figure, arguments, at_least, report
 from benchmarks.where_time_goes import LINK, link_bytes
 from idletrain.cluster import dask_settings
-from idletrain.exchange.store import Store
+from idletrain.exchange.store import StoreServer
 
 START_SECONDS = 60.0
 READ_BYTES = 1 << 20
@@ -59,7 +59,7 @@ async def be_head(host: str, size: int) -> None:
 
     plain = await asyncio.start_server(send, host)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        address = await Store(BenchHead(Path(folder), flat), Security()).listen(host)
+        address = await StoreServer(BenchHead(Path(folder), flat), Security()).listen(host)
         _print({"kind": "serving", "address": address, "port": plain.sockets[0].getsockname()[1]})
         await asyncio.Event().wait()
 

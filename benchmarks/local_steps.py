@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.report import Figure, arguments, at_least, report
 from idletrain.job import parse_job
-from idletrain.nn.data.arrays import Arrays
+from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps, assemble
 from idletrain.nn.network import Network
@@ -72,7 +72,7 @@ def bare(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], No
     """The same step as a plain loop has it, its data in memory and its batches drawn beforehand."""
     program = prepared.program
     samples, training = program.source.open(), program.training
-    assert isinstance(samples, Arrays)
+    assert isinstance(samples, ArraySource)
     x, y = torch.from_numpy(np.array(samples.x)), torch.from_numpy(np.array(samples.y)).long()
     order = torch.from_numpy(np.random.Generator(np.random.Philox(0)).permutation(len(x)))
     batches = itertools.cycle(torch.split(order, training.batch_size)[:-1])

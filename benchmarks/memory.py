@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.report import Figure, arguments, at_most, report
 from benchmarks.runs import noise_data, prepared_of, run, temporary_job
-from idletrain.nn.memory import need_of, subnet_of_share
-from idletrain.observe.records import Event
+from idletrain.nn.memory import subnet_need, subnet_of_share
+from idletrain.observe.records import Record
 
 MB = 1e6
 SUBNETS = 8
@@ -39,7 +39,7 @@ class Plan:
 TINY = Plan(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
 
 
-def tree(plan: Plan, mark_every: str) -> dict[str, Any]:
+def tree(plan: Plan, progress_every: str) -> dict[str, Any]:
     """The job of one run."""
     return {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
@@ -51,7 +51,7 @@ def tree(plan: Plan, mark_every: str) -> dict[str, Any]:
             "batch_size": 8,
             "evaluate_every": plan.rounds,
         },
-        "preemption": {"mark_every": mark_every},
+        "preemption": {"progress_every": progress_every},
         "nodes": {"count": plan.workers},
     }
 
@@ -70,7 +70,7 @@ class Watch:
         self.joined: dict[int, int] = {}
         self.peak: dict[int, int] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Record) -> None:
         if event["kind"] == "worker_joined":
             self.joined[event["pid"]] = memory_of(event["pid"])["VmRSS"]
         if event["kind"] == "round_committed":
@@ -81,15 +81,15 @@ class Watch:
         return [self.peak[pid] - resident for pid, resident in self.joined.items()]
 
 
-def measure(plan: Plan, mark_every: str) -> tuple[Watch, dict[str, int]]:
+def measure(plan: Plan, progress_every: str) -> tuple[Watch, dict[str, int]]:
     """One run's workers, and the bytes that they are to be compared with."""
     watch = Watch()
-    with temporary_job(tree(plan, mark_every)) as job:
+    with temporary_job(tree(plan, progress_every)) as job:
         prepared = prepared_of(job)
         sizes = {
             "subnet": 4 * subnet_of_share(prepared.program, 1 / SUBNETS).parameters,
             "network": sum(tensor.nbytes for tensor in prepared.network),
-            "need": need_of(prepared.program)(1 / SUBNETS),
+            "need": subnet_need(prepared.program)(1 / SUBNETS),
         }
         del prepared
         asyncio.run(run(job, [watch]))
@@ -101,8 +101,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = arguments(__doc__, argv)
     plan = TINY if options.tiny else Plan()
     figures: list[Figure] = []
-    for what, mark_every in (("with marks", "1ms"), ("without marks", "1h")):
-        watch, sizes = measure(plan, mark_every)
+    for what, progress_every in (("with marks", "1ms"), ("without marks", "1h")):
+        watch, sizes = measure(plan, progress_every)
         growth = watch.growth()
         most, ratios = max(growth), [each / sizes["subnet"] for each in growth]
         if not figures:

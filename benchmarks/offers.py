@@ -27,12 +27,12 @@ from rich.console import Console
 from benchmarks.report import Figure, arguments, at_most, report
 from idletrain.cli import offers
 from idletrain.cloud.aws import instance_types, pricing
-from idletrain.cloud.aws.instance_types import GIB, Need
+from idletrain.cloud.aws.instance_types import GIB, NodeNeed
 
 REGION = "eu-west-1"
 ZONES = tuple(f"{REGION}{letter}" for letter in "abc")
 SIZES = {"large": 2, "xlarge": 4, **{f"{n}xlarge": 4 * n for n in (2, 4, 8, 12, 16, 24, 32, 48)}}  # vCPUs
-NEED = Need(memory_bytes=2 * GIB)
+NEED = NodeNeed(memory_bytes=2 * GIB)
 NODES = 8
 
 
@@ -98,7 +98,7 @@ class Region:
 def one(region: Region, folder: Path) -> tuple[float, float]:
     """Seconds until the market is at hand, and until the table is drawn."""
     started = time.perf_counter()
-    snapshot = pricing.fetch(region, region, pricing.Cache(folder))
+    snapshot = pricing.fetch(region, region, pricing.PriceCache(folder))
     fetched = time.perf_counter()
     ranked = snapshot.offers(NEED, "spot")
     pools = instance_types.diversify(ranked, NODES)

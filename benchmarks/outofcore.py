@@ -39,15 +39,15 @@ from torch.optim.adamw import adamw
 from benchmarks.networks import UNet, resnet, vgg16, wide_resnet
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from idletrain.nn.models import mlp, transformer
-from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
-from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.executing.measure import measure_units
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
-from idletrain.nn.outofcore.executing.trainer import learn
+from idletrain.nn.outofcore.executing.trainer import learn_profile
 from idletrain.nn.outofcore.executing.weights import Weights
-from idletrain.nn.outofcore.planning.plan import Plan, least_bytes, make_plan, usable
-from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit, micro_batch
+from idletrain.nn.outofcore.planning.plan import MemoryPlan, least_bytes, make_memory_plan, usable
+from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit, micro_batch
 from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
 from idletrain.nn.units import Piece, pieces_of
 
@@ -134,8 +134,10 @@ class Network:
         with torch.no_grad():
             outputs = copy.deepcopy(self.module)(self.x)
         self.y = torch.randint(10, outputs.shape[:-1])
-        link = Link(1e9, 1e9)  # to be measured
-        learnt = learn(self.module, self.x, self.y, _loss, state_slots=0, resident_bytes=0, link=link, by_kernel=True)
+        link = SwapLink(1e9, 1e9)  # to be measured
+        learnt = learn_profile(
+            self.module, self.x, self.y, _loss, state_slots=0, resident_bytes=0, link=link, by_kernel=True
+        )
         self.names = [piece.name for piece in learnt.pieces]
         # A run's budget holds what checkpoint takes once, too; here that is there from the first step on.
         self.profile = replace(learnt.profile, resident_bytes=learnt.profile.resident_bytes - CHECKPOINT_BYTES)
@@ -150,7 +152,7 @@ class Network:
 
     def gradients(
         self,
-        plan: Plan | None = None,
+        plan: MemoryPlan | None = None,
         swap: DiskSwap | None = None,
         parts: int = 1,
         settle: Callable[[], None] = release_freed_memory,
@@ -178,11 +180,11 @@ class Network:
 def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> dict[str, Any]:
     """Every technique that fits a budget, and the plan, in turns."""
     profile = replace(network.profile, link=swap.speed())
-    plan = make_plan(profile, budget, micro_batches=False, stream=False)
-    fitting = {t.name: t for t in plan.techniques if not t.lacking_bytes and t.name in NAMED}
-    same_as = [name for name, t in fitting.items() if t.letters == plan.letters]
-    ways: dict[str, Plan | None] = {"in core": None, "plan": plan}
-    ways |= {name: replace(plan, letters=t.letters) for name, t in fitting.items() if name not in same_as}
+    plan = make_memory_plan(profile, budget, micro_batches=False, stream=False)
+    fitting = {t.name: t for t in plan.techniques if not t.shortfall_bytes and t.name in NAMED}
+    same_as = [name for name, t in fitting.items() if t.unit_modes == plan.unit_modes]
+    ways: dict[str, MemoryPlan | None] = {"in core": None, "plan": plan}
+    ways |= {name: replace(plan, unit_modes=t.unit_modes) for name, t in fitting.items() if name not in same_as}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     parts = _parts(network, budget)
     if parts:
@@ -199,7 +201,7 @@ def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> 
     always = plan.footprint(profile).resident_bytes
     return {
         "budget": budget,
-        "letters": "".join(plan.letters),
+        "letters": "".join(plan.unit_modes),
         "seconds": {name: taken[1:] for name, taken in seconds.items()},  # the first warms up
         "same_plan": same_as,
         "smaller_batch_parts": parts,
@@ -286,13 +288,13 @@ def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
     plain, x = copy.deepcopy(ours), torch.randn(sizes.batch, sizes.width)
     optimizer = torch.optim.AdamW(plain.parameters(), foreach=False)
     pieces = [Piece(str(i), ours, (layer,), follows=i > 0) for i, layer in enumerate(ours)]
-    _, units = measure(ours, pieces, x, lambda out: out.square().mean(), state_slots=2)
+    _, units = measure_units(ours, pieces, x, lambda out: out.square().mean(), state_slots=2)
     parameters = list(ours.parameters())
     counts = [torch.zeros(()) for _ in parameters]
-    home = Home(folder, [tuple(p.shape) for p in parameters], 3)
+    home = StateFile(folder, [tuple(p.shape) for p in parameters], 3)
     for i, p in enumerate(parameters):
         home.slot(i).copy_(p.detach())
-    home.came(range(len(parameters)))
+    home.mark_arrived(range(len(parameters)))
 
     def update(number: int, p: nn.Parameter, state: list[Tensor]) -> None:
         assert p.grad is not None
@@ -330,7 +332,7 @@ def planning_seconds() -> float:
         for i in range(50)
     )
     started = time.thread_time()
-    make_plan(Profile(units, Link(3e8, 3e8)), 700 << 20)
+    make_memory_plan(Profile(units, SwapLink(3e8, 3e8)), 700 << 20)
     return time.thread_time() - started
 
 

@@ -29,7 +29,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from benchmarks.report import Figure, arguments, at_least, at_most, report
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.observe.dashboard_feed import publishing
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 from idletrain.observe.summary import Summary
 
 ROUND_SECONDS = 6.0
@@ -50,7 +50,7 @@ class Plan:
 TINY = Plan(workers=5, phase_seconds=2.0, rounds_before=5)
 
 
-def first_events(workers: int) -> Iterator[Event]:
+def first_events(workers: int) -> Iterator[Record]:
     """The start of a run, up to its workers."""
     yield {
         "kind": "run_started", "s": 0.0, "run": "bench", "subnets": workers, "rounds": 100_000, "policy": "salvage",
@@ -61,15 +61,15 @@ def first_events(workers: int) -> Iterator[Event]:
         yield _joined(n, 0.0)
 
 
-def round_events(workers: int, number: int) -> list[Event]:
+def round_events(workers: int, number: int) -> list[Record]:
     """A round's events, of which every 20th subnet's worker is killed and replaced; `s` is within the run."""
     began = number * ROUND_SECONDS
-    events: list[Event] = []
+    events: list[Record] = []
     for k in range(workers):
         where = {"round": number, "subnet": k, "worker": _address(k)}
         attempt = number * 2 * workers + k
         events += [{"kind": "leased", "s": began + k / workers, **where, "attempt": attempt, "step": 0}]
-        events += [{"kind": "marked", "s": began + 2 + k / workers, **where, "attempt": attempt, "steps": 200}]
+        events += [{"kind": "progress_saved", "s": began + 2 + k / workers, **where, "attempt": attempt, "steps": 200}]
         if (k + number) % 20 == 0:
             s = began + 3
             events += [
@@ -96,7 +96,7 @@ def round_events(workers: int, number: int) -> list[Event]:
     return [*events, {"kind": "round_committed", "s": end, **commit}, {"kind": "evaluated", "s": end, **score}]
 
 
-def _joined(n: int, seconds: float) -> Event:
+def _joined(n: int, seconds: float) -> Record:
     about = {"name": f"node-{n}", "memory_bytes": 2 << 30, "device": "cpu", "steps_per_second": 1.0, "pid": n}
     return {"kind": "worker_joined", "s": seconds, "worker": _address(n), "cohort": "bench", **about}
 

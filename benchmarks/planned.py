@@ -33,9 +33,9 @@ from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.autotune import choose
-from idletrain.autotune.forecast import Fleet
+from idletrain.autotune.forecast import FleetFigures
 from idletrain.cluster import dask_scheduler, dask_settings
-from idletrain.job import LEFT_OPEN, parse_job
+from idletrain.job import OPEN_SETTINGS, parse_job
 
 BEHIND = 1.1
 SLOWER = 1.5
@@ -53,7 +53,7 @@ async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
             tell({"kind": "fleet", "fleet": asdict((await look(address, nodes, parse_job(tree)))[0])})
 
 
-def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> Fleet:
+def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
     """What a launch of a job would see of machines with such links."""
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
@@ -66,7 +66,7 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> Fleet:
         for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
         (line,) = cast.output.wait("fleet", 1, START_SECONDS + LOOK_SECONDS, cast.all_alive)
-    return Fleet(**line["fleet"])
+    return FleetFigures(**line["fleet"])
 
 
 def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
@@ -88,8 +88,8 @@ def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
     """What a launch would take, and why."""
     asked = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
     tree = job_tree(case, asked, nodes, Path(), BUDGET_SECONDS)
-    tree["training"] = {name: value for name, value in tree["training"].items() if name not in LEFT_OPEN}
-    job, choice = choose.chosen(parse_job(tree), fleet_of(nodes, link, tree))
+    tree["training"] = {name: value for name, value in tree["training"].items() if name not in OPEN_SETTINGS}
+    job, choice = choose.choose_settings(parse_job(tree), fleet_of(nodes, link, tree))
     training = job.training
     exchange = training.exchange.model_dump(exclude_defaults=True)
     chosen = {"subnets": training.subnets, "local_steps": training.local_steps, "exchange": exchange}
@@ -111,9 +111,9 @@ def order(others: int) -> list[int]:
     return [*there, *there[-2::-1]]
 
 
-def words(mine: Entry, one: Entry) -> str:
+def words(own: Entry, one: Entry) -> str:
     """A setting, for people."""
-    name = "planned" if one is mine else "by hand"
+    name = "planned" if one is own else "by hand"
     return f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
 
 

@@ -30,7 +30,7 @@ import yaml
 from benchmarks.report import arguments, at_most, report
 from benchmarks.runs import of_kind
 from idletrain.cli.cloud import SANDBOXES
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
@@ -86,20 +86,20 @@ class Rehearsal:
         number = boto3.client("sts", **there).get_caller_identity()["Account"]
         bucket = f"idletrain-{number}-{address['region']}"
         self._prefix = S3Prefix(boto3.client("s3", **there), bucket, "runs/rehearsal/")
-        self._events: list[Event] = []
+        self._events: list[Record] = []
         self._seen = ""
 
-    def until(self, kind: str, count: int = 1) -> list[Event]:
+    def until(self, kind: str, count: int = 1) -> list[Record]:
         """Wait for events of a kind."""
 
         def there() -> bool:
-            self._seen = s3_mirror.tail(self._prefix, "events.jsonl", self._take, self._seen)
+            self._seen = s3_mirror.tail(self._prefix, "events.jsonl", self._acquire, self._seen)
             return len(of_kind(self._events, kind)) >= count
 
         self._wait(there)
         return of_kind(self._events, kind)
 
-    def _take(self, text: bytes) -> None:
+    def _acquire(self, text: bytes) -> None:
         self._events += map(json.loads, text.splitlines())
 
     def ask(self, action: str, **body: Any) -> None:

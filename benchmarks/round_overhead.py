@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.report import Figure, arguments, at_most, report
 from benchmarks.runs import events_of, noise_data, of_kind
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 
 TARGET_MS = 25.0
 WARM_UP_ROUNDS = 5  # the first rounds open connections and load the program
@@ -55,7 +55,7 @@ def tree(workers: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def overheads_ms(events: Sequence[Event]) -> list[float]:
+def overheads_ms(events: Sequence[Record]) -> list[float]:
     """Milliseconds of every round, but for the first few, that none of its attempts accounts for."""
     work: dict[int, float] = {}
     for event in of_kind(events, "attempt_ended"):

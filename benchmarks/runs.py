@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.observe.records import Event, Sink
-from idletrain.run import Options, launch
+from idletrain.observe.records import Record, Sink
+from idletrain.run import RunOptions, launch
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -49,21 +49,21 @@ def prepared_of(job: Job) -> Prepared:
     return replace(from_settings(job.model, job.data, job.training, job.memory), test=None)
 
 
-async def run(job: Job, sinks: Iterable[Sink] = (), churn_seconds: float | None = None) -> list[Event]:
+async def run(job: Job, sinks: Iterable[Sink] = (), churn_seconds: float | None = None) -> list[Record]:
     """Run a job on local workers; returns its events."""
-    events: list[Event] = []
-    options = Options(churn_seconds=churn_seconds, sinks=(events.append, *sinks))
+    events: list[Record] = []
+    options = RunOptions(churn_seconds=churn_seconds, sinks=(events.append, *sinks))
     await launch(job, prepared_of(job), options)
     return events
 
 
-def events_of(tree: dict[str, Any]) -> list[Event]:
+def events_of(tree: dict[str, Any]) -> list[Record]:
     """Run a job given as plain values to its end; returns its events."""
     with temporary_job(tree) as job:
         return asyncio.run(run(job))
 
 
-def of_kind(events: Sequence[Event], kind: str) -> list[Event]:
+def of_kind(events: Sequence[Record], kind: str) -> list[Record]:
     """The events of one kind, in order."""
     return [event for event in events if event["kind"] == kind]
 

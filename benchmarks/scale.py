@@ -33,8 +33,8 @@ from benchmarks.report import Figure, at_most, parser, report
 from benchmarks.runs import of_kind, prepared_of, scheduler_pid, temporary_job
 from idletrain.cluster import dask_scheduler
 from idletrain.job import Job
-from idletrain.observe.records import Event
-from idletrain.run import Options, launch
+from idletrain.observe.records import Record
+from idletrain.run import RunOptions, launch
 
 ROUND_SECONDS = 60.0  # of the round that the targets are for
 SHARE = 0.05
@@ -134,9 +134,9 @@ class Meter:
         self.totals.setdefault(what, []).append(total)
 
 
-async def measured(job: Job, workers: int) -> tuple[list[Event], Meter]:
+async def measured(job: Job, workers: int) -> tuple[list[Record], Meter]:
     """Run a job on simulated workers."""
-    events: list[Event] = []
+    events: list[Record] = []
     (job.run_dir / "logs").mkdir(parents=True)
     async with dask_scheduler.started(job.run_dir) as address:
         with simulated.started(address, workers, job.run_dir / "logs") as pids:
@@ -148,11 +148,11 @@ async def measured(job: Job, workers: int) -> tuple[list[Event], Meter]:
                 }
             )
             with meter.running():
-                await launch(job, prepared_of(job), Options(scheduler=address, sinks=(events.append,)))
+                await launch(job, prepared_of(job), RunOptions(scheduler=address, sinks=(events.append,)))
     return events, meter
 
 
-def account(events: Sequence[Event], meter: Meter, plan: Plan, workers: int) -> dict[str, Any]:
+def account(events: Sequence[Record], meter: Meter, plan: Plan, workers: int) -> dict[str, Any]:
     """What one size cost, round by round.
 
     Raises:

@@ -37,7 +37,7 @@ from benchmarks.machines import Bed, Cast, Line, Loopback
 from benchmarks.methods import CASES, METHODS, Case, Entry
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
-from idletrain.cloud.sandbox.reclaims import Change, read_trace
+from idletrain.cloud.sandbox.reclaims import TraceChange, read_trace
 from idletrain.errors import JobError
 from idletrain.observe import time_use
 from idletrain.observe.summary import summary_of
@@ -54,7 +54,7 @@ FOREVER = 1_000_000
 
 def _ist(policy: str, subnets: int = 16, local_steps: int = 400) -> Entry:
     """Rounds that begin with whoever is there, of more subnets than nodes."""
-    preemption = {"policy": policy, "mark_every": "500ms"}
+    preemption = {"policy": policy, "progress_every": "500ms"}
     settings = {"lr": 0.2, "local_steps": local_steps, "subnets": subnets, "count": 1, "preemption": preemption}
     return Entry(method="ist", settings=settings, steps=FOREVER, snapshot_every=1)
 
@@ -79,7 +79,7 @@ class Plan:
     """What is replayed, and for how long."""
 
     case: Case
-    changes: tuple[Change, ...]
+    changes: tuple[TraceChange, ...]
     seconds: float
 
 
@@ -92,22 +92,22 @@ class Turn:
     there: bool
 
 
-def turns_of(changes: Sequence[Change], seconds: float) -> list[Turn]:
+def turns_of(changes: Sequence[TraceChange], seconds: float) -> list[Turn]:
     """A trace as turns of numbered machines; one is used again once its node is gone.
 
     The node that stays longest has machine n0, whose snapshots are scored.
     """
     first = changes[0].at_ms
     end = first + seconds * 1000 * SPEED
-    last = {change.node: min(change.at_ms, end) for change in changes if not change.there}
-    stays = max((c for c in changes if c.there), key=lambda c: last.get(c.node, end) - c.at_ms).node
+    last = {change.node: min(change.at_ms, end) for change in changes if not change.present}
+    stays = max((c for c in changes if c.present), key=lambda c: last.get(c.node, end) - c.at_ms).node
     free, made, held = list[int](), 1, dict[str, int]()
     turns = []
     for change in changes:
         at = (change.at_ms - first) / 1000 / SPEED
         if at > seconds:
             break
-        if change.there:
+        if change.present:
             if change.node == stays:
                 number = 0
             elif free:
@@ -121,11 +121,11 @@ def turns_of(changes: Sequence[Change], seconds: float) -> list[Turn]:
                 heapq.heappush(free, number)
         else:
             continue
-        turns.append(Turn(at, f"n{number}", change.there))
+        turns.append(Turn(at, f"n{number}", change.present))
     return turns
 
 
-def thinned(changes: Sequence[Change]) -> tuple[Change, ...]:
+def thinned(changes: Sequence[TraceChange]) -> tuple[TraceChange, ...]:
     """Every third node's comings and goings."""
     order = list(dict.fromkeys(change.node for change in changes))
     kept = set(order[OFFSET::EVERY])
@@ -205,7 +205,7 @@ def _of_idletrain(lines: Sequence[Line]) -> dict[str, Any]:
     """What the run's own events say."""
     events = [line for line in lines if "v" in line]
     summary = summary_of(events)
-    shares = time_use.shares(events, summary.alive_seconds)
+    shares = time_use.time_shares(events, summary.alive_seconds)
     return {
         "useful": summary.useful_seconds,
         "alive": summary.alive_seconds,

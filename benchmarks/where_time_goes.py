@@ -29,7 +29,7 @@ from rich.table import Table
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.runs import events_of, of_kind
 from idletrain.observe import records, time_use
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 
 COMPUTE, LINK = 0.90, 0.85
 WARM_UP_ROUNDS = 1  # the first loads the program
@@ -74,7 +74,7 @@ def rate_text(rate: str) -> str:
     return rate
 
 
-def rates(events: Sequence[Event]) -> dict[str, list[float]]:
+def rates(events: Sequence[Record]) -> dict[str, list[float]]:
     """Bytes a second of every pull and push that came to its end: what a worker's own link carried."""
     ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("push_bytes")]
     return {
@@ -83,12 +83,12 @@ def rates(events: Sequence[Event]) -> dict[str, list[float]]:
     }
 
 
-def figures_of(events: Sequence[Event], rate: str) -> list[Figure]:
+def figures_of(events: Sequence[Record], rate: str) -> list[Figure]:
     """Shares of the workers' time, and rates, over links of a rate such as 100mbit (or none that is known)."""
     link, where = link_bytes(rate) if rate else None, f"links of {rate}: " if rate else ""
-    rounds = [r for r in time_use.rounds(events) if r.number >= WARM_UP_ROUNDS]
+    rounds = [r for r in time_use.round_times(events) if r.number >= WARM_UP_ROUNDS]
     alive = sum(sum(r.worker_seconds.values()) for r in rounds)
-    shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.PARTS}
+    shares = {part: sum(r.worker_seconds[part] for r in rounds) / alive for part in time_use.TIME_PARTS}
     compute = [r.worker_seconds["compute"] / sum(r.worker_seconds.values()) for r in rounds]
     unit, share = "of the workers' time", shares.pop("compute")
     figures = [
@@ -113,12 +113,12 @@ def figures_of(events: Sequence[Event], rate: str) -> list[Figure]:
     ]
 
 
-def by_round(rounds: Sequence[time_use.Round]) -> Table:
+def by_round(rounds: Sequence[time_use.RoundTimes]) -> Table:
     """One line a round: its parts in percent of the workers' time."""
-    table = Table("round", "seconds", *time_use.PARTS, title="% of the workers' time")
+    table = Table("round", "seconds", *time_use.TIME_PARTS, title="% of the workers' time")
     for r in rounds:
         whole = sum(r.worker_seconds.values()) or math.nan
-        cells = (f"{r.worker_seconds[part] / whole:.1%}" for part in time_use.PARTS)
+        cells = (f"{r.worker_seconds[part] / whole:.1%}" for part in time_use.TIME_PARTS)
         table.add_row(str(r.number), f"{r.seconds:.2f}", *cells)
     return table
 
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     asked.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
     options = asked.parse_args(argv)
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
-    rounds = time_use.rounds(events)
+    rounds = time_use.round_times(events)
     Console().print(by_round(rounds))
     figures = figures_of(events, options.link or "")
     notes = [NOTE] if options.link else []

@@ -183,7 +183,7 @@ def tree(
             "evaluate_every": 1_000_000,
         },
         "nodes": {"count": plan.nodes},
-        "preemption": {"mark_every": "1h", "lease": "60s"},
+        "preemption": {"progress_every": "1h", "lease": "60s"},
         "checkpoint": {"to": str(to), "every": 0.001, "keep": 1_000_000},
     }
 

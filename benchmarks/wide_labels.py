@@ -49,7 +49,7 @@ from benchmarks.wide_training import (
     time_to,
     tuned,
 )
-from idletrain.autotune.sampler_trial import Trial, choose
+from idletrain.autotune.sampler_trial import SamplerTrial, choose_sampler
 from idletrain.job import parse_job
 from idletrain.nn.data.extreme import SparseSamples
 
@@ -141,7 +141,7 @@ class Trained:
     """
 
     recipe: Recipe
-    trial: Trial
+    trial: SamplerTrial
     curves: list[list[Point]]
     right: list[NDArray[np.bool_]]
     at_rates: list[tuple[Recipe, list[Point]]]
@@ -273,8 +273,8 @@ def soon(contest: Contest, level: float, sprints: Sequence[Sprint], on_two: dict
     ]
 
 
-def _ratio(theirs: float, mine: float) -> float:
-    return min(theirs / max(mine, 1e-9), 1e6) if mine < math.inf else 0.0
+def _ratio(theirs: float, own: float) -> float:
+    return min(theirs / max(own, 1e-9), 1e6) if own < math.inf else 0.0
 
 
 def kept_by_auto(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: float) -> str:
@@ -291,7 +291,7 @@ def kept_by_auto(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: floa
                 "training": {**training, "subnets": 1},
             }
         )
-        kept, _ = choose(job.model, job.data, job.training, seconds=seconds, candidates=names)
+        kept, _ = choose_sampler(job.model, job.data, job.training, seconds=seconds, candidates=names)
     return str(kept)
 
 

@@ -79,7 +79,7 @@ def tree(plan: Plan, files: list[str]) -> dict[str, Any]:
             "loss": "sampled_softmax",
             "optimizer": {"name": "adagrad", "lr": 0.05},
         },
-        "preemption": {"mark_every": "30s"},
+        "preemption": {"progress_every": "30s"},
         "nodes": {"count": plan.workers, "memory": "2900MB"},
     }
 

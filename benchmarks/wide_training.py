@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from idletrain.autotune.sampler_trial import Trial
+from idletrain.autotune.sampler_trial import SamplerTrial
 from idletrain.nn.data import arrays
 from idletrain.nn.data.csr import Csr, canonical, transpose
-from idletrain.nn.data.extreme import Census, SparseFiles, SparseSamples, only
+from idletrain.nn.data.extreme import DataCensus, SparseFiles, SparseSamples, only
 from idletrain.nn.optim.rowwise import RowAdagrad
 from idletrain.nn.wide.models import WideNetwork, wide
 from idletrain.nn.wide.ranking import hits
@@ -72,7 +72,7 @@ class Curve:
 
 def samples_of(x: Csr, y: Csr, features: int, labels: int) -> SparseSamples:
     """Rows in memory as samples."""
-    return SparseSamples(x, y, transpose(y, labels), Census(len(x), features, labels, 0, 0))
+    return SparseSamples(x, y, transpose(y, labels), DataCensus(len(x), features, labels, 0, 0))
 
 
 def split(samples: SparseSamples, held: int, seed: int) -> Sets:
@@ -191,14 +191,14 @@ def curve(recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Se
 
 def tuned(
     recipe: Recipe, rates: Sequence[float], sets: Sets, moments: Sequence[float], seed: int
-) -> tuple[Recipe, Trial, Curve, list[tuple[Recipe, list[Point]]]]:
+) -> tuple[Recipe, SamplerTrial, Curve, list[tuple[Recipe, list[Point]]]]:
     """The recipe with the learning rate that does best on validation rows, how it did there, its curve on test rows,
     and the points of those at all rates.
     """
     tried = []
     for one in (replace(recipe, lr=lr) for lr in rates):
         found = curve(one, sets.train, sets.test, moments, seed)
-        trial = Trial(recipe.name, found.points[-1].steps, right_at_1(found.network, sets.valid))
+        trial = SamplerTrial(recipe.name, found.points[-1].steps, right_at_1(found.network, sets.valid))
         tried.append((one, trial, found))
     return *max(tried, key=lambda one: one[1].precision), [(one, found.points) for one, _, found in tried]
 

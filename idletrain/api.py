@@ -20,17 +20,17 @@ from torch import nn
 from idletrain.errors import JobError, RunError, user_code
 from idletrain.export import finished_module
 from idletrain.job import parse_job
-from idletrain.nn.data.arrays import Arrays, Files, MapStyle, Samples, as_samples
+from idletrain.nn.data.arrays import ArraySource, FileSource, MapStyleSource, Samples, as_samples
 from idletrain.nn.ist.groups import to_meta
 from idletrain.nn.prepare import prepare
 from idletrain.nn.program import Loss
-from idletrain.observe.display import choose
-from idletrain.observe.records import Event, Recorder
-from idletrain.observe.sinks import Watch
+from idletrain.observe.display import choose_display
+from idletrain.observe.records import Record, Recorder
+from idletrain.observe.sinks import WatchSettings
 from idletrain.observe.summary import Summary
-from idletrain.rounds.coordinator import Ending
+from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import load_network
-from idletrain.run import Options, check_run, launch
+from idletrain.run import RunOptions, check_run, launch
 from idletrain.storage import write_whole
 
 
@@ -46,7 +46,7 @@ class FitResult:
     """
 
     module: nn.Module
-    records: tuple[Event, ...]
+    records: tuple[Record, ...]
     summary: Mapping[str, Any]
     run_dir: Path
 
@@ -70,7 +70,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     run_dir: str | Path = "runs",
     resume: bool = False,
     scheduler: str | None = None,
-    on_event: Callable[[Event], None] | None = None,
+    on_event: Callable[[Record], None] | None = None,
     on_round: Callable[[Mapping[str, Any]], None] | None = None,
     log_to: Sequence[str] = (),
     **sections: Mapping[str, Any],
@@ -129,11 +129,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
         }
     )
-    watch, summary = Watch(on_round=on_round, log_to=log_to), Summary()
-    options = Options(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
+    watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
+    options = RunOptions(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
     check_run(job, options)
-    source = _Given(train, job.run_dir / "data" / "train")
-    test_source = None if test is None else _Given(test, job.run_dir / "data" / "test")
+    source = _ArrayData(train, job.run_dir / "data" / "train")
+    test_source = None if test is None else _ArrayData(test, job.run_dir / "data" / "test")
     model = job.model
     prepared = prepare(
         module,
@@ -158,8 +158,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         pickled = cloudpickle.dumps(replace(prepared, module=to_meta(module), network=()))
         write_whole(job.run_dir / "program.pkl", pickled)
 
-    records: list[Event] = []
-    display = choose(False, Console(), summary)
+    records: list[Record] = []
+    display = choose_display(False, Console(), summary)
     sinks = (records.append, display, *([on_event] if on_event else []))
     with display:
         ending = _run(partial(launch, job, prepared), replace(options, sinks=sinks), write)
@@ -172,7 +172,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
 
 @dataclass(frozen=True)
-class _Given:
+class _ArrayData:
     """What `fit` was given, as a source: as it is in this process, as files to map for all others.
 
     Attributes:
@@ -192,9 +192,9 @@ class _Given:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as files; a Dataset as it is."""
-        if not isinstance(self.samples, Arrays):
-            return MapStyle, (self.data,)
-        return Files, (str(self.file("x")), str(self.file("y")), f"data.{self.folder.name}")
+        if not isinstance(self.samples, ArraySource):
+            return MapStyleSource, (self.data,)
+        return FileSource, (str(self.file("x")), str(self.file("y")), f"data.{self.folder.name}")
 
     def file(self, name: str) -> Path:
         """Where the inputs, `x`, or the labels, `y`, of arrays are."""
@@ -202,7 +202,7 @@ class _Given:
 
     @cached_property
     def _digest(self) -> str:
-        assert isinstance(self.samples, Arrays)
+        assert isinstance(self.samples, ArraySource)
         digest = hashlib.sha256()
         for array in (self.samples.x, self.samples.y):
             digest.update(f"{array.dtype} {array.shape}".encode())
@@ -215,7 +215,7 @@ class _Given:
         Raises:
             JobError: it had other ones.
         """
-        if not isinstance(self.samples, Arrays):
+        if not isinstance(self.samples, ArraySource):
             return
         if self.folder.exists() and not self.file("y").exists() and list(self.folder.glob("y-*.npy")):
             raise JobError(
@@ -231,7 +231,9 @@ class _Given:
                 partial.replace(self.file(name))
 
 
-def _run(work: Callable[[Options], Coroutine[Any, Any, Ending]], options: Options, write: Callable[[], None]) -> Ending:
+def _run(
+    work: Callable[[RunOptions], Coroutine[Any, Any, RunOutcome]], options: RunOptions, write: Callable[[], None]
+) -> RunOutcome:
     """Run a launch to its end, also where an event loop runs already (a notebook): there Ctrl-C stops it too.
 
     Args:
@@ -245,7 +247,7 @@ def _run(work: Callable[[Options], Coroutine[Any, Any, Ending]], options: Option
         write()
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
 
-    launching = work(replace(options, begun=begun))
+    launching = work(replace(options, on_begun=begun))
     try:
         asyncio.get_running_loop()
     except RuntimeError:

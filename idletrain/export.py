@@ -54,9 +54,9 @@ class LoadedRun:
         tests, train = self._sparse()
         if tests is None or train is None:
             return {}
-        from idletrain.nn.wide.models import rank  # and with it Numba
+        from idletrain.nn.wide.models import rank_labels  # and with it Numba
 
-        found = rank(self._module, tests, train, *self.propensity)
+        found = rank_labels(self._module, tests, train, *self.propensity)
         kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
         return {f"{kind}@{k}": float(at[k - 1]) for kind, at in kinds.items() for k in (1, 3, 5)}
 

@@ -21,8 +21,13 @@ from idletrain.errors import JobError
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # What must not change between the sittings of one run: it decides the run's bits.
-LEFT_OPEN = ("method", "subnets", "local_steps", "exchange")  # of training: what a job need not say is chosen for it
-FIXED = (
+OPEN_SETTINGS = (
+    "method",
+    "subnets",
+    "local_steps",
+    "exchange",
+)  # of training: what a job need not say is chosen for it
+FIXED_SETTINGS = (
     "model",
     "data",
     "training.method",
@@ -255,7 +260,7 @@ class PreemptionSettings(_Settings):
     policy: Literal["reissue", "salvage"] = "reissue"
     """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
     round closes with the steps that are done."""
-    mark_every: Seconds = 5.0
+    progress_every: Seconds = 5.0
     """Time between two progress checkpoints: a subnet's state between two steps, from which another worker can
     continue."""
     lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below, its ten beats would lose to noise
@@ -327,7 +332,7 @@ class Job(_Settings):
     def as_tree(self) -> dict[str, Any]:
         """The job as plain values that make the same job again: defaults too, but for what it leaves open."""
         said = self.training.model_fields_set
-        return self.model_dump(mode="json", exclude={"training": {name for name in LEFT_OPEN if name not in said}})
+        return self.model_dump(mode="json", exclude={"training": {name for name in OPEN_SETTINGS if name not in said}})
 
 
 def load_job(path: Path) -> Job:
@@ -418,7 +423,7 @@ def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
     faults = []
     by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
-    for path in (*FIXED, *by_rounds):
+    for path in (*FIXED_SETTINGS, *by_rounds):
         old: object = then
         new: object = job
         for part in path.split("."):

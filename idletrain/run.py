@@ -16,29 +16,29 @@ from distributed.security import Security
 
 from idletrain.cluster import dask_scheduler, dask_settings, local
 from idletrain.errors import JobError, RunError
-from idletrain.job import LEFT_OPEN, Job, resume_faults
+from idletrain.job import OPEN_SETTINGS, Job, resume_faults
 from idletrain.nn.data.extreme import SparseFiles
-from idletrain.nn.memory import HEAD_BYTES
+from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.dashboard_feed import page_of, publishing
-from idletrain.observe.forecast_record import Expectation
-from idletrain.observe.provenance import about
+from idletrain.observe.forecast_record import ForecastTracker
+from idletrain.observe.provenance import provenance
 from idletrain.observe.records import Recorder, Sink, read
-from idletrain.observe.sinks import Watch, watching
+from idletrain.observe.sinks import WatchSettings, watching
 from idletrain.observe.summary import Summary
-from idletrain.rounds.coordinator import Ending, Runner
+from idletrain.rounds.coordinator import Coordinator, RunOutcome
 from idletrain.rounds.durable.recovery import read_history
-from idletrain.rounds.durable.run_directory import Journal
-from idletrain.storage import Reached, only_head, write_whole
+from idletrain.rounds.durable.run_directory import RunDirectory
+from idletrain.storage import CrashPoint, only_head, write_whole
 from idletrain.worker.memory_limits import available_bytes
 
-Begun = Callable[[Callable[[], None], Recorder], None]
-CONNECT_SECONDS = 10
+Baseline = Callable[[Callable[[], None], Recorder], None]
+CLUSTER_CONNECT_SECONDS = 10
 LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RunOptions:
     """How to run a job, beside the job itself.
 
     Attributes:
@@ -58,19 +58,19 @@ class Options:
 
     scheduler: str | None = None
     cluster: tuple[str, Security] | None = None
-    begun: Begun = lambda _stop, _record: None
+    on_begun: Baseline = lambda _stop, _record: None
     resume: bool = False
     churn_seconds: float | None = None
     summary: Summary = field(default_factory=Summary)
     sinks: Iterable[Sink] = ()
-    watch: Watch = Watch()
+    watch: WatchSettings = WatchSettings()
     allow_control: bool = False
     command: str = ""
-    expectation: Expectation = field(default_factory=Expectation)
-    reached: Reached = field(default=lambda _name: None)
+    forecast: ForecastTracker = field(default_factory=ForecastTracker)
+    reached: CrashPoint = field(default=lambda _name: None)
 
 
-def check_run(job: Job, options: Options) -> None:
+def check_run(job: Job, options: RunOptions) -> None:
     """Refuse what cannot start, before anything is made.
 
     Raises:
@@ -79,7 +79,7 @@ def check_run(job: Job, options: Options) -> None:
     faults = []
     if job.checkpoint.to.startswith("s3://"):
         faults.append(f"checkpoint.to: {job.checkpoint.to} is for runs in a cloud, with --spot; name a directory here")
-    exists = (job.run_dir / "ledger").exists()
+    exists = (job.run_dir / "wal").exists()
     if exists and not options.resume:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
     if options.resume and not exists:
@@ -102,13 +102,13 @@ def settle(job: Job) -> Job:
     Raises:
         JobError: the job does not fit together.
     """
-    if (job.run_dir / "ledger").exists():
-        return _as_begun(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
+    if (job.run_dir / "wal").exists():
+        return _as_started(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
     if job.model.args.get("sampler") != "auto":
         return job
     from idletrain.autotune import sampler_trial  # and with it Numba, which other jobs do not need
 
-    sampler, _ = sampler_trial.choose(job.model, job.data, job.training)
+    sampler, _ = sampler_trial.choose_sampler(job.model, job.data, job.training)
     return _with_sampler(job, sampler)
 
 
@@ -117,17 +117,17 @@ def _with_sampler(job: Job, sampler: object) -> Job:
     return job.model_copy(update={"model": model})
 
 
-def _as_begun(job: Job, then: Job) -> Job:
+def _as_started(job: Job, then: Job) -> Job:
     """The job with the sampler that its run began with, where it says `auto`, and with what it does not say of how to
     train as that was.
     """
     auto = job.model.args.get("sampler") == "auto" and "sampler" in then.model.args
     job = _with_sampler(job, then.model.args["sampler"]) if auto else job
-    left = {name: getattr(then.training, name) for name in LEFT_OPEN if name not in job.training.model_fields_set}
+    left = {name: getattr(then.training, name) for name in OPEN_SETTINGS if name not in job.training.model_fields_set}
     return job.model_copy(update={"training": job.training.model_copy(update=left)})
 
 
-async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
+async def launch(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcome:
     """Run a job to its end.
 
     Raises:
@@ -149,16 +149,16 @@ async def launch(job: Job, prepared: Prepared, options: Options) -> Ending:
                 page = await page_of(
                     client, first_port=dask_scheduler.DASHBOARD_PORT if options.scheduler is None else None
                 )
-                told = about(job, options.command, *page) | _rows_of(prepared)
-                runner = Runner(job, prepared, journal, client, record, told)
-                options.begun(runner.stop, record)
+                told = provenance(job, options.command, *page) | _rows_of(prepared)
+                runner = Coordinator(job, prepared, journal, client, record, told)
+                options.on_begun(runner.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(runner.stop), _failing(record, journal):
                         return await runner.run(job.nodes.count)
 
 
 @contextlib.contextmanager
-def _opened(job: Job, options: Options) -> Iterator[Recorder]:
+def _opened(job: Job, options: RunOptions) -> Iterator[Recorder]:
     """The run directory, held for this head, with the job in it, and what takes the run's events."""
     with contextlib.ExitStack() as held:
         try:
@@ -172,28 +172,28 @@ def _opened(job: Job, options: Options) -> Iterator[Recorder]:
 
 
 @contextlib.contextmanager
-def _recorder(job: Job, options: Options) -> Iterator[Recorder]:
+def _recorder(job: Job, options: RunOptions) -> Iterator[Recorder]:
     """What takes the run's events: its file, its summary, and everybody who is told."""
     path, summary = job.run_dir / "events.jsonl", options.summary
     if path.exists():
         for event in read(path):
             summary.add(event)
-            options.expectation.recall(event)
+            options.forecast.recall(event)
     with (
         watching(options.watch, summary, job.run_dir) as tell,
-        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell), options.expectation)) as record,
+        contextlib.closing(Recorder(path, (summary.add, *options.sinks, tell), options.forecast)) as record,
     ):
         yield record
 
 
 @contextlib.contextmanager
-def _failing(record: Recorder, journal: Journal) -> Iterator[None]:
+def _failing(record: Recorder, directory: RunDirectory) -> Iterator[None]:
     """Tell whoever watches that the run is over when it cannot go on."""
     try:
         yield
     except RunError as error:
         unknown = {"accuracy": None, "loss": None, "params_sha256": None}
-        told = {"rounds": journal.round, "run_dir": str(journal.run_dir), "reason": str(error)}
+        told = {"rounds": directory.round, "run_dir": str(directory.run_dir), "reason": str(error)}
         record("run_ended", status="failed", **unknown, **told)
         raise
 
@@ -202,9 +202,9 @@ def _unwritable(job: Job, error: OSError) -> RunError:
     return RunError(f"{job.run_dir} cannot be written ({error.strerror}); make room or set checkpoint.to")
 
 
-def _journal(job: Job, prepared: Prepared, record: Recorder, reached: Reached) -> Journal:
+def _journal(job: Job, prepared: Prepared, record: Recorder, reached: CrashPoint) -> RunDirectory:
     try:
-        return Journal(job.run_dir, prepared, record, reached, job.checkpoint.keep)
+        return RunDirectory(job.run_dir, prepared, record, reached, job.checkpoint.keep)
     except OSError as error:
         raise _unwritable(job, error) from None
 
@@ -219,7 +219,7 @@ async def check_reachable(address: str) -> dict[str, Any]:
         raise JobError(faults)
     try:
         async with rpc(
-            address, timeout=CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
+            address, timeout=CLUSTER_CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
         ) as remote:
             told: dict[str, Any] = await remote.identity()
     except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
@@ -235,7 +235,7 @@ async def check_reachable(address: str) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterator[tuple[str, Security]]:
+async def _cluster(job: Job, options: RunOptions, record: Recorder) -> AsyncIterator[tuple[str, Security]]:
     """The cluster that is there, or one of our own on loopback with local workers."""
     if options.cluster:
         yield options.cluster
@@ -245,7 +245,7 @@ async def _cluster(job: Job, options: Options, record: Recorder) -> AsyncIterato
         return
     async with dask_scheduler.started(job.run_dir) as address:
         fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs")
-        tasks = [asyncio.ensure_future(local.keep(fleet, job.nodes.count, record))]
+        tasks = [asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record))]
         if options.churn_seconds:
             tasks.append(asyncio.ensure_future(local.churn(fleet, options.churn_seconds)))
         try:
@@ -267,7 +267,7 @@ def worker_bytes(job: Job) -> int:
     """Bytes that each local worker may use: as the job says, or its share of what is free here."""
     if job.nodes.memory:
         return job.nodes.memory
-    free = available_bytes() - HEAD_BYTES
+    free = available_bytes() - HEAD_RESERVE_BYTES
     if torch.cuda.is_available():  # they all train on it
         free = min(free, torch.cuda.mem_get_info()[0])
     return max(free // job.nodes.count, 1)
@@ -300,7 +300,7 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
 def _resume_faults(job: Job) -> list[str]:
     past = read_history(job.run_dir)
     then = Job.model_validate_json((job.run_dir / "job.json").read_text())
-    return resume_faults(_as_begun(job, then), then, past.status, past.rounds)
+    return resume_faults(_as_started(job, then), then, past.status, past.rounds)
 
 
 def _scheduler_faults(address: str) -> list[str]:

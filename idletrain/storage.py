@@ -18,10 +18,10 @@ from typing import Any
 
 from idletrain.errors import RunError
 
-Reached = Callable[[str], None]
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CrashPoint = Callable[[str], None]
+NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CONFLICT_TRIES = 3
-CHUNK_BYTES = 1 << 20
+COPY_CHUNK_BYTES = 1 << 20
 REASONS = {
     "403": "this account may not read it; name one that it may, or ask its owner",
     "404": "there is no such object; name one that is there",
@@ -113,7 +113,7 @@ class ConflictError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class TaggedContent:
     """An object's content, and the tag that this content has in conditional writes."""
 
     content: bytes
@@ -125,7 +125,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Stored:
+class ObjectInfo:
     """An object without its content.
 
     Attributes:
@@ -170,13 +170,13 @@ class S3Prefix:
         """The prefix one level down."""
         return S3Prefix(self.client, self.bucket, f"{self.prefix}{name}/")
 
-    def get(self, key: str) -> Found | None:
+    def get(self, key: str) -> TaggedContent | None:
         """An object, or None where there is none."""
         try:
             answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
         except self.client.exceptions.NoSuchKey:
             return None
-        return Found(answer["Body"].read(), answer["ETag"])
+        return TaggedContent(answer["Body"].read(), answer["ETag"])
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object, whatever was there."""
@@ -190,7 +190,7 @@ class S3Prefix:
         """Write an object of any size to a file."""
         self.client.download_file(self.bucket, self.prefix + key, str(path))
 
-    def stat(self, key: str) -> Stored:
+    def stat(self, key: str) -> ObjectInfo:
         """What is known of an object.
 
         Raises:
@@ -200,9 +200,9 @@ class S3Prefix:
             answer = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
         tag: str = answer["ETag"]
         plain = answer.get("ServerSideEncryption", "AES256") == "AES256"
-        return Stored(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
+        return ObjectInfo(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
 
-    def fetch(self, key: str, stored: Stored, path: Path) -> None:
+    def fetch(self, key: str, stored: ObjectInfo, path: Path) -> None:
         """Write an object to a file, if it is still what `stat` saw.
 
         Raises:
@@ -211,7 +211,7 @@ class S3Prefix:
         digest, size = hashlib.md5(usedforsecurity=False), 0
         with _readable(), path.open("wb") as file:
             answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
-            for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
+            for chunk in answer["Body"].iter_chunks(COPY_CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)

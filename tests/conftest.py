@@ -13,7 +13,7 @@ from rehearsal import Sandbox
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
 from idletrain.nn.data import arrays
-from idletrain.nn.data.arrays import MapStyle, as_samples
+from idletrain.nn.data.arrays import MapStyleSource, as_samples
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 
 
@@ -49,7 +49,7 @@ def small_program() -> Callable[..., Prepared]:
     def make(
         widths: Sequence[int] = (6, 8, 8, 3),
         norm: str | None = None,
-        source: MapStyle | Given | None = None,
+        source: MapStyleSource | Given | None = None,
         **asked: Any,
     ) -> Prepared:
         settings = {"subnets": 2, "local_steps": 3, "rounds": 2, "batch_size": 4, "optimizer": {"lr": 0.1}} | asked

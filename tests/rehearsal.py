@@ -19,20 +19,20 @@ from botocore.config import Config
 
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.requests import Pool, Site
-from idletrain.cloud.reconcile import Wanted
-from idletrain.cloud.record import Record
+from idletrain.cloud.aws.requests import LaunchSite, Pool
+from idletrain.cloud.reconcile import DesiredFleet
+from idletrain.cloud.record import RunRecord
 
 DEADLINE_SECONDS = 20.0
 SPOT, DEAR = Pool("spot", "m5.large", "eu-west-1a"), Pool("on-demand", "t3.medium", "eu-west-1a")
-RECORD = Record(
+RECORD = RunRecord(
     run="night",
     job={"name": "night", "nodes": {"budget_usd": None}},
     tags={"idletrain:run": "night"},
     created=1.0,
     deadline=2.0,
-    site=Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
-    wanted=Wanted(2, "auto", (SPOT, DEAR)),
+    site=LaunchSite("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
+    wanted=DesiredFleet(2, "auto", (SPOT, DEAR)),
     heads=(DEAR,),
     prices={SPOT: 0.1, DEAR: 0.2},
     on_demand={"m5.large": 0.3},
@@ -45,7 +45,7 @@ SPOT_POOLS = tuple(
 DEAR_POOLS = tuple(replace(pool, market="on-demand") for pool in SPOT_POOLS)
 
 
-def sleeping(account: Account, **wanted: Any) -> Record:
+def sleeping(account: Account, **wanted: Any) -> RunRecord:
     """A run of its own, whose machines sleep."""
     now = time.time()
     run = f"night-{time.monotonic_ns()}"
@@ -54,14 +54,14 @@ def sleeping(account: Account, **wanted: Any) -> Record:
     site = replace(site, group=account.make_group(run, site.vpc, tags))
     boot = "#!/bin/bash\nsleep 600\n"
     template = account.make_template(requests.launch_template(run, site, "idletrain-node", boot, tags))
-    return Record(
+    return RunRecord(
         run=run,
         job={"nodes": {"budget_usd": None, "max_price": None}},
         tags=tags,
         created=now,
         deadline=now + 3600,
         site=replace(site, template=template),
-        wanted=Wanted(**{"count": 2, "policy": "spot", "pools": (*SPOT_POOLS, *DEAR_POOLS), **wanted}),
+        wanted=DesiredFleet(**{"count": 2, "policy": "spot", "pools": (*SPOT_POOLS, *DEAR_POOLS), **wanted}),
         heads=(DEAR_POOLS[0],),
         prices=dict.fromkeys((*SPOT_POOLS, *DEAR_POOLS), 0.1),
         on_demand={"m5.large": 0.2, "c5.large": 0.2},
@@ -73,9 +73,9 @@ def sleeping(account: Account, **wanted: Any) -> Record:
 class Sandbox:
     """A sandbox process and clients of it."""
 
-    def __init__(self, logs: Path, *words: str) -> None:
+    def __init__(self, logs: Path, *arguments: str) -> None:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "idletrain.cloud.sandbox", "--logs", str(logs), *words]
+        command = [sys.executable, "-m", "idletrain.cloud.sandbox", "--logs", str(logs), *arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdin
         assert self.process.stdout

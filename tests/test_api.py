@@ -20,7 +20,7 @@ import idletrain
 from idletrain.errors import JobError, RunError
 from idletrain.export import LoadedRun, load_run
 from idletrain.nn.data.arrays import digits
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 from idletrain.storage import has_head
 
 
@@ -106,7 +106,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
     train, test = digits()
     on_the_way: list[LoadedRun] = []
 
-    def load(event: Event) -> None:
+    def load(event: Record) -> None:
         if event["kind"] == "round_committed":
             on_the_way.append(load_run(tmp_path / "own"))
 
@@ -231,7 +231,7 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
         asked: dict[str, Any] = {"subnets": 1, "local_steps": 2, "batch_size": 32, "workers": 1, "name": "r"}
         idletrain.fit(module, data, rounds=rounds, run_dir=tmp_path, resume=resume, on_event=on_event, **asked)
 
-    def second(event: Event) -> None:
+    def second(event: Record) -> None:
         if event["kind"] == "round_committed":
             before = files()
             with pytest.raises(RunError, match="is going on in process") as caught:
@@ -251,7 +251,7 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
 def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idletrain.run.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.run.CLUSTER_CONNECT_SECONDS", 1)
     with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from idletrain.errors import JobError
-from idletrain.job import LEFT_OPEN, Job, load_job, parse_bytes, parse_job, parse_seconds
+from idletrain.job import OPEN_SETTINGS, Job, load_job, parse_bytes, parse_job, parse_seconds
 
 WORKFLOWS = sorted((Path(__file__).parent.parent / "workflows").glob("*.yaml"))
 
@@ -31,16 +31,16 @@ def test_a_job_of_three_fields_has_the_documented_defaults() -> None:
     assert (training.method, training.subnets, training.local_steps, training.rounds) == ("ist", 4, 50, 120)
     assert (training.batch_size, training.seed, training.loss) == (128, 0, "cross_entropy")
     assert (training.optimizer.name, training.optimizer.lr, training.optimizer.state) == ("sgd", 0.1, "travel")
-    assert (job.preemption.policy, job.preemption.mark_every, job.preemption.lease) == ("reissue", 5, 10)
+    assert (job.preemption.policy, job.preemption.progress_every, job.preemption.lease) == ("reissue", 5, 10)
     assert (job.checkpoint.every, job.checkpoint.keep, job.nodes.count, job.stop.accuracy) == (60, 2, 4, None)
     assert job.run_dir == Path("runs/t")
 
 
 def test_units_are_read() -> None:
     job = parse_job(
-        tree(preemption={"mark_every": "500ms", "lease": 7}, checkpoint={"every": "1h"}, nodes={"memory": "2GiB.."})
+        tree(preemption={"progress_every": "500ms", "lease": 7}, checkpoint={"every": "1h"}, nodes={"memory": "2GiB.."})
     )
-    assert (job.preemption.mark_every, job.preemption.lease, job.checkpoint.every) == (0.5, 7, 3600)
+    assert (job.preemption.progress_every, job.preemption.lease, job.checkpoint.every) == (0.5, 7, 3600)
     assert job.nodes.memory == 2 << 30
 
 
@@ -148,7 +148,7 @@ def test_a_job_does_not_change() -> None:
 
 
 def test_a_job_comes_back_from_its_json() -> None:
-    job = parse_job(tree(preemption={"mark_every": "500ms"}, nodes={"memory": "2GiB.."}))
+    job = parse_job(tree(preemption={"progress_every": "500ms"}, nodes={"memory": "2GiB.."}))
     assert Job.model_validate_json(job.model_dump_json()) == job
 
 
@@ -156,7 +156,7 @@ def test_what_a_job_leaves_open_it_leaves_open_as_plain_values() -> None:
     job = parse_job(tree(training={"subnets": 2, "exchange": {"push": "int8"}}))
     again = Job.model_validate(json.loads(json.dumps(job.as_tree())))
     assert again == job
-    assert again.training.model_fields_set & set(LEFT_OPEN) == {"subnets", "exchange"}
+    assert again.training.model_fields_set & set(OPEN_SETTINGS) == {"subnets", "exchange"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.stem for path in WORKFLOWS])

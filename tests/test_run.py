@@ -11,7 +11,7 @@ import pytest
 from idletrain.cluster import dask_scheduler
 from idletrain.errors import JobError, RunError
 from idletrain.job import CheckpointSettings, Job, parse_job
-from idletrain.run import Options, check_run, launch, settle
+from idletrain.run import RunOptions, check_run, launch, settle
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -23,20 +23,20 @@ def begun(to: Path, **sections: Any) -> Job:
     """A job whose run exists."""
     first = job(to, **sections)
     first.run_dir.mkdir(parents=True)
-    (first.run_dir / "ledger").touch()
+    (first.run_dir / "wal").touch()
     (first.run_dir / "job.json").write_text(first.model_dump_json())
     return first
 
 
 def faults(asked: Job, **options: Any) -> tuple[str, ...]:
     with pytest.raises(JobError) as caught:
-        check_run(asked, Options(**options))
+        check_run(asked, RunOptions(**options))
     return caught.value.faults
 
 
 def test_a_new_run_and_the_resumption_of_one_may_start(tmp_path: Path) -> None:
-    check_run(job(tmp_path), Options())
-    check_run(begun(tmp_path), Options(resume=True))
+    check_run(job(tmp_path), RunOptions())
+    check_run(begun(tmp_path), RunOptions(resume=True))
 
 
 def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> Non
     chosen = {"method": "local-sgd", "subnets": 2, "local_steps": 25, "exchange": {"pull": "bf16"}}
     begun(tmp_path, training=chosen)
     again = job(tmp_path, training={"rounds": 500})
-    check_run(again, Options(resume=True))
+    check_run(again, RunOptions(resume=True))
     found = settle(again).training
     assert (found.method, found.subnets, found.local_steps, found.exchange.pull) == ("local-sgd", 2, 25, "bf16")
     assert found.rounds == 500
@@ -85,7 +85,7 @@ def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> Non
 def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
     begun(tmp_path)
     more = job(tmp_path, training={"rounds": 500, "evaluate_every": 3}, nodes={"count": 9}, stop={"accuracy": 0.9})
-    check_run(more, Options(resume=True))
+    check_run(more, RunOptions(resume=True))
 
 
 def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
 def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, address: str) -> None:
-    check_run(job(tmp_path), Options(scheduler=address))
+    check_run(job(tmp_path), RunOptions(scheduler=address))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_any
 ) -> None:
     asked = job(tmp_path / "runs")
     with pytest.raises(JobError, match=told):
-        asyncio.run(launch(asked, None, Options(scheduler=address)))  # type: ignore[arg-type]
+        asyncio.run(launch(asked, None, RunOptions(scheduler=address)))  # type: ignore[arg-type]
     assert not asked.run_dir.exists()
 
 
@@ -155,4 +155,4 @@ def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     asked = job(tmp_path / "file" / "runs")
     with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
-        asyncio.run(launch(asked, None, Options()))  # type: ignore[arg-type]
+        asyncio.run(launch(asked, None, RunOptions()))  # type: ignore[arg-type]

@@ -18,11 +18,11 @@ from benchmarks.peers.node import Spec, read_spec, say
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import parse_job
 from idletrain.nn.prepare import from_settings
-from idletrain.observe.records import Event
-from idletrain.run import Options, launch
+from idletrain.observe.records import Record
+from idletrain.run import RunOptions, launch
 
 
-def _print(event: Event) -> None:
+def _print(event: Record) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -35,7 +35,7 @@ async def lead(spec: Spec) -> None:
     job.run_dir.mkdir(parents=True)
     async with dask_scheduler.started(job.run_dir, host=spec.address, port=spec.port) as address:
         say("serving", address=address)
-        await launch(job, prepared, Options(cluster=(address, Security()), sinks=(_print,)))
+        await launch(job, prepared, RunOptions(cluster=(address, Security()), sinks=(_print,)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.data.arrays import Made, Samples, digits, fashion_mnist
+from idletrain.nn.data.arrays import FactorySource, Samples, digits, fashion_mnist
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.program import cross_entropy
 
@@ -161,10 +161,12 @@ def build(model: dict[str, Any]) -> nn.Module:
 def open_data(data: dict[str, Any]) -> tuple[Samples, Samples]:
     """Training and test samples that a job's `data` section describes."""
     if data.get("name") == "digits":
-        return Made(digits, 0).open(), Made(digits, 1).open()
+        return FactorySource(digits, 0).open(), FactorySource(digits, 1).open()
     if data.get("name") == "fashion-mnist":
         train, test = fashion_mnist(None)
         return train.open(), test.open()
     path, _, name = data["factory"].partition(":")
     factory = getattr(importlib.import_module(path), name)
-    return Made(factory, 0, data.get("args", {})).open(), Made(factory, 1, data.get("args", {})).open()
+    return FactorySource(factory, 0, data.get("args", {})).open(), FactorySource(
+        factory, 1, data.get("args", {})
+    ).open()

@@ -21,7 +21,7 @@ from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.optim.rowwise import RowAdagrad, rows_of
 from idletrain.nn.wide.layers import row_sparse
-from idletrain.nn.wide.models import SCALE, wide
+from idletrain.nn.wide.models import COSINE_SCALE, wide
 
 
 class Dense(nn.Module):
@@ -34,7 +34,7 @@ class Dense(nn.Module):
 
     def forward(self, indices: Tensor, offsets: Tensor, values: Tensor) -> Tensor:
         hidden = self.embeddings(indices, offsets, per_sample_weights=values)
-        out: Tensor = self.output(functional.normalize(hidden, dim=1) * SCALE)
+        out: Tensor = self.output(functional.normalize(hidden, dim=1) * COSINE_SCALE)
         return out
 
 
@@ -88,9 +88,9 @@ def _sum_of_rows(gradient: Tensor, nodes: int) -> Tensor:
     return row_sparse(unique, total, gradient.shape)
 
 
-def _gathered(mine: Tensor, longest: int, nodes: int) -> list[Tensor]:
-    padded = torch.zeros(longest, *mine.shape[1:], dtype=mine.dtype)
-    padded[: len(mine)] = mine
+def _gathered(own: Tensor, longest: int, nodes: int) -> list[Tensor]:
+    padded = torch.zeros(longest, *own.shape[1:], dtype=own.dtype)
+    padded[: len(own)] = own
     pieces = [torch.empty_like(padded) for _ in range(nodes)]
     dist.all_gather(pieces, padded)
     return pieces

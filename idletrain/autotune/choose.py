@@ -7,48 +7,48 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from idletrain.autotune import forecast, step_time
-from idletrain.autotune.forecast import Choice, Expected, Fleet, Option
+from idletrain.autotune.forecast import AutotuneChoice, FleetFigures, RoundForecast, TrainingOption
 from idletrain.autotune.step_time import one_thread
 from idletrain.errors import JobError
 from idletrain.job import ExchangeSettings, Job, TrainingSettings
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
 from idletrain.observe.time_use import ROUND_PARTS
 from idletrain.worker import encoding
 
-CHOSEN = ("method", "subnets", "local_steps")  # and with them how parameters travel
+CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them how parameters travel
 
 
-def is_foreseen(job: Job) -> bool:
+def has_forecast(job: Job) -> bool:
     """Whether a forecast holds for it; very wide outputs and lockstep have rules of their own."""
     return job.training.loss != "sampled_softmax" and job.training.mode == "rounds"
 
 
 def leaves_open(job: Job) -> bool:
     """Whether there is something to choose."""
-    return is_foreseen(job) and not set(CHOSEN) <= job.training.model_fields_set
+    return has_forecast(job) and not set(CHOSEN_SETTINGS) <= job.training.model_fields_set
 
 
 @one_thread()
-def chosen(job: Job, fleet: Fleet) -> tuple[Job, Choice]:
+def choose_settings(job: Job, fleet: FleetFigures) -> tuple[Job, AutotuneChoice]:
     """The job with everything decided, and why.
 
     Raises:
         JobError: the job does not fit together, in no way that is open.
     """
     said = job.training.model_fields_set
-    allowed = (job.training.local_steps,) if "local_steps" in said or not leaves_open(job) else forecast.STEPS
-    choice = forecast.choose(_options(job, fleet), fleet, allowed)
+    allowed = (job.training.local_steps,) if "local_steps" in said or not leaves_open(job) else forecast.TRIED_STEPS
+    choice = forecast.choose_option(_options(job, fleet), fleet, allowed)
     if not leaves_open(job):
         return job, choice
-    found = forecast.settings_of(choice)
+    found = forecast.training_settings(choice)
     found["exchange"] = ExchangeSettings(**found["exchange"])
     training = job.training.model_copy(update={k: v for k, v in found.items() if k not in said})
     return job.model_copy(update={"training": training}), choice
 
 
-def _options(job: Job, fleet: Fleet) -> list[Option]:
+def _options(job: Job, fleet: FleetFigures) -> list[TrainingOption]:
     """What the job leaves open, the simplest and most exact first.
 
     Raises:
@@ -70,7 +70,7 @@ class Variant(NamedTuple):
     def key(self) -> str:
         """See `forecast.key_of`."""
         training = self.prepared.program.training
-        return forecast.key_of(training.method, training.subnets)
+        return forecast.option_key(training.method, training.subnets)
 
 
 def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
@@ -97,7 +97,7 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
 
 def _fits(program: Program, memory_bytes: int) -> bool:
     """Whether a node has the room for one of its subnets."""
-    return need_of(program)(1 / program.training.subnets if program.layout.groups else 1.0) <= memory_bytes
+    return subnet_need(program)(1 / program.training.subnets if program.layout.groups else 1.0) <= memory_bytes
 
 
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
@@ -110,7 +110,7 @@ def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
             yield training.model_copy(update={"method": method, "subnets": subnets})
 
 
-def _by_wire(job: Job, variant: Variant, fleet: Fleet) -> Iterator[Option]:
+def _by_wire(job: Job, variant: Variant, fleet: FleetFigures) -> Iterator[TrainingOption]:
     """A way to train with each way for parameters to travel."""
     prepared, training = variant.prepared, variant.prepared.program.training
     subnet = step_time.typical(prepared.program)
@@ -123,16 +123,16 @@ def _by_wire(job: Job, variant: Variant, fleet: Fleet) -> Iterator[Option]:
         program = replace(prepared.program, training=coded)
         if free and variant.fits and not _fits(program, fleet.memory_bytes):  # coding takes memory, too
             continue
-        plain = 4 * program.buffer_size(subnet, travelling=True)
-        down, up = (encoding.nbytes(program, subnet, way) for way in encoding.WAYS)
-        yield Option(training.method, training.subnets, pull, push, down, up, plain, seconds)
+        plain = 4 * program.buffer_size(subnet, persistent=True)
+        down, up = (encoding.nbytes(program, subnet, way) for way in encoding.DIRECTIONS)
+        yield TrainingOption(training.method, training.subnets, pull, push, down, up, plain, seconds)
 
 
-def lines(choice: Choice) -> list[str]:
+def choice_lines(choice: AutotuneChoice) -> list[str]:
     """What is expected, and why it was chosen, for people."""
     return [_round(choice.expected), *(f"  {reason}" for reason in choice.why)]
 
 
-def _round(expected: Expected) -> str:
+def _round(expected: RoundForecast) -> str:
     parts = ", ".join(f"{getattr(expected, part):.3f} s {part}" for part in ROUND_PARTS)
     return f"expected {expected.round:.3f} s a round on this fleet: {parts}"

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from idletrain.exchange.admission import FEW
+from idletrain.exchange.admission import MIN_HOLDERS
 from idletrain.observe.time_use import ROUND_PARTS
 
 # Local steps between two exchanges that are tried, and beyond which accuracy suffers: the most that paid in
 # benchmarks/candidates.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
-STEPS = (1, 2, 5, 10, 25, 50, 100)
-MOST_STEPS = {"ist": 100, "local-sgd": 50}
+TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
+MAX_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps that subnets need where the whole network needs one, to the same accuracy: as many as there are subnets,
 # beyond three only as their root grows (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight 1,000
 # to 200; results/planned.json: sixteen take 1.3 to 1.5 times the rounds of eight).
@@ -31,7 +31,7 @@ WORTH = 1.1  # times faster: less is within what a forecast may be wrong by, and
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetFigures:
     """Nodes and the way between them and the head; rates in bytes a second of payload.
 
     Attributes:
@@ -55,7 +55,7 @@ class Fleet:
     memory_bytes: int
     step_seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def crowded(self, times: float) -> Fleet:
+    def sharing_cores(self, times: float) -> FleetFigures:
         """The same where so many times the nodes share a machine's cores."""
         return replace(self, step_seconds={way: seconds * times for way, seconds in self.step_seconds.items()})
 
@@ -72,13 +72,13 @@ def slowest(paces: Iterable[tuple[str, float]]) -> float:
     return max(statistics.harmonic_mean(each) for each in shared.values())
 
 
-def key_of(method: str, subnets: int) -> str:
+def option_key(method: str, subnets: int) -> str:
     """A way to train, as far as it makes a step's time."""
     return f"{method} {subnets}"
 
 
 @dataclass(frozen=True)
-class Option:
+class TrainingOption:
     """One way to train: settings, and what a subnet of them costs.
 
     Attributes:
@@ -99,7 +99,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Expected:
+class RoundForecast:
     """Seconds of a round on its critical path, by part."""
 
     pull: float
@@ -123,12 +123,12 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutotuneChoice:
     """Settings, what they are expected to take, and why they were taken, in sentences."""
 
-    option: Option
+    option: TrainingOption
     local_steps: int
-    expected: Expected
+    expected: RoundForecast
     why: tuple[str, ...]
 
     @property
@@ -142,12 +142,12 @@ def is_data_parallel(method: str, local_steps: int) -> bool:
     return method == "local-sgd" and local_steps == 1
 
 
-def expected(option: Option, local_steps: int, fleet: Fleet) -> Expected:
+def forecast_round(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> RoundForecast:
     """The seconds of a round."""
     active = min(option.subnets, fleet.nodes)
     turns = -(-option.subnets // fleet.nodes)
-    down = _way(option.down_bytes, option.pull, option.plain_bytes, active, fleet.down, fleet.down_all)
-    up = _way(option.up_bytes, option.push, option.plain_bytes, active, fleet.up, fleet.up_all)
+    down = _link_seconds(option.down_bytes, option.pull, option.plain_bytes, active, fleet.down, fleet.down_all)
+    up = _link_seconds(option.up_bytes, option.push, option.plain_bytes, active, fleet.up, fleet.up_all)
     compute = local_steps * option.step_seconds
     commit = option.subnets * option.plain_bytes / fleet.commit_bytes_per_second + fleet.call_seconds
     # The slower way is busy from one end to the other; of the other, the first turn or the last stands alone.
@@ -155,38 +155,40 @@ def expected(option: Option, local_steps: int, fleet: Fleet) -> Expected:
     # Between the first pull and the last push, each turn takes what is longer.
     exchange += (turns - 1) * max(0.0, down.all - compute, up.all - compute)
     share = down.all / (down.all + up.all)
-    return Expected(exchange * share, turns * compute, exchange * (1 - share), commit)
+    return RoundForecast(exchange * share, turns * compute, exchange * (1 - share), commit)
 
 
-class _Way(NamedTuple):
+class _LinkSeconds(NamedTuple):
     """Seconds until the first nodes, and until all, have moved a subnet."""
 
     one: float
     all: float
 
 
-def _way(size: int, kind: str, plain: int, active: int, alone: float, together: float) -> _Way:
+def _link_seconds(size: int, kind: str, plain: int, active: int, alone: float, together: float) -> _LinkSeconds:
     coded = 0.0 if kind == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # at either end
-    at_once = min(active, max(FEW, round(together / alone)))
+    at_once = min(active, max(MIN_HOLDERS, round(together / alone)))
     one, every = (max(size / alone, nodes * size / together) + (1 + nodes) * coded for nodes in (at_once, active))
-    return _Way(one, every)
+    return _LinkSeconds(one, every)
 
 
-def least_steps(option: Option, fleet: Fleet, allowed: Sequence[int]) -> int:
+def min_steps(option: TrainingOption, fleet: FleetFigures, allowed: Sequence[int]) -> int:
     """The fewest local steps that leave no more than a fifth of a round to the exchange, or the most there are."""
-    most = MOST_STEPS[option.method]
+    most = MAX_STEPS[option.method]
     few = [steps for steps in sorted(allowed) if steps <= most] or [min(allowed)]
-    return next((s for s in few if expected(option, s, fleet).exchange_share <= AMORTISED), few[-1])
+    return next((s for s in few if forecast_round(option, s, fleet).exchange_share <= AMORTISED), few[-1])
 
 
-def progress(option: Option, local_steps: int, fleet: Fleet) -> float:
+def progress(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> float:
     """Steps of the whole network a second that a way to train is worth."""
     subnets = option.subnets
     each = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
-    return local_steps * each / expected(option, local_steps, fleet).round
+    return local_steps * each / forecast_round(option, local_steps, fleet).round
 
 
-def choose(options: Iterable[Option], fleet: Fleet, allowed: Sequence[int] = STEPS) -> Choice:
+def choose_option(
+    options: Iterable[TrainingOption], fleet: FleetFigures, allowed: Sequence[int] = TRIED_STEPS
+) -> AutotuneChoice:
     """The way to train that gets on fastest.
 
     Args:
@@ -194,23 +196,25 @@ def choose(options: Iterable[Option], fleet: Fleet, allowed: Sequence[int] = STE
         fleet: Where it trains.
         allowed: Numbers of local steps.
     """
-    best: tuple[Option, int] | None = None
+    best: tuple[TrainingOption, int] | None = None
     tried: dict[str, float] = {}
     wires: set[tuple[str, str]] = set()
     for option in options:
         wires.add((option.pull, option.push))
-        steps = least_steps(option, fleet, allowed)
+        steps = min_steps(option, fleet, allowed)
         pace = progress(option, steps, fleet)
         tried[option.method] = max(pace, tried.get(option.method, 0.0))
         if best is None or pace > WORTH * progress(*best, fleet):
             best = option, steps
     assert best is not None
     option, steps = best
-    bare = Choice(option, steps, expected(option, steps, fleet), ())
+    bare = AutotuneChoice(option, steps, forecast_round(option, steps, fleet), ())
     return replace(bare, why=tuple(_reasons(bare, fleet, tried, wires)))
 
 
-def _reasons(choice: Choice, fleet: Fleet, tried: dict[str, float], wires: set[tuple[str, str]]) -> Iterable[str]:
+def _reasons(
+    choice: AutotuneChoice, fleet: FleetFigures, tried: dict[str, float], wires: set[tuple[str, str]]
+) -> Iterable[str]:
     option, share = choice.option, choice.expected.exchange_share
     ranked = sorted(tried.items(), key=lambda item: -item[1])
     if len(ranked) > 1:
@@ -231,7 +235,7 @@ def _reasons(choice: Choice, fleet: Fleet, tried: dict[str, float], wires: set[t
         yield f"parameters travel as {option.pull} down and {option.push} up: {saved:.0%} fewer bytes on a slow link"
 
 
-def settings_of(choice: Choice) -> dict[str, Any]:
+def training_settings(choice: AutotuneChoice) -> dict[str, Any]:
     """A choice as the job file's `training` says it."""
     option = choice.option
     return {

@@ -22,32 +22,32 @@ from distributed.utils import get_ip
 
 from idletrain.autotune import choose, forecast, step_tasks
 from idletrain.autotune.choose import Variant
-from idletrain.autotune.forecast import Fleet
+from idletrain.autotune.forecast import FleetFigures
 from idletrain.fabric.analysis import statistics
 from idletrain.fabric.analysis.samples import Point
 from idletrain.fabric.measuring import presets, tasks
-from idletrain.fabric.measuring.comms import Posts
-from idletrain.fabric.measuring.nodes import SilentError, Team
+from idletrain.fabric.measuring.comms import ProbeServers
+from idletrain.fabric.measuring.nodes import MeasuredNodes, NodeSilentError
 from idletrain.fabric.measuring.presets import QUICK
-from idletrain.fabric.measuring.sockets import Door
-from idletrain.fabric.measuring.tasks import Visit
+from idletrain.fabric.measuring.sockets import SocketAddress
+from idletrain.fabric.measuring.tasks import LinkProbe
 from idletrain.job import Job
 from idletrain.worker import tasks as worker_tasks
 from idletrain.worker.lease_spec import version
 
-KEPT_SECONDS = 24 * 3600.0
-ALONE = 3  # nodes whose links are tried one by one
+PROBE_KEPT_SECONDS = 24 * 3600.0
+SINGLE_REPEATS = 3  # nodes whose links are tried one by one
 CALLS = 5
-OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
+PROBE_OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
 STEP_SECONDS = 3.0  # of all ways to train together: what is left of ten
-TOGETHER = 18  # transfers of all at once, beside which the call takes little
+CONCURRENT_REPEATS = 18  # transfers of all at once, beside which the call takes little
 FIRST_BYTES, GROWTH = 64 * presets.KB, 4  # of transfers, which grow until they last long enough to tell the rate
 PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
-HEAD = -1
+HEAD_NODE = -1
 NO_PORT = 0  # of plain sockets: CPU seconds, for which they are, are of no use here
 
 
-async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
+async def probe_fleet(client: Client, job: Job, nodes: int | None = None) -> FleetFigures:
     """How fast subnets get to a cluster's workers and back, and how fast they compute.
 
     Args:
@@ -60,22 +60,25 @@ async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
         RefusedError: workers run other versions.
         JobError: the job does not fit together, in no way that it leaves open.
     """
-    team = await Team.of(client)
+    team = await MeasuredNodes.of(client)
     token = secrets.token_hex(16)
     host = get_ip(client.scheduler.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
-    posts = Posts(token)
+    posts = ProbeServers(token)
     try:
         await posts.open(host, client.security)
-        visits = [Visit(node, HEAD, Door(host, NO_PORT, posts.addresses), token) for node in range(len(team))]
+        visits = [
+            LinkProbe(node, HEAD_NODE, SocketAddress(host, NO_PORT, posts.addresses), token)
+            for node in range(len(team))
+        ]
         alone = {over: await _alone(team, visits, over) for over in ("pull", "push")}
         # What one gets all get, in turns: their small payloads at once may tell less.
         every = {over: max(rate, await _together(team, visits, over, rate)) for over, rate in alone.items()}
     finally:
         await posts.close()
-    calls = [await _timed(lambda: team.ask(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
-    memory_bytes = min(told["memory_bytes"] for told in await team.ask_everybody(worker_tasks.describe))
+    calls = [await _timed(lambda: team.call(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
+    memory_bytes = min(told["memory_bytes"] for told in await team.call_all(worker_tasks.describe))
     variants = await asyncio.to_thread(choose.variants, job, nodes or len(team), memory_bytes)
-    return Fleet(
+    return FleetFigures(
         nodes or len(team),
         alone["pull"],
         alone["push"],
@@ -88,13 +91,13 @@ async def survey(client: Client, job: Job, nodes: int | None = None) -> Fleet:
     )
 
 
-async def _alone(team: Team, visits: list[Visit], over: str) -> float:
+async def _alone(workers: MeasuredNodes, probes: list[LinkProbe], transport: str) -> float:
     """What one node gets, the median of some."""
     rates = []
-    for visit in visits[:ALONE]:
+    for visit in probes[:SINGLE_REPEATS]:
         size = FIRST_BYTES
         while True:
-            (point,) = await _points(team, visit, over, size, QUICK.transfers)
+            (point,) = await _points(workers, visit, transport, size, QUICK.transfers)
             if size >= QUICK.transfer_most or size / statistics.rate(point) > QUICK.transfer_seconds / GROWTH:
                 break
             size = min(GROWTH * size, QUICK.transfer_most)
@@ -102,35 +105,38 @@ async def _alone(team: Team, visits: list[Visit], over: str) -> float:
     return statistics.median(rates)
 
 
-async def _together(team: Team, visits: list[Visit], over: str, alone: float) -> float:
+async def _together(workers: MeasuredNodes, probes: list[LinkProbe], transport: str, alone: float) -> float:
     """What all nodes get at once, from the first's call to the last's answer (who is early is alone, and fast)."""
-    size, started = presets.transfer_bytes(QUICK, alone / len(visits)), time.perf_counter()
-    found = await asyncio.gather(*(_points(team, visit, over, size, TOGETHER) for visit in visits))
+    size, started = presets.transfer_bytes(QUICK, alone / len(probes)), time.perf_counter()
+    found = await asyncio.gather(*(_points(workers, visit, transport, size, CONCURRENT_REPEATS) for visit in probes))
     return sum(point.moved_bytes for (point,) in found) / (time.perf_counter() - started)
 
 
-async def _points(team: Team, visit: Visit, over: str, size: int, repeats: int) -> tuple[Point, ...]:
-    found: tasks.Found = await team.ask(visit.source, tasks.transfers, visit, over, size, repeats)
+async def _points(
+    workers: MeasuredNodes, probe: LinkProbe, transport: str, size: int, repeats: int
+) -> tuple[Point, ...]:
+    found: tasks.ProbeResult = await workers.call(probe.source, tasks.transfers, probe, transport, size, repeats)
     if found.fault:
-        raise SilentError(
-            f"{team.names[visit.source]} cannot reach {visit.door.host}, this machine ({found.fault}); let TCP through"
+        raise NodeSilentError(
+            f"{workers.names[probe.source]} cannot reach {probe.door.host}, this machine ({found.fault}); "
+            "let TCP through"
         )
     return found.points
 
 
-async def _step_seconds(team: Team, variants: list[Variant]) -> dict[str, float]:
+async def _step_seconds(workers: MeasuredNodes, variants: list[Variant]) -> dict[str, float]:
     """Of a local step on the slowest node while all compute, for each way to train that fits."""
     found: dict[str, float] = {}
     fitting = [variant for variant in variants if variant.fits]
     for variant in fitting:
         try:
-            await team.ask_everybody(
-                step_tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=OPEN_SECONDS
+            await workers.call_all(
+                step_tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=PROBE_OPEN_SECONDS
             )
-            paces = await team.ask_everybody(step_tasks.work_pace, STEP_SECONDS / len(fitting))
+            paces = await workers.call_all(step_tasks.work_pace, STEP_SECONDS / len(fitting))
             found[variant.key] = forecast.slowest(paces)
         finally:
-            await team.ask_all(step_tasks.close_work, [(node, ()) for node in range(len(team))])
+            await workers.call_each(step_tasks.close_work, [(node, ()) for node in range(len(workers))])
     return found
 
 
@@ -157,25 +163,25 @@ async def _timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def key_of(*words: object) -> str:
+def fleet_key(*arguments: object) -> str:
     """A fleet's name in the cache, by what makes it the same: where, how many, which version."""
-    return hashlib.sha256(json.dumps([version(), *map(str, words)]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([version(), *map(str, arguments)]).encode()).hexdigest()[:16]
 
 
-def kept(folder: Path, key: str, now: float) -> Fleet | None:
+def load_figures(folder: Path, key: str, now: float) -> FleetFigures | None:
     """What was seen of a fleet within a day, or None."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         tree = json.loads((folder / f"{key}.json").read_text())
-        if 0 <= now - tree["seen"] < KEPT_SECONDS:
-            return Fleet(**tree["fleet"])
+        if 0 <= now - tree["seen"] < PROBE_KEPT_SECONDS:
+            return FleetFigures(**tree["fleet"])
     return None
 
 
-def keep(folder: Path, key: str, fleet: Fleet, now: float) -> None:
+def save_figures(folder: Path, key: str, fleet: FleetFigures, now: float) -> None:
     """Keep what was seen; where there is no room for it, it is looked at again."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("*.json"):
-            if now - file.stat().st_mtime > KEPT_SECONDS:
+            if now - file.stat().st_mtime > PROBE_KEPT_SECONDS:
                 file.unlink()
         (folder / f"{key}.json").write_text(json.dumps({"seen": now, "fleet": asdict(fleet)}))

@@ -31,15 +31,15 @@ from idletrain.nn.wide.ranking import hits
 
 logger = logging.getLogger(__name__)
 SamplerWords = str | Mapping[str, Any]
-SECONDS = 60.0
-CANDIDATES: tuple[SamplerWords, ...] = ("uniform", "log-uniform", "simhash", "dwta", "inverted-file")
+TRIAL_SECONDS = 60.0
+SAMPLER_CANDIDATES: tuple[SamplerWords, ...] = ("uniform", "log-uniform", "simhash", "dwta", "inverted-file")
 HELD_OUT = 4000  # rows: standard error 0.5 points at a P@1 of 10 %
 HELD_OUT_PART = 5  # of a small set a fifth
-BEYOND_CHANCE = 2.0  # standard errors of the difference, row by row
+SIGNIFICANT_ERRORS = 2.0  # standard errors of the difference, row by row
 
 
 @dataclass(frozen=True)
-class Trial:
+class SamplerTrial:
     """What a sampler reached in its time.
 
     Attributes:
@@ -48,22 +48,22 @@ class Trial:
 
     sampler: SamplerWords
     steps: int
-    right: NDArray[np.bool_]
+    hits: NDArray[np.bool_]
 
     @property
     def precision(self) -> float:
         """P@1."""
-        return float(self.right.mean())
+        return float(self.hits.mean())
 
 
-def choose(
+def choose_sampler(
     model: ModelSettings,
     data: DataSettings,
     training: TrainingSettings,
     *,
     seconds: float | None = None,
     candidates: Sequence[SamplerWords] | None = None,
-) -> tuple[SamplerWords, list[Trial]]:
+) -> tuple[SamplerWords, list[SamplerTrial]]:
     """Try samplers, the first of which stays unless another is better.
 
     Args:
@@ -76,33 +76,33 @@ def choose(
     Raises:
         JobError: the job does not fit together.
     """
-    trials: list[Trial] = []
-    candidates = CANDIDATES if candidates is None else candidates
+    trials: list[SamplerTrial] = []
+    candidates = SAMPLER_CANDIDATES if candidates is None else candidates
     for sampler in candidates:
         asked = model.model_copy(update={"args": {**model.args, "sampler": sampler}})
         try:
             prepared = from_settings(asked, data, training)
-            trials.append(_try(prepared, sampler, (seconds or SECONDS) / len(candidates)))
+            trials.append(_try(prepared, sampler, (seconds or TRIAL_SECONDS) / len(candidates)))
         except (JobError, ValueError) as error:  # its tables would not fit, or rows are not finite any more
             if not trials:
                 raise
             logger.info("sampler %s: %s", sampler, error)
             continue
         logger.info("sampler %s: P@1 %.4f after %d steps", sampler, trials[-1].precision, trials[-1].steps)
-    return best(trials).sampler, trials
+    return best_trial(trials).sampler, trials
 
 
-def best(trials: Sequence[Trial]) -> Trial:
+def best_trial(trials: Sequence[SamplerTrial]) -> SamplerTrial:
     """The trial with the highest P@1 of those that beat the first beyond chance; else the first."""
-    return max((t for t in trials if t is trials[0] or _beats(t.right, trials[0].right)), key=lambda t: t.precision)
+    return max((t for t in trials if t is trials[0] or _beats(t.hits, trials[0].hits)), key=lambda t: t.precision)
 
 
 def _beats(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> bool:
     differs = ours.astype(np.float64) - theirs
-    return bool(differs.mean() > BEYOND_CHANCE * differs.std() / len(differs) ** 0.5)
+    return bool(differs.mean() > SIGNIFICANT_ERRORS * differs.std() / len(differs) ** 0.5)
 
 
-def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
+def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> SamplerTrial:
     """Train the whole network for a time, rebuilding tables every round, and score rows that it has not seen."""
     program = replace(prepared.program, layout=groups.whole(prepared.program.module))
     training, samples = program.training, program.source.open()
@@ -118,13 +118,13 @@ def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
         module.start_from(seen)
     subnet = subnet_of_share(program, 1.0)
     pulled = Network.of(program, prepared.network).pull(subnet)
-    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+    flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     flat[: len(pulled)] = pulled
     work = LocalSteps(program, subnet, flat, 0, 0)
     batches = BatchOrder(training.seed, len(seen), training.batch_size, 1)
 
     def rebuild(round_: int) -> None:
-        label_shards.open_output(program, work.module, subnet, seen, flat, label_shards.Place(round_, 0))
+        label_shards.open_output(program, work.module, subnet, seen, flat, label_shards.ShardPlace(round_, 0))
 
     rebuild(0)
     work.step(seen, batches, 0)  # which may compile, and does not count
@@ -135,7 +135,7 @@ def _try(prepared: Prepared, sampler: SamplerWords, seconds: float) -> Trial:
         steps += 1
         work.step(seen, batches, steps)
     network = assembled(prepared.module, [p.detach() for p in work.module.parameters()]).eval()
-    return Trial(sampler, steps, _right(network, samples, held))
+    return SamplerTrial(sampler, steps, _right(network, samples, held))
 
 
 def _right(network: Any, samples: SparseSamples, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

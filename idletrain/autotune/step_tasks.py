@@ -11,7 +11,7 @@ def open_work(content: bytes) -> None:
     """See `step_time.opened`."""
     from idletrain.autotune import step_time
 
-    step_time.opened(get_worker(), content)
+    step_time.open_work(get_worker(), content)
 
 
 def work_pace(seconds: float) -> tuple[str, float]:
@@ -19,7 +19,7 @@ def work_pace(seconds: float) -> tuple[str, float]:
     from idletrain.autotune import step_time
 
     worker = get_worker()
-    work: step_time.Work = worker.extensions[step_time.KEY]
+    work: step_time.StepProbe = worker.extensions[step_time.STEP_PROBE_KEY]
     return worker.address if work.on_gpu else platform.node(), work.pace(1, seconds)
 
 
@@ -27,4 +27,4 @@ def close_work() -> None:
     """See `step_time.closed`."""
     from idletrain.autotune import step_time
 
-    step_time.closed(get_worker())
+    step_time.close_work(get_worker())

@@ -20,7 +20,7 @@ from idletrain.worker.attempt import device_for
 
 MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after one to warm up; a plan should take a second, not a minute
 FIRST_SPREAD = 0.01  # of parameters whose values do not matter
-KEY = "idletrain-fabric-work"  # among a worker's extensions
+STEP_PROBE_KEY = "idletrain-fabric-work"  # among a worker's extensions
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Work:
+class StepProbe:
     """A subnet whose steps are timed, with its data open and its first step done.
 
     Attributes:
@@ -48,15 +48,15 @@ class Work:
         if program.output:
             from idletrain.nn.wide import label_shards  # and with it Numba
 
-            place = label_shards.Place(0, number)
+            place = label_shards.ShardPlace(0, number)
             self._order = label_shards.open_output(program, self._steps.module, subnet, self._samples, flat, place)
         self.on_gpu, self._next = flat.is_cuda, 0
         self.pace(1, 0.0)
 
-    def pace(self, least: int, seconds: float) -> float:
+    def pace(self, min_steps: int, seconds: float) -> float:
         """Seconds of a step, on average over at least so many and over some time."""
         done, started = 0, time.perf_counter()
-        while done < least or time.perf_counter() - started < seconds:
+        while done < min_steps or time.perf_counter() - started < seconds:
             self._steps.step(self._samples, self._order, self._next)
             done, self._next = done + 1, self._next + 1
         if self.on_gpu:
@@ -73,20 +73,20 @@ def typical(program: Program) -> Subnet:
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
     """Time of one local step of a subnet on this machine."""
     program = prepared.program
-    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+    flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
-    return Work(program, subnet, flat, number).pace(MEASURED_STEPS, MEASURED_SECONDS)
+    return StepProbe(program, subnet, flat, number).pace(MEASURED_STEPS, MEASURED_SECONDS)
 
 
-def opened(worker: Worker, content: bytes) -> None:
+def open_work(worker: Worker, content: bytes) -> None:
     """Get a pickled program's typical subnet ready on a worker, on the device that a run would use."""
     program: Program = cloudpickle.loads(content)
     subnet = typical(program)
-    flat = torch.zeros(program.buffer_size(subnet, travelling=False), device=device_for(program))
+    flat = torch.zeros(program.buffer_size(subnet, persistent=False), device=device_for(program))
     flat[: subnet.parameters].normal_(std=FIRST_SPREAD, generator=torch.Generator(flat.device).manual_seed(0))
-    worker.extensions[KEY] = Work(program, subnet, flat, 0)
+    worker.extensions[STEP_PROBE_KEY] = StepProbe(program, subnet, flat, 0)
 
 
-def closed(worker: Worker) -> None:
+def close_work(worker: Worker) -> None:
     """Forget it, if there is any."""
-    worker.extensions.pop(KEY, None)
+    worker.extensions.pop(STEP_PROBE_KEY, None)

@@ -39,4 +39,4 @@ def read_job(path: Path, nodes: int | None, name: str | None = None) -> Job:
 
 def run_dir_of(run: str) -> Path:
     """Find a run's directory by its path, or by its name below runs/."""
-    return Path(run) if "/" in run or Path(run, "ledger").exists() else Path("runs") / run
+    return Path(run) if "/" in run or Path(run, "wal").exists() else Path("runs") / run

@@ -21,24 +21,24 @@ import typer
 
 from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job, load_job, parse_bytes, parse_seconds
-from idletrain.observe.records import Event, Sink
+from idletrain.observe.records import Record, Sink
 
 CACHE = Path("~/.cache/idletrain").expanduser()
 SANDBOXES = CACHE / "sandboxes"  # a folder for each, named by its process: its address, while it is open, and its logs
 DOCUMENT = "AWS-StartPortForwardingSession"
-UNDONE = ("starting", "running")  # what the events say of a run whose head has not closed them
+UNFINISHED_STATES = ("starting", "running")  # what the events say of a run whose head has not closed them
 app = typer.Typer()
 
 
-class Cloud(enum.StrEnum):
+class CloudName(enum.StrEnum):
     """Where machines come from."""
 
     sandbox = "sandbox"
     aws = "aws"
 
 
-Name = Annotated[str, typer.Argument(help="The run's name, or its s3:// prefix.", show_default=False)]
-Where = Annotated[Cloud, typer.Option(help="Which cloud.")]
+CloudRunName = Annotated[str, typer.Argument(help="The run's name, or its s3:// prefix.", show_default=False)]
+CloudOption = Annotated[CloudName, typer.Option(help="Which cloud.")]
 Region = Annotated[str | None, typer.Option(help="The region; AWS' own configuration says otherwise.")]
 
 
@@ -46,7 +46,7 @@ Region = Annotated[str | None, typer.Option(help="The region; AWS' own configura
 def offers(
     job: Annotated[Path | None, typer.Argument(help="Rank for this job.")] = None,
     memory: Annotated[str, typer.Option(help="RAM of one slot, without a job.")] = "2GiB",
-    cloud: Where = Cloud.aws,
+    cloud: CloudOption = CloudName.aws,
     region: Region = None,
 ) -> None:
     """Show what machines cost now, by the price of a usable subnet slot."""
@@ -54,14 +54,14 @@ def offers(
 
     from idletrain.cli.offers import table
     from idletrain.cloud.aws import pricing
-    from idletrain.cloud.aws.instance_types import Need
-    from idletrain.cloud.launcher import need_of
+    from idletrain.cloud.aws.instance_types import NodeNeed
+    from idletrain.cloud.launcher import node_need
 
     asked = load_job(job) if job else None
-    need = need_of(asked) if asked else Need(memory_bytes=parse_bytes(memory), most_slots=1)
+    need = node_need(asked) if asked else NodeNeed(memory_bytes=parse_bytes(memory), most_slots=1)
     kind: Any = "on-demand" if asked and asked.nodes.spot_policy == "on-demand" else "spot"
     with account_of(cloud, region) as account:
-        found = pricing.fetch(account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.Cache(CACHE))
+        found = pricing.fetch(account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(CACHE))
         Console().print(table(found.offers(need, kind, asked.nodes.max_price if asked else None), found.estimate))
 
 
@@ -71,7 +71,7 @@ def doctor(
     policy: Annotated[
         bool, typer.Option("--policy", help="Print the least that the launcher may do, as IAM JSON.")
     ] = False,
-    cloud: Where = Cloud.aws,
+    cloud: CloudOption = CloudName.aws,
     region: Region = None,
 ) -> None:
     """Check an account: credentials, network, bucket, roles, quotas."""
@@ -88,14 +88,14 @@ def doctor(
             return
         findings = checks.examine(account, settings, account.bucket, gpu=bool(asked and asked.nodes.gpu))
     for finding in findings:
-        sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.well]
+        sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.passed]
         typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
-    if any(finding.well is False for finding in findings):
+    if any(finding.passed is False for finding in findings):
         raise typer.Exit(1)
 
 
 @app.command()
-def down(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
+def down(name: CloudRunName, cloud: CloudOption = CloudName.aws, region: Region = None) -> None:
     """End a run and everything it has made; safe to repeat."""
     from idletrain.cloud.aws.requests import TAG
     from idletrain.cloud.teardown import down as take_down
@@ -117,7 +117,7 @@ def down(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
 def reap(
     older_than: Annotated[str, typer.Option(help="Leave runs alone that began less than this ago.")] = "10m",
     yes: Annotated[bool, typer.Option("--yes", help="End them; otherwise they are only named.")] = False,
-    cloud: Where = Cloud.aws,
+    cloud: CloudOption = CloudName.aws,
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
     all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all that the account has.")] = False,
 ) -> None:
@@ -151,8 +151,8 @@ def reap(
 
 @app.command(name="cost")
 def show_cost(
-    name: Name,
-    cloud: Where = Cloud.aws,
+    name: CloudRunName,
+    cloud: CloudOption = CloudName.aws,
     region: Region = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
@@ -167,15 +167,15 @@ def show_cost(
 
 @app.command()
 def logs(
-    name: Name,
+    name: CloudRunName,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run ends.")] = False,
     node: Annotated[str | None, typer.Option(help="A machine's console instead of the run's news.")] = None,
-    cloud: Where = Cloud.aws,
+    cloud: CloudOption = CloudName.aws,
     region: Region = None,
 ) -> None:
     """Print what happened in a run."""
     from idletrain.cloud.launcher import follow as follow_run
-    from idletrain.observe.display import Lines, folding
+    from idletrain.observe.display import LineDisplay, folding
     from idletrain.observe.summary import Summary
 
     with account_of(cloud, region) as account:
@@ -183,7 +183,7 @@ def logs(
             typer.echo(account.console(node))
             return
         prefix, summary = prefix_of(account, name), Summary()
-        show = as_seen_from_here(cloud, folding(summary, Lines(sys.stdout, summary)))
+        show = as_seen_from_here(cloud, folding(summary, LineDisplay(sys.stdout, summary)))
         if follow:
             follow_run(prefix, show, account)
             return
@@ -193,9 +193,9 @@ def logs(
 
 @app.command()
 def interrupt(
-    name: Name,
+    name: CloudRunName,
     node: Annotated[str | None, typer.Option(help="The instance; the oldest node otherwise.")] = None,
-    cloud: Where = Cloud.aws,
+    cloud: CloudOption = CloudName.aws,
     region: Region = None,
 ) -> None:
     """Ask a node to go as if the cloud wanted it back: a rehearsal of a spot interruption."""
@@ -207,12 +207,12 @@ def interrupt(
         if not chosen:
             known = ", ".join(i.id for i in nodes) or "none"
             raise RunError(f"run {_run_name(name)} has no running node{f' {node}' if node else ''}; there are: {known}")
-        account.mark(chosen, {TAG + "interrupt": "asked"})
+        account.tag(chosen, {TAG + "interrupt": "asked"})
     typer.echo(f"{chosen[0]}: asked to go; its partial steps go home first")
 
 
 @app.command()
-def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> None:
+def dashboard(name: CloudRunName, cloud: CloudOption = CloudName.aws, region: Region = None) -> None:
     """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
     with account_of(cloud, region) as account:
         events = read_events(prefix_of(account, name))
@@ -222,7 +222,7 @@ def dashboard(name: Name, cloud: Where = Cloud.aws, region: Region = None) -> No
             raise RunError(f"run {_run_name(name)} is not going on; `idletrain status` shows how it ended")
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
         page = f"http://127.0.0.1:{port}/idletrain"  # whatever address the head has in its network
-        if cloud is Cloud.sandbox:
+        if cloud is CloudName.sandbox:
             typer.echo(page)
             return
         typer.echo(f"{page} while this command runs")
@@ -251,11 +251,11 @@ def node(
     if role == "head":
         from idletrain.cloud import head_node
 
-        asyncio.run(head_node.serve(metadata))
+        asyncio.run(head_node.serve_head(metadata))
     elif role == "starter":
         from idletrain.schedules import starter_node
 
-        starter_node.start(metadata, Path.cwd())
+        starter_node.start_run(metadata, Path.cwd())
     else:
         from idletrain.cloud import worker_node as worker
 
@@ -266,9 +266,9 @@ def node(
 
 
 @contextmanager
-def account_of(cloud: Cloud, region: str | None) -> Iterator[Any]:
+def account_of(cloud: CloudName, region: str | None) -> Iterator[Any]:
     """The account that a command is about; the sandbox's is the newest that a `launch --cloud sandbox` has open."""
-    if cloud is Cloud.sandbox and not in_sandbox():
+    if cloud is CloudName.sandbox and not in_sandbox():
         enter_sandbox(json.loads(_newest_sandbox().read_text()))
         region = None
     from idletrain.cloud.aws.account import Account, explained
@@ -329,7 +329,7 @@ def _sandbox_process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator
             process.wait()  # which leaving the context does not after a Ctrl-C
 
 
-def opened(process: subprocess.Popen[str]) -> None:
+def sandbox_address(process: subprocess.Popen[str]) -> None:
     """Wait for a sandbox and make it this process' cloud.
 
     Raises:
@@ -355,11 +355,11 @@ def enter_sandbox(address: dict[str, str]) -> None:
         os.environ.pop(leaking, None)
 
 
-def as_seen_from_here(cloud: Cloud, sink: Sink) -> Sink:
+def as_seen_from_here(cloud: CloudName, sink: Sink) -> Sink:
     """A sink that is told how to reach a run's page: from outside of AWS through a tunnel alone."""
 
-    def take(event: Event) -> None:
-        if cloud is Cloud.aws and event["kind"] == "run_started":
+    def take(event: Record) -> None:
+        if cloud is CloudName.aws and event["kind"] == "run_started":
             event = {**event, "dashboard": f"`idletrain dashboard {event['run']}`", "dashboard_note": ""}
         sink(event)
 
@@ -388,12 +388,12 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     return s3_mirror.events(prefix)
 
 
-def standing(account: Any, name: str) -> tuple[Any, str]:
+def run_status(account: Any, name: str) -> tuple[Any, str]:
     """The summary of a run as it stands, and a sentence where that is not what its last event says: who wrote its
     events may be gone.
     """
     from idletrain.cloud import record
-    from idletrain.cloud.aws.account import ALIVE
+    from idletrain.cloud.aws.account import ALIVE_STATES
     from idletrain.cloud.machine_log import ENDED
     from idletrain.cloud.teardown import lost_head
     from idletrain.observe.summary import summary_of
@@ -403,12 +403,12 @@ def standing(account: Any, name: str) -> tuple[Any, str]:
     summary.run, summary.run_dir, why = kept.run, prefix.url, ""
     if summary.updated < kept.created:  # all that is told is of a sitting before
         summary.status = "starting"
-    if summary.status in UNDONE:
+    if summary.status in UNFINISHED_STATES:
         if kept.failure:
             summary.status, why = "failed", kept.failure
         elif kept.state == "ended":
             summary.status = "taken down"
-        elif why := lost_head(account.instances(kept.run, (*ALIVE, *ENDED)), kept, time.time()):
+        elif why := lost_head(account.instances(kept.run, (*ALIVE_STATES, *ENDED)), kept, time.time()):
             summary.status = "interrupted"
     return summary, why
 
@@ -434,7 +434,7 @@ def _recorded(prefix: Any) -> bool:
 
     try:
         with explained():
-            return prefix.get(record.KEY) is not None
+            return prefix.get(record.RUN_RECORD_KEY) is not None
     except IdletrainError:  # no such bucket, or not ours
         return False
 

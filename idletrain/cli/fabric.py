@@ -19,13 +19,13 @@ from idletrain.errors import JobError, RefusedError, RunError
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from distributed import Client
 
-    from idletrain.autotune.forecast import Choice, Fleet
+    from idletrain.autotune.forecast import AutotuneChoice, FleetFigures
     from idletrain.fabric.analysis.samples import Fabric
     from idletrain.job import Job
 
 app = typer.Typer()
 LOCAL_NODES = 4  # or as many as there are cores, but two
-MOST_SURVEYED = 8  # local workers: of more, each gets so much less of the machine
+MAX_PROBED = 8  # local workers: of more, each gets so much less of the machine
 FREE = {"rounds", "local_steps", "seed", "evaluate_every"}  # of a job's training: neither makes a step longer
 
 
@@ -66,30 +66,32 @@ def fabric(
     from idletrain.fabric.analysis import page, tables
 
     found = asyncio.run(_measure(scheduler, nodes, preset))
-    Console().print(tables.terminal(found))
+    Console().print(tables.terminal_text(found))
     _write(out, found.as_json())
-    _write(out.with_suffix(".html"), page.page(found))
+    _write(out.with_suffix(".html"), page.fabric_page(found))
     typer.echo(f"{out}, {out.with_suffix('.html')}")
 
 
 async def _measure(address: str | None, nodes: int | None, preset: PresetName) -> Fabric:
     from idletrain.fabric.measuring import cluster, presets
-    from idletrain.fabric.measuring.measure import measure
+    from idletrain.fabric.measuring.measure import measure_fabric
     from idletrain.run import check_reachable
 
     if address:
         await check_reachable(address)
-        reached = cluster.there(address)
+        reached = cluster.existing_cluster(address)
     else:
-        reached = cluster.here(nodes or max(2, min(LOCAL_NODES, len(os.sched_getaffinity(0)))))
+        reached = cluster.local_cluster(nodes or max(2, min(LOCAL_NODES, len(os.sched_getaffinity(0)))))
     async with reached as client:
         await _check_free(client, address or "")
-        return await measure(client, presets.PRESETS[preset], lambda text: typer.echo(f"idletrain: {text}", err=True))
+        return await measure_fabric(
+            client, presets.PRESETS[preset], lambda text: typer.echo(f"idletrain: {text}", err=True)
+        )
 
 
-def decided(
+def choose_settings(
     job: Job, scheduler: str | None, say: Callable[[str], None], *, always: bool = False
-) -> tuple[Job, Choice | None]:
+) -> tuple[Job, AutotuneChoice | None]:
     """The job with what it leaves open chosen for its fleet, and the choice; said, with its reasons.
 
     A fleet is looked at once a day for the same network and data, and for a launch only if there is something to
@@ -98,30 +100,32 @@ def decided(
     from idletrain.autotune import choose, probe
     from idletrain.nn.data.arrays import CACHE
 
-    if not choose.is_foreseen(job):
+    if not choose.has_forecast(job):
         return job, None
-    folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MOST_SURVEYED)
+    folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MAX_PROBED)
     here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count, job.nodes.memory)
     where = asyncio.run(_workers_of(scheduler)) if scheduler else here
     training = job.training.model_dump(exclude=FREE, exclude_unset=True)
-    key = probe.key_of(*where, job.model, job.data, job.memory, training)
-    fleet = probe.kept(folder, key, now)
+    key = probe.fleet_key(*where, job.model, job.data, job.memory, training)
+    fleet = probe.load_figures(folder, key, now)
     if fleet is None and (always or choose.leaves_open(job)):
         say("looking at the fleet for some seconds, to see what it can do")
-        fleet, why = _looked_at(scheduler, count, job)
+        fleet, why = _probed(scheduler, count, job)
         if fleet is None:
             say(f"{why}: the job is taken as it is")
         else:
-            probe.keep(folder, key, fleet, now)
+            probe.save_figures(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    job, choice = choose.chosen(job, fleet if scheduler else fleet.crowded(_crowding(job.nodes.count, count)))
-    for line in choose.lines(choice):
+    job, choice = choose.choose_settings(
+        job, fleet if scheduler else fleet.sharing_cores(_processes_per_node(job.nodes.count, count))
+    )
+    for line in choose.choice_lines(choice):
         say(line)
     return job, choice
 
 
-def _crowding(nodes: int, surveyed: int) -> float:
+def _processes_per_node(nodes: int, surveyed: int) -> float:
     """How much longer a step of so many local nodes takes than when fewer shared this machine: a GPU is shared by all,
     cores by as many more as there are.
     """
@@ -139,24 +143,26 @@ async def _workers_of(scheduler: str) -> list[str]:
     return [scheduler, *sorted(str(worker["host"]) for worker in told["workers"].values())]
 
 
-def _looked_at(scheduler: str | None, count: int, job: Job) -> tuple[Fleet | None, str]:
+def _probed(scheduler: str | None, count: int, job: Job) -> tuple[FleetFigures | None, str]:
     """A fleet, or why it is not looked at: a launch has its own ways to wait for workers and to turn them away."""
     try:
-        return asyncio.run(_survey(scheduler, count, job)), "the fleet is at work"
+        return asyncio.run(_probe(scheduler, count, job)), "the fleet is at work"
     except (RunError, RefusedError) as error:
         return None, f"the fleet cannot be looked at ({error})"
 
 
-async def _survey(address: str | None, count: int, job: Job) -> Fleet | None:
-    from idletrain.autotune.probe import survey
+async def _probe(address: str | None, count: int, job: Job) -> FleetFigures | None:
+    from idletrain.autotune.probe import probe_fleet
     from idletrain.fabric.measuring import cluster
     from idletrain.fabric.measuring.nodes import occupied
     from idletrain.run import check_reachable, worker_bytes
 
     if address:
         await check_reachable(address)
-    async with cluster.there(address) if address else cluster.here(count, worker_bytes(job)) as client:
-        return None if await occupied(client) else await survey(client, job, None if address else job.nodes.count)
+    async with (
+        cluster.existing_cluster(address) if address else cluster.local_cluster(count, worker_bytes(job)) as client
+    ):
+        return None if await occupied(client) else await probe_fleet(client, job, None if address else job.nodes.count)
 
 
 async def _check_free(client: Client, address: str) -> None:
@@ -189,11 +195,11 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
             read.append(from_json(path.read_bytes(), str(path)))
         except OSError as error:
             raise JobError(f"--compare: {path} cannot be read ({error.strerror}); name two files of --out") from None
-    differences = compare.compared(read[0], read[1])
-    Console().print(tables.compared_terminal(differences))
+    differences = compare.compare(read[0], read[1])
+    Console().print(tables.comparison_text(differences))
     if to:
         html = to.with_suffix(".html")
-        _write(html, page.compared_page([first.stem, second.stem], differences))
+        _write(html, page.comparison_page([first.stem, second.stem], differences))
         typer.echo(str(html))
 
 

@@ -96,7 +96,7 @@ def _on_demand(offer: Offer) -> tuple[str, str]:
     return _price(offer.on_demand_usd_per_hour), f"{saving:.0%}" if offer.market == "spot" else ""
 
 
-def plan_lines(quote: Quote, estimate: bool) -> list[str]:
+def spot_plan_lines(quote: Quote, estimate: bool) -> list[str]:
     """What a user is told before machines are asked for.
 
     Args:

@@ -11,10 +11,10 @@ from rich.text import Text
 from idletrain.autotune.step_time import one_thread, step_seconds
 from idletrain.job import Job
 from idletrain.nn.ist.partition import widths
-from idletrain.nn.memory import HEAD_BYTES
-from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, Foresight
+from idletrain.nn.memory import HEAD_RESERVE_BYTES
+from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, OutOfCoreForecast
 from idletrain.nn.outofcore.executing.trainer import scratch_bytes
-from idletrain.nn.outofcore.planning.drawing import picture, size
+from idletrain.nn.outofcore.planning.drawing import bytes_text, plan_text
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds import widths as plan
 from idletrain.worker import encoding
@@ -33,7 +33,7 @@ GIGABIT_BYTES = 125e6  # the link assumed for the expected time: an ordinary nod
 
 
 @one_thread()
-def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> RenderableType:
+def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> RenderableType:
     """Groups, widths per worker, bytes per round, memory per worker and expected time per round.
 
     Args:
@@ -45,12 +45,16 @@ def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> Renderab
         RunError: no worker of that size can train any subnet.
     """
     program, training = prepared.program, job.training
-    shared = (available_bytes() - HEAD_BYTES) // job.nodes.count  # as a launch shares it out
+    shared = (available_bytes() - HEAD_RESERVE_BYTES) // job.nodes.count  # as a launch shares it out
     memory = max(0, (job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
-    foresight = Foresight(program)
+    foresight = OutOfCoreForecast(program)
     need, how = foresight.need_bytes, program.out_of_core
-    beyond = plan.Beyond(foresight.least_bytes, foresight.seconds, always=how == "always") if how != "never" else None
+    beyond = (
+        plan.OutOfCoreEstimate(foresight.least_bytes, foresight.seconds, always=how == "always")
+        if how != "never"
+        else None
+    )
     smallest = min(program.layout.sizes, default=1)
     shares = plan.shares([plan.Capacity(memory, 1.0)] * job.nodes.count, training.subnets, need, smallest, beyond)
     subnets = program.subnets(0, shares)
@@ -60,10 +64,10 @@ def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> Renderab
     seconds = [training.local_steps * step for step in each]
     takes = [planned[w].peak_bytes if w in planned else need(w) for w in wide]
     memories = [
-        f"{size(took)} of {size(memory)}" + (" out of core" if w in planned else "")
+        f"{bytes_text(took)} of {bytes_text(memory)}" + (" out of core" if w in planned else "")
         for w, took in zip(wide, takes, strict=True)
     ]
-    down, up = (sum(encoding.nbytes(program, subnet, way) for subnet in subnets) for way in encoding.WAYS)
+    down, up = (sum(encoding.nbytes(program, subnet, way) for subnet in subnets) for way in encoding.DIRECTIONS)
     turns = -(-len(subnets) // job.nodes.count)
     compute = turns * max(seconds)
     whole = sum(tensor.numel() for tensor in prepared.network)
@@ -71,9 +75,9 @@ def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> Renderab
     exchange = max(down, up) / GIGABIT_BYTES
     lines = [
         f"{job.name}: {whole:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
-        f"each round moves {size(down)} down and {size(up)} up and covers {covered:.0%} of the neurons",
+        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the neurons",
     ]
-    if not foreseen:
+    if not forecast:
         paced = f"{compute:.2f} s compute at this machine's pace, a core each"
         lines.append(f"expected {compute + exchange:.2f} s a round: {paced}; {exchange:.2f} s exchange at 1 Gbit/s")
     if planned:
@@ -84,10 +88,10 @@ def preview(job: Job, prepared: Prepared, *, foreseen: bool = False) -> Renderab
             if w in planned
         )
         lines.append(
-            f"out of core: up to {size(most)} of each worker's scratch disk, assumed to move "
+            f"out of core: up to {bytes_text(most)} of each worker's scratch disk, assumed to move "
             f"{ASSUMED_LINK.write_bytes_per_second / 1e6:.0f} MB/s; a worker measures its own and plans by that"
         )
-    pictures = [picture(foresight.profile(w), made) for w, made in planned.items()]
+    pictures = [plan_text(foresight.profile(w), made) for w, made in planned.items()]
     rows = _subnets(job, prepared, shares, seconds, memories)
     return Group(Text("\n".join(lines)), _groups(prepared), *_sums(prepared), rows, *pictures)
 
@@ -107,7 +111,7 @@ def _subnets(
             f"{shares[k] if neurons else 1:.1%}",
             " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
-            ", ".join(size(encoding.nbytes(program, subnet, way)) for way in encoding.WAYS),
+            ", ".join(bytes_text(encoding.nbytes(program, subnet, way)) for way in encoding.DIRECTIONS),
             memories[k],
             f"{seconds[k]:.2f} s",
         )

@@ -22,7 +22,7 @@ from idletrain.errors import IdletrainError, JobError
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from idletrain.job import Job
     from idletrain.schedules.cron import Execution, Schedule
-    from idletrain.schedules.store import Book
+    from idletrain.schedules.store import ScheduleStore
 
 LAST_SHOWN = 3
 MINUTES_FROM = 120.0  # seconds: what took longer is told in minutes
@@ -30,7 +30,7 @@ PROGRAM = (sys.executable, "-m", "idletrain")
 app = typer.Typer(no_args_is_help=True, help="Run jobs again and again, at set times.")
 
 
-class Cloud(enum.StrEnum):
+class LaunchTarget(enum.StrEnum):
     """Where a scheduled run's nodes come from."""
 
     local = "local"
@@ -38,7 +38,7 @@ class Cloud(enum.StrEnum):
     aws = "aws"
 
 
-class On(enum.StrEnum):
+class TriggerName(enum.StrEnum):
     """What starts a scheduled run."""
 
     crontab = "crontab"
@@ -62,7 +62,7 @@ class Trigger(Protocol):
     def remove(self, name: str) -> None: ...
 
 
-Name = Annotated[str, typer.Argument(help="The schedule's name.", show_default=False)]
+ScheduleName = Annotated[str, typer.Argument(help="The schedule's name.", show_default=False)]
 Directory = Annotated[
     Path | None, typer.Option(help="Where schedules are kept.", show_default="~/.config/idletrain/schedules")
 ]
@@ -70,12 +70,14 @@ Directory = Annotated[
 
 @app.command()
 def add(
-    name: Name,
+    name: ScheduleName,
     job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
     cron: Annotated[str, typer.Option(help="minute hour day-of-month month day-of-week.", show_default=False)],
     tz: Annotated[str | None, typer.Option(help="The times' zone (Europe/Paris); the machine's otherwise.")] = None,
-    cloud: Annotated[Cloud | None, typer.Option(help="Where nodes come from; local, or aws with --on aws.")] = None,
-    on: Annotated[On | None, typer.Option(help="What starts the runs; crontab if there is one.")] = None,
+    cloud: Annotated[
+        LaunchTarget | None, typer.Option(help="Where nodes come from; local, or aws with --on aws.")
+    ] = None,
+    on: Annotated[TriggerName | None, typer.Option(help="What starts the runs; crontab if there is one.")] = None,
     if_running: Annotated[IfRunning, typer.Option(help="What if the run before goes on.")] = IfRunning.skip,
     directory: Directory = None,
 ) -> None:
@@ -92,7 +94,7 @@ def add(
         tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
         job=str(job.absolute()),
         directory=str(Path.cwd()),
-        cloud=(cloud or (Cloud.aws if on is On.aws else Cloud.local)).value,
+        cloud=(cloud or (LaunchTarget.aws if on is TriggerName.aws else LaunchTarget.local)).value,
         on=where.value,
         if_running=if_running.value,
         created=utc_now(),
@@ -108,9 +110,9 @@ def add(
         raise
     following = next(times.times(cron, asked.tz, asked.created))
     typer.echo(f"{name}: next on {_local(following, asked)}, by {where.value}")
-    if where is On.loop:
+    if where is TriggerName.loop:
         typer.echo("keep `idletrain schedule run` running: it starts what is due")
-    if where is On.systemd:
+    if where is TriggerName.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
 
@@ -124,7 +126,7 @@ def list_(directory: Directory = None) -> None:
     for name in book.names():
         asked = book.get(name)
         try:
-            last = [_told(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
+            last = [_execution_text(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
         except IdletrainError as error:  # an account out of reach hides no other schedule
             last = [f"unknown: {error}"]
         following = next(times(asked.cron, asked.tz, utc_now()))
@@ -138,7 +140,7 @@ def list_(directory: Directory = None) -> None:
 
 
 @app.command()
-def remove(name: Name, directory: Directory = None) -> None:
+def remove(name: ScheduleName, directory: Directory = None) -> None:
     """Forget a schedule and whatever started it; a run that goes on is left alone."""
     book = _book(directory)
     asked = book.get(name)
@@ -180,7 +182,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _checked(asked: Schedule, book: Book, faults: list[str]) -> Job:
+def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job:
     """The schedule's job, if nothing is wrong with either.
 
     Raises:
@@ -189,52 +191,52 @@ def _checked(asked: Schedule, book: Book, faults: list[str]) -> Job:
     from idletrain.job import NO_IMAGE, load_job
     from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
 
-    faults += [f for f in (name_fault(asked.name), cron_fault(asked.cron), zone_fault(asked.tz)) if f]
-    if asked.name in book.names():
-        faults.append(f"NAME: there is a schedule {asked.name}; remove it first, or choose another name")
+    faults += [f for f in (name_fault(schedule.name), cron_fault(schedule.cron), zone_fault(schedule.tz)) if f]
+    if schedule.name in store.names():
+        faults.append(f"NAME: there is a schedule {schedule.name}; remove it first, or choose another name")
     job = None
     try:
-        job = load_job(Path(asked.job))
+        job = load_job(Path(schedule.job))
     except JobError as error:
         faults += error.faults
-    if asked.on == On.aws:
+    if schedule.on == TriggerName.aws:
         from idletrain.schedules import eventbridge
 
-        faults += eventbridge.faults(asked, job.cloud.image if job else "unknown")
+        faults += eventbridge.faults(schedule, job.cloud.image if job else "unknown")
     else:
-        if asked.cloud == Cloud.aws and job and job.cloud.image is None:
+        if schedule.cloud == LaunchTarget.aws and job and job.cloud.image is None:
             faults.append(NO_IMAGE)
-        if asked.on != On.loop and (fault := _triggers()[asked.on].fault()):
+        if schedule.on != TriggerName.loop and (fault := _triggers()[schedule.on].fault()):
             faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
     return job
 
 
-def _install(asked: Schedule, job: Job, book: Book) -> None:
+def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
     from idletrain.schedules.cron import wake_minutes
 
-    if asked.on == On.aws:
+    if schedule.on == TriggerName.aws:
         from importlib.metadata import version
 
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        book.path(asked.name, "job").write_text(json.dumps(job.as_tree()))  # what runs there from now on
-        aws_resources.install(Account(job.cloud.region), asked, job, _packed(job), version("idletrain"))
-    elif asked.on != On.loop:
-        _triggers()[asked.on].install(asked.name, wake_minutes(asked.cron), _command(asked.name, book))
+        store.path(schedule.name, "job").write_text(json.dumps(job.as_tree()))  # what runs there from now on
+        aws_resources.install(Account(job.cloud.region), schedule, job, _packed(job), version("idletrain"))
+    elif schedule.on != TriggerName.loop:
+        _triggers()[schedule.on].install(schedule.name, wake_minutes(schedule.cron), _command(schedule.name, store))
 
 
-def _uninstall(asked: Schedule, book: Book) -> None:
-    if asked.on == On.aws:
+def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
+    if schedule.on == TriggerName.aws:
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        job = _job_there(asked, book)
-        aws_resources.remove(Account(job.cloud.region), asked.name, job)
-    elif asked.on != On.loop:
-        _triggers()[asked.on].remove(asked.name)
+        job = _job_there(schedule, store)
+        aws_resources.remove(Account(job.cloud.region), schedule.name, job)
+    elif schedule.on != TriggerName.loop:
+        _triggers()[schedule.on].remove(schedule.name)
 
 
 def _packed(job: Job) -> bytes | None:
@@ -246,68 +248,68 @@ def _packed(job: Job) -> bytes | None:
     return pack(Path(job.workdir))
 
 
-def _job_there(asked: Schedule, book: Book) -> Job:
+def _job_there(schedule: Schedule, store: ScheduleStore) -> Job:
     """The job that a schedule on AWS was added with."""
     from idletrain.job import Job
 
-    return Job.model_validate_json(book.path(asked.name, "job").read_text())
+    return Job.model_validate_json(store.path(schedule.name, "job").read_text())
 
 
 def _triggers() -> dict[str, Trigger]:
     from idletrain.schedules import crontab
-    from idletrain.schedules.systemd import Timers
+    from idletrain.schedules.systemd import SystemdTimers
 
-    return {On.crontab: crontab, On.systemd: Timers(_config_home() / "systemd" / "user")}
+    return {TriggerName.crontab: crontab, TriggerName.systemd: SystemdTimers(_config_home() / "systemd" / "user")}
 
 
-def _default_trigger(faults: list[str]) -> On:
+def _default_trigger(faults: list[str]) -> TriggerName:
     """What can start runs on this machine; tells of a fault where nothing can."""
     for on, trigger in _triggers().items():
         if trigger.fault() is None:
-            return On(on)
+            return TriggerName(on)
     faults.append("--on: there is neither cron nor systemd for you here; use --on loop")
-    return On.loop
+    return TriggerName.loop
 
 
-def _command(name: str, book: Book) -> list[str]:
+def _command(name: str, store: ScheduleStore) -> list[str]:
     """What crontab, systemd and the loop call; all absolute, for they know nothing of where it was added."""
-    return [*PROGRAM, "schedule", "run", name, "--if-due", "--directory", str(book.directory)]
+    return [*PROGRAM, "schedule", "run", name, "--if-due", "--directory", str(store.directory)]
 
 
-def _book(directory: Path | None) -> Book:
-    from idletrain.schedules.store import Book
+def _book(directory: Path | None) -> ScheduleStore:
+    from idletrain.schedules.store import ScheduleStore
 
-    return Book(directory or _config_home() / "idletrain" / "schedules")
+    return ScheduleStore(directory or _config_home() / "idletrain" / "schedules")
 
 
 def _config_home() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
 
 
-def _local(at: datetime, asked: Schedule) -> str:
-    return f"{at.astimezone(ZoneInfo(asked.tz)):%Y-%m-%d %H:%M}"
+def _local(at: datetime, schedule: Schedule) -> str:
+    return f"{at.astimezone(ZoneInfo(schedule.tz)):%Y-%m-%d %H:%M}"
 
 
-def _last(asked: Schedule, book: Book) -> list[tuple[Execution, bool]]:
+def _last(schedule: Schedule, store: ScheduleStore) -> list[tuple[Execution, bool]]:
     """A schedule's last executions, and whether each goes on."""
     from idletrain.schedules.execute import running
 
-    if asked.on == On.aws:
+    if schedule.on == TriggerName.aws:
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        job = _job_there(asked, book)
-        return aws_resources.history(Account(job.cloud.region), asked.name, job, LAST_SHOWN)
-    history, held = book.history(asked.name), running(book, asked.name)
+        job = _job_there(schedule, store)
+        return aws_resources.history(Account(job.cloud.region), schedule.name, job, LAST_SHOWN)
+    history, held = store.history(schedule.name), running(store, schedule.name)
     newest = next((e for e in reversed(history) if e.started), None)
     return [(e, held and e is newest) for e in history[-LAST_SHOWN:]]
 
 
-def _told(execution: Execution, asked: Schedule, running: bool) -> str:
+def _execution_text(execution: Execution, schedule: Schedule, running: bool) -> str:
     from idletrain.schedules.cron import result
 
     took = ""
     if execution.started and execution.ended:
         seconds = (execution.ended - execution.started).total_seconds()
         took = f" in {seconds:.0f} s" if seconds < MINUTES_FROM else f" in {seconds / 60:.0f} min"
-    return f"{_local(execution.due, asked)} {result(execution, running=running)}{took}"
+    return f"{_local(execution.due, schedule)} {result(execution, running=running)}{took}"

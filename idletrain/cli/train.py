@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli.arguments import JobFile, RunName, bytes_option, read_job, run_dir_of, seconds_option
-from idletrain.cli.cloud import Cloud
-from idletrain.cli.fabric import decided
+from idletrain.cli.cloud import CloudName
+from idletrain.cli.fabric import choose_settings
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
 from idletrain.job import Job
@@ -31,7 +31,7 @@ def launch(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round, and a last one.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name; the job's otherwise.")] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Train on spot machines of a cloud.")] = False,
-    cloud: Annotated[Cloud, typer.Option(help="Which cloud, with --spot.")] = Cloud.aws,
+    cloud: Annotated[CloudName, typer.Option(help="Which cloud, with --spot.")] = CloudName.aws,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before machines are paid for.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start it, and leave it to itself.")] = False,
     trace: Annotated[Path | None, typer.Option(help="A recorded trace by which the sandbox takes nodes.")] = None,
@@ -47,9 +47,9 @@ def launch(
 ) -> None:
     """Train a job's network."""
     settings = read_job(job, nodes, name)  # before what takes seconds to import
-    from idletrain.observe.sinks import Watch
+    from idletrain.observe.sinks import WatchSettings
 
-    watch = Watch(on_round=on_round, webhook=webhook, log_to=log_to or ())
+    watch = WatchSettings(on_round=on_round, webhook=webhook, log_to=log_to or ())
     if spot:
         asked = SpotOptions(cloud, resume, yes, detach, as_json, churn, trace, speed, watch, allow_control)
         launch_spot(settings, asked)
@@ -58,11 +58,11 @@ def launch(
     from rich.console import Console
 
     from idletrain.observe import display
-    from idletrain.observe.forecast_record import Expectation
+    from idletrain.observe.forecast_record import ForecastTracker
     from idletrain.observe.provenance import command_line
-    from idletrain.run import Options, check_run, settle
+    from idletrain.run import RunOptions, check_run, settle
 
-    options = Options(
+    options = RunOptions(
         scheduler=scheduler,
         resume=resume,
         churn_seconds=churn,
@@ -76,13 +76,13 @@ def launch(
     said = settle(settings)
     _report_progress(as_json, "reading the model and the data")
     prepared = _prepare(said)
-    settings, choice = decided(said, scheduler, lambda text: _report_progress(as_json, text))
+    settings, choice = choose_settings(said, scheduler, lambda text: _report_progress(as_json, text))
     if settings != said:
         prepared = _prepare(settings)
     if choice:
-        options = replace(options, expectation=Expectation(choice.expected.as_record(), choice.why))
+        options = replace(options, forecast=ForecastTracker(choice.expected.as_record(), choice.why))
     console = Console()
-    shown = display.choose(as_json, console, options.summary)
+    shown = display.choose_display(as_json, console, options.summary)
     with shown:
         ending = asyncio.run(_launch(settings, prepared, options, shown))
     if not as_json:
@@ -106,15 +106,15 @@ def plan(
     """Show how a job's network would be split, before anything runs."""
     from rich.console import Console
 
-    from idletrain.cli.plan_table import preview
+    from idletrain.cli.plan_table import plan_table
 
     said = read_job(job, nodes)
     if memory:
         said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": memory})})
     prepared = _prepare(said)  # whatever is wrong with the job comes before what takes seconds
-    settings, choice = decided(said, scheduler, typer.echo, always=True)
+    settings, choice = choose_settings(said, scheduler, typer.echo, always=True)
     prepared = prepared if settings == said else _prepare(settings)
-    Console().print(preview(settings, prepared, foreseen=choice is not None))
+    Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli.arguments import RunName, run_dir_of
-from idletrain.cli.cloud import Cloud, Region, account_of, prefix_of, read_events, standing
+from idletrain.cli.cloud import CloudName, Region, account_of, prefix_of, read_events, run_status
 from idletrain.errors import RunError
 
 app = typer.Typer()
@@ -19,7 +19,7 @@ app = typer.Typer()
 def status(
     run: RunName,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
-    cloud: Annotated[Cloud | None, typer.Option(help="Of a run in a cloud, from any machine.")] = None,
+    cloud: Annotated[CloudName | None, typer.Option(help="Of a run in a cloud, from any machine.")] = None,
     region: Region = None,
 ) -> None:
     """Show how a run stands, while it goes on or after."""
@@ -29,7 +29,7 @@ def status(
 
     if cloud:
         with account_of(cloud, region) as account:
-            summary, why = standing(account, run)
+            summary, why = run_status(account, run)
     else:
         summary, why = _standing(run_dir_of(run)), ""
     if as_json:
@@ -50,7 +50,7 @@ def report(
     to: Annotated[
         Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
     ] = None,
-    cloud: Annotated[Cloud | None, typer.Option(help="Of runs in a cloud, from any machine.")] = None,
+    cloud: Annotated[CloudName | None, typer.Option(help="Of runs in a cloud, from any machine.")] = None,
     region: Region = None,
 ) -> None:
     """Write how a run went, or how several compare, to one HTML file; print the short form."""
@@ -64,14 +64,14 @@ def report(
             found = [(run, read_events(prefix_of(account, run))) for run in runs]
     else:
         found = [(run, _events(run)) for run in runs]
-    past = [reports.Past.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in found]
+    past = [reports.PastRun.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in found]
     for one in past:
         for line in reports.short(one):
             typer.echo(line)
     local = len(runs) == 1 and not cloud and not runs[0].startswith("s3://")
     file = to or (run_dir_of(runs[0]) if local else Path()) / "report.html"
     try:
-        file.write_text(reports.page(past))
+        file.write_text(reports.report_page(past))
     except OSError as error:
         raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
     typer.echo(f"  {file}")

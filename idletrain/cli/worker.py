@@ -36,7 +36,7 @@ def worker(
         given: dict[str, object] = {"--memory": memory, "--name": name}
         given |= {"--tls-ca-file": tls_ca_file, "--tls-cert": tls_cert, "--tls-key": tls_key}
         options = [str(word) for pair in given.items() if pair[1] is not None for word in pair]
-        raise typer.Exit(idle.lend(["worker", scheduler, *options], when_idle))
+        raise typer.Exit(idle.lend_while_idle(["worker", scheduler, *options], when_idle))
 
     from idletrain.worker import process
 

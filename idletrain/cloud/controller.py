@@ -13,23 +13,23 @@ from typing import Any
 
 from idletrain.cloud import machine_log, reconcile
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.account import RUNNING, Account, Instance
-from idletrain.cloud.aws.requests import TAG, Outcome, Pool
-from idletrain.cloud.reconcile import Launch, Machine, Terminate
-from idletrain.cloud.record import Record
+from idletrain.cloud.aws.account import RUNNING_STATES, Account, Instance
+from idletrain.cloud.aws.requests import TAG, LaunchOutcome, Pool
+from idletrain.cloud.reconcile import FleetMachine, Launch, Terminate
+from idletrain.cloud.record import RunRecord
 from idletrain.errors import RunError
 from idletrain.observe import cost
 
 logger = logging.getLogger(__name__)
-PRICE_SECONDS = 600.0  # spot prices move by the hour; one call
-LOOK_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
-AGAIN_SECONDS = 1.0
+PRICE_CHECK_SECONDS = 600.0  # spot prices move by the hour; one call
+RECONCILE_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
+LAUNCH_RETRY_SECONDS = 1.0
 UNSEEN_SECONDS = 60.0  # for a launched machine to be listed; EC2 promises no time
-STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
+COUNTED_STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
 INTERRUPTED = "Server.SpotInstanceTermination"
 
 
-class Keeper:
+class FleetController:
     """One run's fleet; also a sink of the run's events, from which it learns which machines have workers.
 
     Args:
@@ -38,7 +38,7 @@ class Keeper:
         scheduler: The address that nodes join.
     """
 
-    def __init__(self, account: Account, record: Record, scheduler: str) -> None:
+    def __init__(self, account: Account, record: RunRecord, scheduler: str) -> None:
         self._account, self._record = account, record
         self._tags = {**record.tags, TAG + "scheduler": scheduler, TAG + "slots": f"{record.most_slots}"}
         self._tags[TAG + "slot-bytes"] = f"{record.need_bytes}"
@@ -51,8 +51,8 @@ class Keeper:
         self._dry: dict[Pool, float] = {}
         self._unanswered: tuple[Launch, dict[str, Any]] | None = None
         self._attempts = 0
-        self._prices_due = time.monotonic() + PRICE_SECONDS
-        self._expected: dict[str, Machine] = {}
+        self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
+        self._expected: dict[str, FleetMachine] = {}
         self._news: list[Mapping[str, Any]] = []
         self._told = 0
         self._tell: Callable[..., None] | None = None
@@ -60,9 +60,9 @@ class Keeper:
         self._changed = asyncio.Event()
         self.idle_since: float | None = time.monotonic()
 
-    def attach(self, tell: Callable[..., None]) -> None:
+    def attach(self, report: Callable[..., None]) -> None:
         """Record what happens from here on, and what has happened."""
-        self._tell = tell
+        self._tell = report
         self._flush()
 
     def detach(self) -> None:
@@ -97,7 +97,7 @@ class Keeper:
         """What the machines have cost so far, those of earlier sittings included."""
         return self._record.spent_usd + cost.accrued(self._news, time.time()).spent_usd
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Keep the fleet until cancelled.
 
         Raises:
@@ -105,32 +105,32 @@ class Keeper:
         """
         while True:
             self._changed.clear()
-            pause = await self.look()
+            pause = await self.check()
             try:
                 await asyncio.wait_for(self._changed.wait(), pause)
             except TimeoutError:
                 continue
 
-    async def look(self) -> float:
+    async def check(self) -> float:
         """Look, decide, act; returns the seconds until the next look, unless something happens before."""
         try:
-            found = await asyncio.to_thread(self._account.instances, self._record.run, STATES)
+            found = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
         except RunError as error:  # training goes on; what is missing can be seen to when the cloud answers again
             logger.warning("%s", error)
-            return LOOK_SECONDS
+            return RECONCILE_SECONDS
         self._account_for(found)
         if self._over:
-            return LOOK_SECONDS
+            return RECONCILE_SECONDS
         if time.monotonic() >= self._prices_due:
             await self._follow_prices(found)
         budget = self._record.job["nodes"]["budget_usd"]
         allowed = cost.launches_allowed(self.spent_usd, budget)
         now, acted = time.time(), False
-        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in RUNNING]
+        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in RUNNING_STATES]
         machines += self._unseen(found, now)
         if self._unanswered:
             await self._launch(*self._unanswered)
-            return AGAIN_SECONDS
+            return LAUNCH_RETRY_SECONDS
         for command in reconcile.decide(self._record.wanted, machines, self._dry, allowed, now):
             match command:
                 case Terminate(ids, why):
@@ -144,31 +144,31 @@ class Keeper:
                     await self._launch(command, self._body(command))
             acted = True
         soon = acted or any(m.workerless_since is not None for m in machines)
-        return AGAIN_SECONDS if soon else LOOK_SECONDS
+        return LAUNCH_RETRY_SECONDS if soon else RECONCILE_SECONDS
 
-    def _body(self, asked: Launch) -> dict[str, Any]:
+    def _body(self, launch: Launch) -> dict[str, Any]:
         """A request of its own: another head, or another attempt, has another token."""
         record = self._record
         attempt = f"{record.run}/{record.created}/{record.generation}/{self._attempts}"
         price = record.job["nodes"]["max_price"]
-        return requests.fleet(record.site, asked.pools, asked.count, attempt, self._tags, price)
+        return requests.fleet(record.site, launch.pools, launch.count, attempt, self._tags, price)
 
-    async def _launch(self, asked: Launch, body: dict[str, Any]) -> None:
-        calling = asyncio.to_thread(self._account.start_nodes, self._record.site, body, asked.pools)
+    async def _launch(self, launch: Launch, body: dict[str, Any]) -> None:
+        calling = asyncio.to_thread(self._account.start_nodes, self._record.site, body, launch.pools)
         outcome = await _to_its_end(asyncio.ensure_future(calling))
-        self._unanswered = (asked, body) if outcome.again else None
-        if outcome.again:
+        self._unanswered = (launch, body) if outcome.retry else None
+        if outcome.retry:
             return
         requests.refuse_fatal(outcome, "nodes")
         now = time.time()
-        self._expected |= {made.id: Machine(made.id, made.pool, now) for made in outcome.machines}
-        self._dry |= reconcile.after_launch(asked, len(outcome.machines), outcome.dry, now)
+        self._expected |= {made.id: FleetMachine(made.id, made.pool, now) for made in outcome.machines}
+        self._dry |= reconcile.after_launch(launch, len(outcome.machines), outcome.without_capacity, now)
         if outcome.quota:
             self._note("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
 
-    def _unseen(self, found: list[Instance], now: float) -> list[Machine]:
+    def _unseen(self, instances: list[Instance], now: float) -> list[FleetMachine]:
         """Machines that were launched and are not in the cloud's list yet, as it is consistent after a while only."""
-        seen = {instance.id for instance in found}
+        seen = {instance.id for instance in instances}
         self._expected = {
             id_: machine
             for id_, machine in self._expected.items()
@@ -176,8 +176,8 @@ class Keeper:
         }
         return list(self._expected.values())
 
-    def _machine(self, instance: Instance) -> Machine:
-        return Machine(
+    def _machine(self, instance: Instance) -> FleetMachine:
+        return FleetMachine(
             id=instance.id,
             pool=instance.pool,
             launched_at=instance.launched_at,
@@ -187,18 +187,18 @@ class Keeper:
             at_risk=instance.id in self._at_risk,
         )
 
-    def _account_for(self, found: list[Instance]) -> None:
+    def _account_for(self, instances: list[Instance]) -> None:
         """Note machines that are new and machines that have ended; a pool that takes back is dry for a while."""
-        news = machine_log.news(self._news, found, self._record, self._prices, time.time())
+        news = machine_log.new_records(self._news, instances, self._record, self._prices, time.time())
         taken = {event["instance"] for event in news if event.get("reason") == INTERRUPTED}
-        self._dry |= {i.pool: time.time() + reconcile.DRY_SECONDS for i in found if i.id in taken}
+        self._dry |= {i.pool: time.time() + reconcile.CAPACITY_RETRY_SECONDS for i in instances if i.id in taken}
         self._news += news
         self._flush()
 
-    async def _follow_prices(self, found: list[Instance]) -> None:
+    async def _follow_prices(self, instances: list[Instance]) -> None:
         """Note which spot machines cost more or less than they did."""
-        self._prices_due = time.monotonic() + PRICE_SECONDS
-        pools = {i.pool for i in found if i.pool.market == "spot" and i.state in RUNNING}
+        self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
+        pools = {i.pool for i in instances if i.pool.market == "spot" and i.state in RUNNING_STATES}
         if not pools:
             return
         try:
@@ -224,7 +224,7 @@ class Keeper:
             self._told = len(self._news)
 
 
-async def _to_its_end(calling: asyncio.Future[Outcome]) -> Outcome:
+async def _to_its_end(calling: asyncio.Future[LaunchOutcome]) -> LaunchOutcome:
     """Await a request that makes machines; who cancels us waits until they are made, so that they can be ended."""
     try:
         return await asyncio.shield(calling)

@@ -14,9 +14,9 @@ from idletrain.cloud import record, teardown
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.metadata import Metadata
 from idletrain.cloud.aws.requests import TAG
-from idletrain.cloud.controller import Keeper
-from idletrain.cloud.leader_lease import Lease
-from idletrain.cloud.record import Record
+from idletrain.cloud.controller import FleetController
+from idletrain.cloud.leader_lease import LeaderLease
+from idletrain.cloud.record import RunRecord
 from idletrain.cloud.workdir import RUNS
 from idletrain.cluster import dask_scheduler
 from idletrain.cluster.identity import Identity
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 PORT = 8786  # Dask's own; each head has an address to itself
 
 
-async def serve(metadata: Metadata) -> None:
+async def serve_head(metadata: Metadata) -> None:
     """Lead the run that this machine's tags name, then take everything of it down but this machine.
 
     Raises:
@@ -38,13 +38,13 @@ async def serve(metadata: Metadata) -> None:
     account, me = Account(metadata.region()), metadata.instance_id()
     prefix = S3Prefix.at(tags[TAG + "prefix"], account.s3)
     run = record.read(prefix)
-    lease = Lease(prefix, me)
-    await lease.take()
+    lease = LeaderLease(prefix, me)
+    await lease.acquire()
     if (run := record.read(prefix)).state != "running":  # its launcher gave up while we booted
         raise RefusedError(f"run {run.run} was ended before its head came up; start it again with --resume")
     address = f"tls://{metadata.private_address()}:{PORT}"
     identity = account.identity(run.run, "head")
-    keeper = Keeper(account, run, address)
+    keeper = FleetController(account, run, address)
     try:
         await _lead(run, prefix, keeper, identity, metadata.private_address(), lease)
     except RefusedError:  # the run is another head's now, and so are its machines
@@ -68,23 +68,25 @@ def _explained(error: Exception, run: str, me: str) -> str:
     return f"the head met a bug, not your fault: {error!r}; please send what `idletrain logs {run} --node {me}` shows"
 
 
-async def _end(account: Account, run: Record, prefix: S3Prefix, me: str, lease: Lease) -> None:
+async def _end(account: Account, run: RunRecord, prefix: S3Prefix, me: str, lease: LeaderLease) -> None:
     await asyncio.to_thread(teardown.down, account, run.run, prefix, me)
-    await lease.give_back()
+    await lease.release()
 
 
-async def _lead(run: Record, prefix: S3Prefix, keeper: Keeper, identity: Identity, host: str, lease: Lease) -> None:
+async def _lead(
+    run: RunRecord, prefix: S3Prefix, controller: FleetController, identity: Identity, host: str, lease: LeaderLease
+) -> None:
     """Do the run's work beside everything that has to go on meanwhile; whatever of that fails, ends it.
 
     Nodes and scheduler start first: what the work itself needs takes seconds to import.
     """
-    await keeper.look()
+    await controller.check()
     run_dir = RUNS / run.run
     run_dir.mkdir(parents=True, exist_ok=True)
     async with dask_scheduler.started(run_dir, host, PORT, identity) as address:
-        keeping = [asyncio.ensure_future(keeper.keep()), asyncio.ensure_future(lease.keep())]
+        keeping = [asyncio.ensure_future(controller.run()), asyncio.ensure_future(lease.renew())]
         lead = await asyncio.to_thread(importlib.import_module, "idletrain.cloud.head_run")
-        working = asyncio.ensure_future(lead.work(run, prefix, keeper, identity, address))
+        working = asyncio.ensure_future(lead.work(run, prefix, controller, identity, address))
         try:
             done, _ = await asyncio.wait((working, *keeping), return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -16,13 +16,13 @@ from typing import Any
 
 from idletrain.cloud import leader_lease, machine_log, record, teardown, workdir
 from idletrain.cloud.aws import doctor, iam, instance_types, pricing, requests, user_data
-from idletrain.cloud.aws.account import ALIVE, Account, explained
-from idletrain.cloud.aws.instance_types import Market, Need, Offer
-from idletrain.cloud.aws.requests import TAG, Pool, Site
+from idletrain.cloud.aws.account import ALIVE_STATES, Account, explained
+from idletrain.cloud.aws.instance_types import Market, NodeNeed, Offer
+from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
 from idletrain.cloud.machine_log import ENDED
 from idletrain.cloud.quote import Quote
-from idletrain.cloud.reconcile import LAST_SECONDS, Wanted
-from idletrain.cloud.record import Record
+from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS, DesiredFleet
+from idletrain.cloud.record import RunRecord
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.job import CloudSettings, Job, resume_faults
@@ -30,16 +30,16 @@ from idletrain.observe import cost
 from idletrain.observe.records import Sink, parse
 from idletrain.observe.summary import summary_of
 from idletrain.rounds.durable import s3_mirror
-from idletrain.storage import Reached, S3Prefix
+from idletrain.storage import CrashPoint, S3Prefix
 
 SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
 FOLLOW_SECONDS = 1.0
-LOOK_SECONDS = 15.0  # a head that trains tells something every few seconds
-SILENCE_SECONDS = 120.0  # of a head that trains
+ALIVE_CHECK_SECONDS = 15.0  # a head that trains tells something every few seconds
+RUN_SILENCE_SECONDS = 120.0  # of a head that trains
 BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
 HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
-ROLES = ("head", "worker")
-MARKETS: Mapping[str, tuple[Market, ...]] = {
+PROFILE_ROLES = ("head", "worker")
+MARKETS_OF_POLICY: Mapping[str, tuple[Market, ...]] = {
     "spot": ("spot",),
     "on-demand": ("on-demand",),
     "auto": ("spot", "on-demand"),
@@ -47,11 +47,11 @@ MARKETS: Mapping[str, tuple[Market, ...]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpotPlan:
     """What a run would be made of, before anything is."""
 
     job: Job
-    site: Site
+    site: LaunchSite
     quote: Quote
     offers: tuple[Offer, ...]
     heads: tuple[Pool, ...]
@@ -59,7 +59,7 @@ class Plan:
     packed: bytes | None
 
 
-def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> Plan:
+def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> SpotPlan:
     """Look at the market and at the account.
 
     Args:
@@ -74,7 +74,7 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
     nodes = job.nodes
     site = account.site(job.cloud.ami, gpu=nodes.gpu > 0)
     with explained():
-        found = pricing.fetch(account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.Cache(cache))
+        found = pricing.fetch(account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(cache))
     offers = _pools(job, found, site)
     heads, head_price = _heads(job, found, site, offers)
     quote = Quote(
@@ -95,7 +95,7 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
     )
     if found_faults := [fault for fault in faults if fault]:
         raise JobError(found_faults)
-    return Plan(
+    return SpotPlan(
         job, site, quote, offers, heads, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
     )
 
@@ -103,11 +103,11 @@ def make_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -
 def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
     """What a run's sittings have cost so far, whoever saw their machines end."""
     told, alive, now = s3_mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
-    return cost.accrued([*told, *machine_log.closings(told, alive, now)], now).spent_usd
+    return cost.accrued([*told, *machine_log.closing_records(told, alive, now)], now).spent_usd
 
 
 def start(
-    plan: Plan,
+    plan: SpotPlan,
     account: Account,
     prefix: S3Prefix,
     *,
@@ -115,8 +115,8 @@ def start(
     resume: bool,
     command: str = "",
     allow_control: bool = False,
-    reached: Reached = lambda _name: None,
-) -> Record:
+    reached: CrashPoint = lambda _name: None,
+) -> RunRecord:
     """Make a run's machines; what was made is taken down again if that fails half way.
 
     Args:
@@ -144,7 +144,7 @@ def start(
     return made
 
 
-def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
+def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
     """Hand a run's events to a display until the run has ended.
 
     Reads the run's prefix alone, but looks whether the head is still there when nothing comes.
@@ -161,8 +161,8 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
             sink(event)
 
     while True:
-        if time.monotonic() - max(heard, looked) > LOOK_SECONDS:
-            looked, why = time.monotonic(), lost(account, record.read(prefix))
+        if time.monotonic() - max(heard, looked) > ALIVE_CHECK_SECONDS:
+            looked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
             before, beat = beat, leader_lease.renewed(prefix)
             heard = looked if beat != before else heard  # it waits for nodes, or for a long round's end
         now = record.read(prefix)  # behind the look: a head that was done is gone, too
@@ -175,7 +175,7 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
             return now
         if why:
             raise RunError(f"{now.run}: {why}")
-        patience = SILENCE_SECONDS if beat != first and now.state == "running" else BOOT_SECONDS
+        patience = RUN_SILENCE_SECONDS if beat != first and now.state == "running" else BOOT_SECONDS
         if time.monotonic() - heard > patience:
             raise RunError(
                 f"the head of {now.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
@@ -184,11 +184,11 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> Record:
         time.sleep(FOLLOW_SECONDS)
 
 
-def lost(account: Account, run: Record) -> str:
+def head_is_lost(account: Account, run: RunRecord) -> str:
     """Why a run has no head any more, as a sentence; nothing while it has one, or is in another region."""
     if account.region != run.site.region:
         return ""
-    return teardown.lost_head(account.instances(run.run, (*ALIVE, *ENDED)), run, time.time())
+    return teardown.lost_head(account.instances(run.run, (*ALIVE_STATES, *ENDED)), run, time.time())
 
 
 def outlive(account: Account, run: str) -> None:
@@ -205,15 +205,15 @@ def outlive(account: Account, run: str) -> None:
         time.sleep(FOLLOW_SECONDS)
 
 
-def need_of(job: Job) -> Need:
+def node_need(job: Job) -> NodeNeed:
     """What one subnet of a job needs of a machine, and how many of a machine's slots the job makes use of."""
     slots = math.ceil(job.training.subnets / job.nodes.count)
-    return Need(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
+    return NodeNeed(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
 
 
 def data_faults(job: Job, bucket: str) -> list[str]:
     """What of a job's data in S3 machines could not read; whether it is there is seen when it is read here."""
-    readable = tuple(f"s3://{bucket}/{folder}/" for folder in (iam.DATA, "runs"))
+    readable = tuple(f"s3://{bucket}/{folder}/" for folder in (iam.DATA_PREFIX, "runs"))
     if job.cloud.profiles != CloudSettings().profiles:  # then they may read what the user lets them
         readable = ("s3://",)
     return [
@@ -223,14 +223,14 @@ def data_faults(job: Job, bucket: str) -> list[str]:
     ]
 
 
-def _pools(job: Job, found: pricing.Snapshot, site: Site) -> tuple[Offer, ...]:
+def _pools(job: Job, market: pricing.MarketSnapshot, site: LaunchSite) -> tuple[Offer, ...]:
     """The pools to ask for, in each market that the job allows; of two, one may have nothing."""
-    need, nodes = need_of(job), job.nodes
+    need, nodes = node_need(job), job.nodes
     faults: list[str] = []
     offers: tuple[Offer, ...] = ()
-    for kind in MARKETS[nodes.spot_policy]:
+    for kind in MARKETS_OF_POLICY[nodes.spot_policy]:
         try:
-            there = found.offers(need, kind, nodes.max_price, site.subnets)
+            there = market.offers(need, kind, nodes.max_price, site.subnets)
         except JobError as error:
             faults += error.faults
         else:
@@ -240,31 +240,34 @@ def _pools(job: Job, found: pricing.Snapshot, site: Site) -> tuple[Offer, ...]:
     return offers
 
 
-def _heads(job: Job, found: pricing.Snapshot, site: Site, offers: Sequence[Offer]) -> tuple[tuple[Pool, ...], float]:
+def _heads(
+    job: Job, market: pricing.MarketSnapshot, site: LaunchSite, offers: Sequence[Offer]
+) -> tuple[tuple[Pool, ...], float]:
     """Where the head may come from and what it costs, the same in all zones: that of the best nodes first, as traffic
     between zones is paid for.
     """
     type_ = job.cloud.head
-    price = found.on_demand_prices.get(type_)
+    price = market.on_demand_prices.get(type_)
     if price is None:
         raise JobError(f"cloud.head: there is no machine type {type_} here; name one, such as t3.medium")
     zones = dict.fromkeys([*(offer.zone for offer in offers), *sorted(site.subnets)])
-    offered = [zone for zone in zones if zone in found.offerings.get(type_, ()) and zone in site.subnets]
+    offered = [zone for zone in zones if zone in market.offerings.get(type_, ()) and zone in site.subnets]
     if not offered:
         raise JobError(
             f"cloud.head: {type_} is not offered in {', '.join(sorted(site.subnets))}; name another type, or add a "
-            f"subnet in {' or '.join(found.offerings.get(type_, ())) or 'another region'}"
+            f"subnet in {' or '.join(market.offerings.get(type_, ())) or 'another region'}"
         )
     return tuple(Pool("on-demand", type_, zone) for zone in offered), price
 
 
 def _deadline_fault(quote: Quote) -> str:
     """A run whose last minutes are its only ones would be paid for and train nothing."""
-    if quote.deadline_seconds > 2 * LAST_SECONDS:
+    if quote.deadline_seconds > 2 * NOTICE_LEFT_SECONDS:
         return ""
     return (
         f"nodes.max_duration: machines would live for {quote.deadline_seconds / 60:.0f} min, of which the last "
-        f"{LAST_SECONDS / 60:.0f} are for writing home; allow them (and the budget) {2 * LAST_SECONDS / 60 + 1:.0f}"
+        f"{NOTICE_LEFT_SECONDS / 60:.0f} are for the last writes; allow them (and the budget) "
+        f"{2 * NOTICE_LEFT_SECONDS / 60 + 1:.0f}"
     )
 
 
@@ -278,26 +281,26 @@ def _refuse_namesake(account: Account, run: str, prefix: S3Prefix) -> None:
         )
 
 
-def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> Record:
+def _write_down(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> RunRecord:
     """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
     pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
-    made = Record(
+    made = RunRecord(
         run=job.name,
         job=job.as_tree(),
         tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
         created=now,
         deadline=deadline,
         site=plan.site,
-        wanted=Wanted(job.nodes.count, job.nodes.spot_policy, pools),
+        wanted=DesiredFleet(job.nodes.count, job.nodes.spot_policy, pools),
         heads=plan.heads,
         prices={pool: offer.usd_per_hour for pool, offer in zip(pools, plan.offers, strict=True)}
         | dict.fromkeys(plan.heads, plan.quote.head_usd_per_hour),
         on_demand={o.type.name: o.on_demand_usd_per_hour for o in plan.offers if o.on_demand_usd_per_hour is not None}
         | {job.cloud.head: plan.quote.head_usd_per_hour},
-        need_bytes=need_of(job).memory_bytes,
-        most_slots=need_of(job).most_slots or 1,
+        need_bytes=node_need(job).memory_bytes,
+        most_slots=node_need(job).most_slots or 1,
         **asked,
     )
     if not resume:
@@ -314,17 +317,17 @@ def _write_down(plan: Plan, account: Account, prefix: S3Prefix, resume: bool, **
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
     tags = requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
     made = replace(made, generation=before.generation + 1, spent_usd=spent, deadline=until, tags=tags)
-    prefix.put(record.KEY, made.as_json())
+    prefix.put(record.RUN_RECORD_KEY, made.as_json())
     return made
 
 
-def _make(plan: Plan, made: Record, account: Account, prefix: S3Prefix, image: str, reached: Reached) -> None:
+def _make(plan: SpotPlan, made: RunRecord, account: Account, prefix: S3Prefix, image: str, reached: CrashPoint) -> None:
     if plan.packed is not None:
-        prefix.put(workdir.KEY, plan.packed)
+        prefix.put(workdir.WORKDIR_KEY, plan.packed)
     group = account.make_group(made.run, made.site.vpc, made.tags)
     reached("group")
     until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
-    account.put_identities(made.run, certificates.issue(made.run, ROLES, until), made.tags)
+    account.put_identities(made.run, certificates.issue(made.run, PROFILE_ROLES, until), made.tags)
     reached("identities")
     gpu = plan.job.nodes.gpu > 0
     text = user_data.user_data(made.deadline, image, gpu=gpu)

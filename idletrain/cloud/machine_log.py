@@ -11,16 +11,20 @@ from typing import Any
 
 from idletrain.cloud.aws.account import Instance
 from idletrain.cloud.aws.requests import Pool
-from idletrain.cloud.record import Record
-from idletrain.observe.cost import Event, bounds
+from idletrain.cloud.record import RunRecord
+from idletrain.observe.cost import CostEvent, bounds
 
-SCHEMA = 1  # of `observe.records`, which is beside this layer
+MACHINE_LOG_SCHEMA = 2  # of `observe.records`, which is beside this layer
 ENDED = ("shutting-down", "terminated")
-SILENT_SECONDS = 60.0  # from a head's last word to the end of machines that nobody saw end
+UNSEEN_CLOSES_SECONDS = 60.0  # from a head's last word to the end of machines that nobody saw end
 
 
-def news(
-    told: Iterable[Event], found: Iterable[Instance], run: Record, prices: Mapping[Pool, float], now: float
+def new_records(
+    reported: Iterable[CostEvent],
+    instances: Iterable[Instance],
+    run: RunRecord,
+    prices: Mapping[Pool, float],
+    now: float,
 ) -> list[dict[str, Any]]:
     """Machines that are new and machines that have ended, since what was told.
 
@@ -31,10 +35,10 @@ def news(
         prices: USD an hour of its pools.
         now: Unix seconds.
     """
-    launched, ended = bounds(told)
+    launched, ended = bounds(reported)
     entries: list[dict[str, Any]] = []
-    for instance in found:
-        if instance.sitting != run.sitting:
+    for instance in instances:
+        if instance.head_session != run.head_session:
             continue
         if instance.id not in launched:
             entries.append(_launched(instance, run, prices))
@@ -43,8 +47,8 @@ def news(
     return entries
 
 
-def closings(
-    told: Sequence[Event], alive: Collection[str], now: float, news: Sequence[Event] = ()
+def closing_records(
+    reported: Sequence[CostEvent], alive: Collection[str], now: float, new: Sequence[CostEvent] = ()
 ) -> list[dict[str, Any]]:
     """The ends of machines that nobody told of, once all are gone.
 
@@ -54,12 +58,12 @@ def closings(
         now: Unix seconds.
         news: What is told of its machines only now: no sign of life of its head.
     """
-    launched, ended = bounds([*told, *news])
-    last = max((event["t"] for event in told), default=now)
+    launched, ended = bounds([*reported, *new])
+    last = max((event["t"] for event in reported), default=now)
     return [
         {
             "kind": "instance_ended",
-            "t": now if instance in alive else min(now, last + SILENT_SECONDS),
+            "t": now if instance in alive else min(now, last + UNSEEN_CLOSES_SECONDS),
             "instance": instance,
             "reason": "",
         }
@@ -67,15 +71,16 @@ def closings(
     ]
 
 
-def as_recorded(told: Sequence[Event], news: Iterable[Event]) -> list[dict[str, Any]]:
+def as_recorded(reported: Sequence[CostEvent], new: Iterable[CostEvent]) -> list[dict[str, Any]]:
     """Entries as lines behind those of a head that is gone, on its clock."""
-    last = max(told, key=lambda event: event["t"], default={"t": 0.0, "s": 0.0})
+    last = max(reported, key=lambda event: event["t"], default={"t": 0.0, "s": 0.0})
     return [
-        {"v": SCHEMA, "s": last["s"] + max(0.0, event["t"] - last["t"]) if told else 0.0, **event} for event in news
+        {"v": MACHINE_LOG_SCHEMA, "s": last["s"] + max(0.0, event["t"] - last["t"]) if reported else 0.0, **event}
+        for event in new
     ]
 
 
-def _launched(instance: Instance, run: Record, prices: Mapping[Pool, float]) -> dict[str, Any]:
+def _launched(instance: Instance, run: RunRecord, prices: Mapping[Pool, float]) -> dict[str, Any]:
     pool = instance.pool
     return {
         "kind": "instance_launched",

@@ -62,14 +62,14 @@ class Quote:
         return self._fleet(self.nodes + spares, worst)
 
     @property
-    def left_usd(self) -> float | None:
+    def remaining_usd(self) -> float | None:
         """What is left of the budget, or None without one."""
         return None if self.budget_usd is None else self.budget_usd - self.spent_usd
 
     @property
     def deadline_seconds(self) -> float:
         """How long machines may live."""
-        return deadline_seconds(self.left_usd, self.worst_usd_per_hour, self.max_duration_seconds)
+        return deadline_seconds(self.remaining_usd, self.worst_usd_per_hour, self.max_duration_seconds)
 
     def _fleet(self, nodes: int, node_usd_per_hour: float) -> float:
         return nodes * node_usd_per_hour + self.head_usd_per_hour + (nodes + 1) * EXTRAS_USD_PER_HOUR

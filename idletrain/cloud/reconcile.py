@@ -12,14 +12,14 @@ from typing import Literal
 from idletrain.cloud.aws.requests import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
-DRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
-LAST_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
-JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
+CAPACITY_RETRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
+NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
+MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
 LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
 
 
 @dataclass(frozen=True)
-class Machine:
+class FleetMachine:
     """A node as the cloud and the run see it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredFleet:
     """What the job asks for.
 
     Attributes:
@@ -68,12 +68,16 @@ class Terminate:
     why: str
 
 
-Command = Launch | Terminate
+FleetCommand = Launch | Terminate
 
 
 def decide(
-    wanted: Wanted, machines: Sequence[Machine], dry: Mapping[Pool, float], may_launch: bool, now: float
-) -> tuple[Command, ...]:
+    wanted: DesiredFleet,
+    machines: Sequence[FleetMachine],
+    without_capacity: Mapping[Pool, float],
+    may_launch: bool,
+    now: float,
+) -> tuple[FleetCommand, ...]:
     """What to do now.
 
     Args:
@@ -83,26 +87,26 @@ def decide(
         may_launch: Whether the budget pays for more.
         now: Unix seconds.
     """
-    late = [m for m in machines if not m.joined and now - m.launched_at > JOIN_SECONDS]
+    late = [m for m in machines if not m.joined and now - m.launched_at > MACHINE_JOIN_SECONDS]
     lost = [m for m in machines if m.workerless_since is not None and now - m.workerless_since > LOST_SECONDS]
-    commands: list[Command] = []
+    commands: list[FleetCommand] = []
     if late:
-        commands.append(Terminate(_ids(late), f"no worker after {JOIN_SECONDS:.0f} s"))
+        commands.append(Terminate(_ids(late), f"no worker after {MACHINE_JOIN_SECONDS:.0f} s"))
     if lost:
         commands.append(Terminate(_ids(lost), "its worker is gone"))
     useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
     spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
     missing = wanted.count + spares - len(useful)
-    pools = _ask(wanted, dry, now)
+    pools = _request(wanted, without_capacity, now)
     if missing > 0 and may_launch and pools:
         commands.append(Launch(pools, missing))
     return tuple(commands)
 
 
-def after_launch(asked: Launch, launched: int, dry: frozenset[Pool], now: float) -> dict[Pool, float]:
+def after_launch(requested: Launch, launched: int, without_capacity: frozenset[Pool], now: float) -> dict[Pool, float]:
     """Pools not to ask for a while; all of them where nothing came and nobody said why."""
-    named = dry if dry or launched >= asked.count else frozenset(asked.pools)
-    return dict.fromkeys(named, now + DRY_SECONDS)
+    named = without_capacity if without_capacity or launched >= requested.count else frozenset(requested.pools)
+    return dict.fromkeys(named, now + CAPACITY_RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Limits:
 
 def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) -> str:
     """Why a run has to stop now, or nothing."""
-    if now > limits.deadline - LAST_SECONDS:
+    if now > limits.deadline - NOTICE_LEFT_SECONDS:
         return "its deadline is near"
     if must_stop(spent_usd, limits.budget_usd):
         return f"its budget of ${limits.budget_usd:.2f} is used up"
@@ -131,9 +135,9 @@ def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) 
     return ""
 
 
-def _ask(wanted: Wanted, dry: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
+def _request(wanted: DesiredFleet, without_capacity: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
     """The pools of the market to ask: spot while there is any, on-demand for the rest where the job allows it."""
-    wet = [pool for pool in wanted.pools if dry.get(pool, now) <= now]
+    wet = [pool for pool in wanted.pools if without_capacity.get(pool, now) <= now]
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
     for market in markets:
         if pools := tuple(pool for pool in wet if pool.market == market):
@@ -141,5 +145,5 @@ def _ask(wanted: Wanted, dry: Mapping[Pool, float], now: float) -> tuple[Pool, .
     return ()
 
 
-def _ids(machines: Sequence[Machine]) -> tuple[str, ...]:
+def _ids(machines: Sequence[FleetMachine]) -> tuple[str, ...]:
     return tuple(machine.id for machine in machines)

@@ -10,17 +10,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from idletrain.cloud.aws.requests import TAG, Pool, Site
-from idletrain.cloud.reconcile import Wanted
+from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
+from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.errors import JobError, RunError
 from idletrain.storage import ConflictError, S3Prefix
 
-KEY = "record.json"
-SUMMARY = "summary.json"  # of a run that its head has brought home
+RUN_RECORD_KEY = "record.json"
+SUMMARY_KEY = "summary.json"  # of a run that its head has brought home
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RunRecord:
     """A run in a cloud.
 
     Attributes:
@@ -45,8 +45,8 @@ class Record:
     tags: dict[str, str]
     created: float
     deadline: float
-    site: Site
-    wanted: Wanted
+    site: LaunchSite
+    wanted: DesiredFleet
     heads: tuple[Pool, ...]
     prices: dict[Pool, float]
     on_demand: dict[str, float]
@@ -66,63 +66,65 @@ class Record:
         return json.dumps(fields, indent=1, default=dataclasses.asdict).encode()
 
     @property
-    def sitting(self) -> str:
+    def head_session(self) -> str:
         """When this sitting of the run began, as its machines' tags tell."""
         return self.tags.get(TAG + "created", "")
 
     @classmethod
-    def from_json(cls, content: bytes) -> Record:
+    def from_json(cls, content: bytes) -> RunRecord:
         """The reverse of `as_json`."""
         fields = json.loads(content)
         wanted = fields["wanted"]
-        fields["wanted"] = Wanted(wanted["count"], wanted["policy"], tuple(Pool(**pool) for pool in wanted["pools"]))
-        fields["site"] = Site(**fields["site"])
+        fields["wanted"] = DesiredFleet(
+            wanted["count"], wanted["policy"], tuple(Pool(**pool) for pool in wanted["pools"])
+        )
+        fields["site"] = LaunchSite(**fields["site"])
         fields["heads"] = tuple(Pool(**pool) for pool in fields["heads"])
         fields["prices"] = {Pool(**pool): price for pool, price in fields["prices"]}
         return cls(**fields)
 
 
-def claim(prefix: S3Prefix, record: Record) -> None:
+def claim(prefix: S3Prefix, record: RunRecord) -> None:
     """Write a new run's record.
 
     Raises:
         JobError: the name is taken.
     """
     try:
-        prefix.put_if(KEY, record.as_json(), None)
+        prefix.put_if(RUN_RECORD_KEY, record.as_json(), None)
     except ConflictError:
         raise JobError(
             f"name: run {record.run} exists in {prefix.url}; add --resume to go on with it, or --name for another"
         ) from None
 
 
-def read(prefix: S3Prefix) -> Record:
+def read(prefix: S3Prefix) -> RunRecord:
     """A run's record.
 
     Raises:
         RunError: there is no such run.
     """
-    found = prefix.get(KEY)
+    found = prefix.get(RUN_RECORD_KEY)
     if found is None:
         above, _, _ = prefix.prefix.rstrip("/").rpartition("/")
         beside = S3Prefix.at(f"s3://{prefix.bucket}/{above}", prefix.client).folders() if above else []
         raise RunError(f"{prefix.url} holds no run; there are: {', '.join(beside) or 'none'}")
-    return Record.from_json(found.content)
+    return RunRecord.from_json(found.content)
 
 
-def update(prefix: S3Prefix, **changes: Any) -> Record:
+def update(prefix: S3Prefix, **changes: Any) -> RunRecord:
     """Change a record; whoever else changes it at the same time comes before or after.
 
     Raises:
         RunError: there is no such run.
     """
     while True:
-        found = prefix.get(KEY)
+        found = prefix.get(RUN_RECORD_KEY)
         if found is None:
             raise RunError(f"{prefix.url} holds no run")
-        changed = dataclasses.replace(Record.from_json(found.content), **changes)
+        changed = dataclasses.replace(RunRecord.from_json(found.content), **changes)
         try:
-            prefix.put_if(KEY, changed.as_json(), found.tag)
+            prefix.put_if(RUN_RECORD_KEY, changed.as_json(), found.tag)
         except ConflictError:
             continue
         return changed

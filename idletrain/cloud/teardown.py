@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from idletrain.cloud import leader_lease, machine_log, record
-from idletrain.cloud.aws.account import ALIVE, RUNNING, Account, Instance, Remnant, explained
+from idletrain.cloud.aws.account import ALIVE_STATES, RUNNING_STATES, Account, Instance, LeftoverResource, explained
 from idletrain.cloud.aws.requests import TAG
-from idletrain.cloud.record import Record
+from idletrain.cloud.record import RunRecord
 from idletrain.errors import RunError
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
 GONE_SECONDS = 300.0  # machines end in a minute or two
-POLL_SECONDS = 1.0
-OWN = {TAG + key for key in ("run", "prefix", "created", "deadline")}
+TEARDOWN_POLL_SECONDS = 1.0
+OWN_TAGS = {TAG + key for key in ("run", "prefix", "created", "deadline")}
 LISTED_SECONDS = 30.0
-SILENT_SECONDS = 1800.0  # a head renews its lease every few seconds, from its boot on
+HEAD_SILENCE_SECONDS = 1800.0  # a head renews its lease every few seconds, from its boot on
 START_SECONDS = 120.0  # from a run's record to its head's being listed
 CLEAN_READS = 2  # EC2's lists are consistent after a while only
 
@@ -50,7 +50,7 @@ def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -
         account.leave_group(spare)
     for remnant in sorted(account.remnants(run), key=lambda remnant: remnant.kind == "group"):  # it may have to wait
         account.delete(remnant)
-    _close_books(account, run, prefix, alive)
+    _close_machine_log(account, run, prefix, alive)
     if survivors := _survivors(account, run, spare):
         raise RunError(f"of run {run} there are still {', '.join(survivors)}; repeat `idletrain down {run}`")
     _note(prefix, "ended")
@@ -67,7 +67,7 @@ class Orphan:
 
 def orphans(
     machines: Collection[Instance],
-    remnants: Collection[Remnant],
+    remnants: Collection[LeftoverResource],
     now: float,
     grace_seconds: float,
     over: Mapping[str, str] = MappingProxyType({}),
@@ -84,7 +84,7 @@ def orphans(
     led = {machine.run for machine in machines if machine.role == "head"} - over.keys()
     found: dict[str, Orphan] = {}
     for tags in (*(machine.tags for machine in machines), *(remnant.tags for remnant in remnants)):
-        if not tags.keys() >= OWN:  # somebody else's below our names
+        if not tags.keys() >= OWN_TAGS:  # somebody else's below our names
             continue
         run, prefix = tags[TAG + "run"], tags[TAG + "prefix"]
         age = now - datetime.datetime.fromisoformat(tags[TAG + "created"]).timestamp()
@@ -101,12 +101,12 @@ def over(account: Account, machines: Collection[Instance], now: float) -> dict[s
     What cannot be read tells nothing.
     """
     found = {}
-    for head in (machine for machine in machines if machine.role == "head" and machine.tags.keys() >= OWN):
+    for head in (machine for machine in machines if machine.role == "head" and machine.tags.keys() >= OWN_TAGS):
         prefix = S3Prefix.at(head.tags[TAG + "prefix"], account.s3)
         try:
             with explained():
-                kept, held = prefix.get(record.KEY), leader_lease.renewed(prefix)
-            state = Record.from_json(kept.content).state if kept else ""
+                kept, held = prefix.get(record.RUN_RECORD_KEY), leader_lease.renewed(prefix)
+            state = RunRecord.from_json(kept.content).state if kept else ""
         except (RunError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
             logger.warning("%s cannot be read: %r", prefix.url, error)
             continue
@@ -114,12 +114,12 @@ def over(account: Account, machines: Collection[Instance], now: float) -> dict[s
             found[head.run] = "its record is gone"
         elif state == "ended":
             found[head.run] = "it has ended"
-        elif now - max(held, head.launched_at) > SILENT_SECONDS:
-            found[head.run] = f"its head has said nothing for {SILENT_SECONDS / 60:.0f} min"
+        elif now - max(held, head.launched_at) > HEAD_SILENCE_SECONDS:
+            found[head.run] = f"its head has said nothing for {HEAD_SILENCE_SECONDS / 60:.0f} min"
     return found
 
 
-def lost_head(machines: Collection[Instance], run: Record, now: float) -> str:
+def lost_head(machines: Collection[Instance], run: RunRecord, now: float) -> str:
     """Why a run that has not ended has no head any more, as a sentence; nothing while it has one, or one may come.
 
     Args:
@@ -127,8 +127,8 @@ def lost_head(machines: Collection[Instance], run: Record, now: float) -> str:
         run: Its record, as of this sitting.
         now: Unix seconds.
     """
-    heads = [m for m in machines if m.role == "head" and m.sitting == run.sitting]
-    if any(head.state in RUNNING for head in heads) or (not heads and now - run.created < START_SECONDS):
+    heads = [m for m in machines if m.role == "head" and m.head_session == run.head_session]
+    if any(head.state in RUNNING_STATES for head in heads) or (not heads and now - run.created < START_SECONDS):
         return ""
     newest = max(heads, key=lambda head: head.launched_at, default=None)
     what = f"its head {newest.id} is gone ({newest.reason})" if newest else "it has no head"
@@ -144,7 +144,7 @@ def _survivors(account: Account, run: str, spare: str) -> list[str]:
         if not left or time.monotonic() > deadline:
             return left
         account.terminate([id_ for id_ in left if id_.startswith("i-")])
-        time.sleep(POLL_SECONDS)
+        time.sleep(TEARDOWN_POLL_SECONDS)
 
 
 def _end_machines(account: Account, run: str, spare: str) -> None:
@@ -157,19 +157,19 @@ def _end_machines(account: Account, run: str, spare: str) -> None:
         if left and time.monotonic() > deadline:
             raise RunError(f"of run {run} there are still {', '.join(left)}; repeat `idletrain down {run}`")
         if clean < CLEAN_READS:
-            time.sleep(POLL_SECONDS)
+            time.sleep(TEARDOWN_POLL_SECONDS)
 
 
-def _close_books(account: Account, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
+def _close_machine_log(account: Account, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
     """Add to the run's events what its head could not tell any more of machines, so that its bill is whole."""
     with _left_as_it_is(prefix):
         if prefix is None:
             return
         told, now = s3_mirror.events(prefix), time.time()
-        found = account.instances(run, (*ALIVE, *machine_log.ENDED))
+        found = account.instances(run, (*ALIVE_STATES, *machine_log.ENDED))
         kept = record.read(prefix)
-        news = machine_log.news(told, found, kept, kept.prices, now)
-        news += machine_log.closings(told, alive, now, news)
+        news = machine_log.new_records(told, found, kept, kept.prices, now)
+        news += machine_log.closing_records(told, alive, now, news)
         if news:
             s3_mirror.append_events(prefix, machine_log.as_recorded(told, news))
 

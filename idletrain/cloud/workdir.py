@@ -12,9 +12,9 @@ from pathspec import GitIgnoreSpec
 from idletrain.errors import JobError
 from idletrain.storage import S3Prefix
 
-KEY = "workdir.tar.gz"
+WORKDIR_KEY = "workdir.tar.gz"
 RUNS = Path(".idletrain/runs")  # of a head, beside the code: never packed, so never overwritten by what was
-MOST_BYTES = 50 << 20
+MAX_WORKDIR_BYTES = 50 << 20
 NEVER = GitIgnoreSpec.from_lines([".git", "__pycache__/", ".idletrain/"])
 NAMED = 3  # of the largest files, in a refusal
 
@@ -30,7 +30,7 @@ class _Bounded(io.BytesIO):
     """A file in memory that takes so much and no more."""
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        if self.tell() + len(content) > MOST_BYTES:
+        if self.tell() + len(content) > MAX_WORKDIR_BYTES:
             raise _FullError
         return super().write(content)
 
@@ -54,7 +54,7 @@ def pack(workdir: Path) -> bytes:
                 _add(archive, path, workdir)
     except _FullError:
         raise JobError(
-            f"workdir: {workdir} is larger than {MOST_BYTES >> 20} MiB packed; name large files in .gitignore, "
+            f"workdir: {workdir} is larger than {MAX_WORKDIR_BYTES >> 20} MiB packed; name large files in .gitignore, "
             f"first {', '.join(_largest(files, workdir))}"
         ) from None
     except OSError as error:
@@ -64,7 +64,7 @@ def pack(workdir: Path) -> bytes:
 
 def unpack(prefix: S3Prefix, place: Path) -> None:
     """Bring what `pack` made, if a job has any, into the directory that Python looks in first."""
-    if packed := prefix.get(KEY):
+    if packed := prefix.get(WORKDIR_KEY):
         with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
             archive.extractall(place, filter="data")
 

@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 NOTICE_POLL_SECONDS = (
     1.0  # a notice is best effort, and two minutes at most; aws-node-termination-handler asks as often
 )
-POLL_SECONDS = 0.1
+NODE_POLL_SECONDS = 0.1
 SCHEDULER_SECONDS = 300.0  # a head that boots beside us
-CONNECT_SECONDS = 5.0
+SCHEDULER_CONNECT_SECONDS = 5.0
 DRAIN_SECONDS = 90.0  # of the 120 of a notice
-SYSTEM_BYTES = 700 << 20  # the operating system, Docker and this process
+NODE_RESERVED_BYTES = 700 << 20  # the operating system, Docker and this process
 
 
 async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None) -> None:
@@ -53,8 +53,8 @@ async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None)
     identity = account.identity(run, "worker")
     place = Path.cwd()
     unpack(S3Prefix.at(tags[TAG + "prefix"], account.s3), place)
-    memory_bytes = memory_bytes or psutil.virtual_memory().total - SYSTEM_BYTES
-    count = slots or slots_of(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
+    memory_bytes = memory_bytes or psutil.virtual_memory().total - NODE_RESERVED_BYTES
+    count = slots or slots_in(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
     options = write_identity(identity, place / "identity")
     await _reachable(scheduler)
     fleet = LocalFleet(scheduler, memory_bytes // count, place / "logs", metadata.instance_id(), options)
@@ -76,9 +76,9 @@ def write_identity(identity: Identity, place: Path) -> tuple[str, ...]:
     return options
 
 
-def slots_of(memory_bytes: int, slot_bytes: int, most: int) -> int:
+def slots_in(memory_bytes: int, slot_bytes: int, max_slots: int) -> int:
     """Subnets that train here at the same time."""
-    return max(1, min(most, memory_bytes // slot_bytes, psutil.cpu_count() or 1))
+    return max(1, min(max_slots, memory_bytes // slot_bytes, psutil.cpu_count() or 1))
 
 
 async def _until_taken(fleet: LocalFleet, metadata: Metadata, count: int) -> None:
@@ -88,28 +88,28 @@ async def _until_taken(fleet: LocalFleet, metadata: Metadata, count: int) -> Non
     watching = asyncio.ensure_future(_watch(metadata, fleet, asked))
     try:
         while len(fleet.alive()) == count and not asked.is_set():
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(NODE_POLL_SECONDS)
         fleet.notice(
             fleet.alive()
         )  # of several workers, one that ended by itself is the end of all: a new machine comes
-        for _ in range(round(DRAIN_SECONDS / POLL_SECONDS)):
+        for _ in range(round(DRAIN_SECONDS / NODE_POLL_SECONDS)):
             if not fleet.alive():
                 return
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(NODE_POLL_SECONDS)
     finally:
         watching.cancel()
 
 
-async def _watch(metadata: Metadata, fleet: LocalFleet, asked: asyncio.Event) -> None:
+async def _watch(metadata: Metadata, fleet: LocalFleet, stop: asyncio.Event) -> None:
     """Turn an interruption notice into a drain, and the first rebalance recommendation into a warning to the head."""
     warned = False
-    while not asked.is_set():
+    while not stop.is_set():
         said = Announcement()
         with suppress(NoMetadataError):  # it was there at boot; an answer that is late comes the next time
             said = await asyncio.to_thread(metadata.announced)
         if said.notice:
             logger.info("this machine will be taken: the running subnets go home")
-            asked.set()
+            stop.set()
         elif said.rebalance and not warned:
             warned = True
             fleet.warn(fleet.alive())
@@ -121,8 +121,8 @@ async def _reachable(scheduler: str) -> None:
     until = time.monotonic() + SCHEDULER_SECONDS
     while time.monotonic() < until:
         with suppress(OSError):  # where the address is gone, nothing answers at all: TimeoutError is one, too
-            _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), CONNECT_SECONDS)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), SCHEDULER_CONNECT_SECONDS)
             writer.close()
             return
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(NODE_POLL_SECONDS)
     raise RunError(f"the head at {scheduler} did not come up in {SCHEDULER_SECONDS:.0f} s; see `idletrain logs`")

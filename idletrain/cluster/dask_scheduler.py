@@ -89,7 +89,7 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
     async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
-        Asleep(scheduler)
+        SleepingScheduler(scheduler)
         _page().add_metrics(scheduler)
         await scheduler.finished()
 
@@ -105,7 +105,7 @@ def free_port(first: int) -> int:
     return 0
 
 
-class Asleep:
+class SleepingScheduler:
     """Stands for Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's until one is asked for.
 
     Their three seconds of CPU are better spent on training as long as nobody looks.
@@ -137,7 +137,7 @@ def _page() -> ModuleType:
 
 
 class _Waking(RequestHandler):
-    def initialize(self, dashboard: Asleep) -> None:
+    def initialize(self, dashboard: SleepingScheduler) -> None:
         self._dashboard = dashboard
 
     async def get(self) -> None:

@@ -6,7 +6,7 @@ import resource
 
 import dask
 
-SETTINGS = {
+DASK_SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # a death is a message to the round manager, not a reason to retry
     "distributed.scheduler.work-stealing": False,  # one lease is one worker
     "distributed.scheduler.worker-ttl": "60s",  # a backstop; leases notice a hang in seconds
@@ -30,7 +30,7 @@ SETTINGS = {
 
 def apply() -> None:
     """Make these the process' settings."""
-    dask.config.set(SETTINGS)
+    dask.config.set(DASK_SETTINGS)
 
 
 def lift_file_limit() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 REPLACE_SECONDS = 3.0  # the pause before a lost node's successor: a spot request is filled no sooner
-POLL_SECONDS = 0.2
+FLEET_POLL_SECONDS = 0.2
 QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # lives so short, so many times in a row, are no preemptions
-GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is taken down: all that counts is at home by then
+STOP_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is taken down: all that counts is at home by then
 WORKER_ENVIRONMENT = {
     # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
     "OMP_NUM_THREADS": "1",
@@ -78,10 +78,10 @@ class LocalFleet:
     async def close(self) -> None:
         """End all workers: politely, then not."""
         self.notice(self.alive())
-        for _ in range(round(GRACE_SECONDS / POLL_SECONDS)):
+        for _ in range(round(STOP_GRACE_SECONDS / FLEET_POLL_SECONDS)):
             if not self.alive():
                 break
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(FLEET_POLL_SECONDS)
         self.stop(self.alive())
         for process in self._processes.values():
             process.wait()
@@ -104,7 +104,7 @@ class LocalFleet:
             self._processes[name].send_signal(number)
 
 
-async def keep(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
+async def keep_workers(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
     """Start `count` workers and replace every one that is lost, a few seconds later, until cancelled.
 
     Args:
@@ -115,7 +115,7 @@ async def keep(fleet: LocalFleet, count: int, record: Callable[..., None]) -> No
     quick = 0
     _start(fleet, count, record)
     while True:
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(FLEET_POLL_SECONDS)
         if missing := count - len(fleet.alive()):
             quick = quick + 1 if fleet.youngest_seconds() < QUICK_SECONDS else 0
             if quick == QUICK_DEATHS:

@@ -16,10 +16,18 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.admission import TURN_BYTES, holder_of
-from idletrain.exchange.datagram.endpoint import SilentError
-from idletrain.exchange.datagram.session import Session
-from idletrain.exchange.messages import MAY_LACK, Gang, LeaseId, PushHeader, Receipt, Reply, as_message
+from idletrain.exchange.admission import ADMISSION_BYTES, holder_of
+from idletrain.exchange.datagram.endpoint import PeerSilentError
+from idletrain.exchange.datagram.session import DatagramSession
+from idletrain.exchange.messages import (
+    LATE_ROWS_REPLIES,
+    LeaseId,
+    LockstepGroup,
+    PushHeader,
+    Receipt,
+    Reply,
+    as_message,
+)
 
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
@@ -27,7 +35,7 @@ RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
 DATAGRAM_BYTES = 1 << 13  # below, a call is all it takes
 PARTS_AT_ONCE = 2  # the link does not wait for answers
-CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
+STORE_CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
 
 
 class StoreClient:
@@ -40,9 +48,9 @@ class StoreClient:
     """
 
     def __init__(self, address: str, connection_args: dict[str, Any], worker: str = "") -> None:
-        self._rpc = rpc(address, timeout=CONNECT_SECONDS, connection_args=connection_args)
+        self._rpc = rpc(address, timeout=STORE_CONNECT_SECONDS, connection_args=connection_args)
         self._worker = worker or uuid.uuid4().hex
-        self._session: Session | None = None
+        self._session: DatagramSession | None = None
 
     async def program(self) -> bytes:
         """The pickled program of the run.
@@ -70,9 +78,9 @@ class StoreClient:
             ConnectionError: the store cannot be reached.
         """
         session = self._session
-        way = session.way() if session else None
+        way = session.new_transfer() if session else None
         with _link():
-            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, way=way)
+            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, transfer_id=way)
             if answer.get("turn"):
                 await self._rpc.turned(holder=holder_of(lease), size=answer["flat"].nbytes)
         if answer["reply"] != Reply.ACCEPTED:
@@ -81,8 +89,8 @@ class StoreClient:
             return answer["step"], torch.from_numpy(answer["flat"])
         try:
             content = await session.receive(way, answer["size"])
-        except SilentError as silence:
-            await self._leave_session(silence)
+        except PeerSilentError as silence:
+            await self._give_up_datagrams(silence)
             return await self.pull(lease, start, stop, at=at)
         kind = torch.uint8 if answer["coded"] else torch.float32
         return answer["step"], torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
@@ -100,11 +108,11 @@ class StoreClient:
         """
         host = get_ip(self._rpc.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
         with _link():
-            self._session = await Session.open(lambda: self._rpc.datagrams(worker=self._worker), host)
+            self._session = await DatagramSession.open(lambda: self._rpc.datagrams(worker=self._worker), host)
         if self._session is None:
             logger.warning("no datagram from the store at %s came through: payloads go over TCP", self._rpc.address)
 
-    async def _leave_session(self, silence: SilentError) -> None:
+    async def _give_up_datagrams(self, silence: PeerSilentError) -> None:
         logger.warning("datagrams stopped to come through (%s): payloads go over TCP", silence)
         session, self._session = self._session, None
         if session:
@@ -132,34 +140,36 @@ class StoreClient:
             receipt = await self._scattered(self._session, header, content, prompt)
             if receipt:
                 return receipt
-        if len(content) > TURN_BYTES:
-            await self._sent(lambda: self._rpc.turn(holder=holder_of(header.lease), urgent=urgent))
+        if len(content) > ADMISSION_BYTES:
+            await self._send_with_retries(lambda: self._rpc.turn(holder=holder_of(header.lease), urgent=urgent))
         if len(content) > PART_BYTES:
             reply = await self._in_parts(header, content)
-            if reply is not Reply.ACCEPTED and reply not in MAY_LACK:
+            if reply is not Reply.ACCEPTED and reply not in LATE_ROWS_REPLIES:
                 return Receipt(reply)
             content = content[:0]
         frames = to_serialize(content.numpy())
-        answer = await self._sent(lambda: self._rpc.push(header=as_message(header), flat=frames))
+        answer = await self._send_with_retries(lambda: self._rpc.push(header=as_message(header), flat=frames))
         return Receipt(Reply(answer["reply"]), answer["missing"])
 
-    async def repair(self, lease: LeaseId, rows: Tensor) -> Reply:
+    async def late_rows(self, lease: LeaseId, rows: Tensor) -> Reply:
         """Send the rows that an update lacked, one behind the other.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
-        if len(rows) > TURN_BYTES:
-            await self._sent(lambda: self._rpc.turn(holder=holder_of(lease)))
+        if len(rows) > ADMISSION_BYTES:
+            await self._send_with_retries(lambda: self._rpc.turn(holder=holder_of(lease)))
         frames, whose = to_serialize(rows.numpy()), as_message(lease)
-        return Reply((await self._sent(lambda: self._rpc.repair(lease=whose, flat=frames)))["reply"])
+        return Reply((await self._send_with_retries(lambda: self._rpc.late_rows(lease=whose, flat=frames)))["reply"])
 
-    async def _scattered(self, session: Session, header: PushHeader, content: Tensor, prompt: int) -> Receipt | None:
+    async def _scattered(
+        self, session: DatagramSession, header: PushHeader, content: Tensor, prompt: int
+    ) -> Receipt | None:
         """Send over UDP while the store waits for it; no receipt if that came to nothing."""
-        way, told = session.way(), as_message(header)
+        way, told = session.new_transfer(), as_message(header)
         sending = asyncio.create_task(session.send(way, content.numpy().data, prompt))
         answering = asyncio.create_task(
-            self._sent(lambda: self._rpc.scattered(header=told, size=len(content), way=way))
+            self._send_with_retries(lambda: self._rpc.scattered(header=told, size=len(content), transfer_id=way))
         )
         try:
             await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -168,14 +178,14 @@ class StoreClient:
             answer = await answering
             if not answer["silent"]:
                 return Receipt(Reply(answer["reply"]), answer["missing"])
-            silence = SilentError(answer["silent"])
-        except SilentError as error:
+            silence = PeerSilentError(answer["silent"])
+        except PeerSilentError as error:
             silence = error
         finally:
             for task in (sending, answering):
                 task.cancel()
             session.drop(way)
-        await self._leave_session(silence)
+        await self._give_up_datagrams(silence)
         return None
 
     async def part(self, header: PushHeader, start: int, content: Tensor) -> Reply:
@@ -186,7 +196,9 @@ class StoreClient:
             ConnectionError: the store cannot be reached.
         """
         part = to_serialize(content.view(torch.uint8).numpy())
-        answer = await self._sent(lambda: self._rpc.part(header=as_message(header), start=start, flat=part))
+        answer = await self._send_with_retries(
+            lambda: self._rpc.part(header=as_message(header), start=start, flat=part)
+        )
         return Reply(answer["reply"])
 
     async def _in_parts(self, header: PushHeader, content: Tensor) -> Reply:
@@ -211,7 +223,7 @@ class StoreClient:
                 one.cancel()
         return Reply.ACCEPTED
 
-    async def _sent(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def _send_with_retries(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         for last in (False,) * (RESENDS - 1) + (True,):
             try:
                 with _link():
@@ -234,7 +246,7 @@ class StoreClient:
             answer = await self._rpc.beat(lease=as_message(lease), steps=steps)
         return Reply(answer["reply"])
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str = "") -> Gang | Reply:
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str = "") -> LockstepGroup | Reply:
         """Wait for the others of a lockstep, as `Head.join`.
 
         Raises:
@@ -243,7 +255,9 @@ class StoreClient:
         with _link():
             answer = await self._rpc.join(lease=as_message(lease), address=address, steps=list(steps), why=why)
         reply = Reply(answer.pop("reply"))
-        return reply if reply is not Reply.ACCEPTED else Gang(**{**answer, "members": tuple(answer["members"])})
+        return (
+            reply if reply is not Reply.ACCEPTED else LockstepGroup(**{**answer, "members": tuple(answer["members"])})
+        )
 
     async def close(self) -> None:
         """Close the connections."""

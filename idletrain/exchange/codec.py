@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-HEAD_BYTES = 4  # of a chunk: scale and norm
+CHUNK_HEAD_BYTES = 4  # of a chunk: scale and norm
 ROW_BYTES = 128  # a chunk's four bits a value
-K = 2 * ROW_BYTES
-LAYERS = {"int8": 2, "int4": 1}
-KINDS = ("bf16", *LAYERS)
-SMALL = 1024  # values; smaller tensors are sent as they are: they save next to nothing, and matter
-Got = NDArray[np.bool_]
+VALUES_PER_CHUNK = 2 * ROW_BYTES
+CODE_LAYERS = {"int8": 2, "int4": 1}
+CODECS = ("bf16", *CODE_LAYERS)
+SMALL_TENSOR = 1024  # values; smaller tensors are sent as they are: they save next to nothing, and matter
+ReceivedMask = NDArray[np.bool_]
 Rows = NDArray[np.uint8]
 
 
@@ -52,8 +52,8 @@ class Codec:
     ranked: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"{self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.kind not in CODECS:
+            raise ValueError(f"{self.kind!r} is not one of {', '.join(CODECS)}")
 
     @property
     def coded(self) -> int:
@@ -63,18 +63,18 @@ class Codec:
     @property
     def chunks(self) -> int:
         """Chunks with a scale each."""
-        return 0 if self.kind == "bf16" else sum(-(-(stop - start) // K) for start, stop in self.spans)
+        return 0 if self.kind == "bf16" else sum(-(-(stop - start) // VALUES_PER_CHUNK) for start, stop in self.spans)
 
     @property
     def rows(self) -> int:
         """Parts that may come in any order, or not at all."""
-        return LAYERS.get(self.kind, 0) * self.chunks
+        return CODE_LAYERS.get(self.kind, 0) * self.chunks
 
     @property
     def first_row(self) -> int:
         """Bytes that have to be there before a row is of use."""
         halves = 2 * self.coded if self.kind == "bf16" else 0
-        return 4 * (self.size - self.coded) + HEAD_BYTES * self.chunks + halves
+        return 4 * (self.size - self.coded) + CHUNK_HEAD_BYTES * self.chunks + halves
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +99,7 @@ class Codec:
             heads_C[:] = self._quantise(flat, base, chance, rows_RB)
         return torch.from_numpy(content)
 
-    def decode(self, content: Tensor, base: Tensor | None = None, got: Got | None = None) -> Tensor:
+    def decode(self, content: Tensor, base: Tensor | None = None, received: ReceivedMask | None = None) -> Tensor:
         """The buffer `[N]` that bytes stand for.
 
         Args:
@@ -119,7 +119,7 @@ class Codec:
         if self.kind == "bf16":
             self._double(flat, base, halves)
         elif self.chunks:
-            self._restore(flat, base, heads_C, rows_RB, got)
+            self._restore(flat, base, heads_C, rows_RB, received)
         return flat
 
     def gains(self, content: Tensor) -> NDArray[np.float64]:
@@ -130,7 +130,7 @@ class Codec:
             content: From its beginning, `first_row` bytes or more.
         """
         begin = 4 * (self.size - self.coded)
-        heads_C = content[begin : begin + HEAD_BYTES * self.chunks].numpy().view(np.uint32)
+        heads_C = content[begin : begin + CHUNK_HEAD_BYTES * self.chunks].numpy().view(np.uint32)
         heads_C = heads_C[self._order(heads_C)]
         squares_C = _norms(heads_C).astype(np.float64) ** 2
         step_C, total = 16.0 * _scales(heads_C), squares_C.sum()  # steps of the base layer alone
@@ -138,33 +138,33 @@ class Codec:
             return np.zeros(self.rows)
         if not total:
             return np.full(self.rows, 1 / max(1, self.rows))
-        if LAYERS[self.kind] == 1:
+        if CODE_LAYERS[self.kind] == 1:
             parts = [squares_C]
         else:
             left_C = np.minimum(
-                K * step_C**2 / 12, squares_C
+                VALUES_PER_CHUNK * step_C**2 / 12, squares_C
             )  # a value within a step is off by a twelfth of its square
             parts = [squares_C - left_C, left_C]
         shares: NDArray[np.float64] = np.concatenate(parts) / total
         return shares
 
-    def there(self, content: Tensor, got: Got) -> Tensor:
+    def arrived_rows(self, content: Tensor, received: ReceivedMask) -> Tensor:
         """1 for each value that came, 0 for those of chunks of which no row did `[N]`."""
         _, heads_C, _, _ = self._parts(content.numpy())
         came_C = np.empty(self.chunks, np.float32)
-        came_C[self._order(heads_C)] = got[: self.chunks]
+        came_C[self._order(heads_C)] = received[: self.chunks]
         values, at = np.ones(self.size, np.float32), 0
         for start, stop in self.spans if self.chunks else ():
-            chunks = -(-(stop - start) // K)
-            values[start:stop] = np.repeat(came_C[at : at + chunks], K)[: stop - start]
+            chunks = -(-(stop - start) // VALUES_PER_CHUNK)
+            values[start:stop] = np.repeat(came_C[at : at + chunks], VALUES_PER_CHUNK)[: stop - start]
             at += chunks
         return torch.from_numpy(values)
 
-    def rows_before(self, size: int) -> Got:
+    def rows_before(self, size: int) -> ReceivedMask:
         """Which rows are whole in so many bytes from the beginning `[R]`."""
         return np.arange(self.rows) < max(0, size - self.first_row) // ROW_BYTES
 
-    def rows_within(self, pieces: Got, piece_bytes: int) -> Got:
+    def rows_within(self, pieces: ReceivedMask, piece_bytes: int) -> ReceivedMask:
         """Which rows are whole in these pieces of all bytes `[R]`."""
         starts = self.first_row + ROW_BYTES * np.arange(self.rows)
         return (
@@ -198,44 +198,49 @@ class Codec:
         fine, key = self.kind == "int8", np.uint32((chance or 0) & 0xFFFFFFFF)
         for start, stop, at in self._wholes():
             parts = (_chunked(tensor, start, stop) for tensor in (flat, base))
-            quantize_kernels.quantise(*parts, at, fine, key, chance is not None, heads_C, made_RB)
+            quantize_kernels.quantize(*parts, at, fine, key, chance is not None, heads_C, made_RB)
         if self.ranked:
             for layer, order in self._layers(self._order(heads_C)):
                 np.take(made_RB, order, axis=0, out=out_RB[layer])
         return heads_C
 
     def _restore(
-        self, flat: Tensor, base: Tensor | None, heads_C: NDArray[np.uint32], rows_RB: Rows, got: Got | None
+        self,
+        flat: Tensor,
+        base: Tensor | None,
+        heads_C: NDArray[np.uint32],
+        rows_RB: Rows,
+        received: ReceivedMask | None,
     ) -> None:
         from idletrain.exchange import quantize_kernels
 
         places_R = np.empty(self.rows, np.int64)
         for layer, order in self._layers(self._order(heads_C)):
             places_R[order] = np.arange(layer.start, layer.stop)
-        if got is not None:
-            places_R[~got[places_R]] = -1
+        if received is not None:
+            places_R[~received[places_R]] = -1
         fine = self.kind == "int8"
         for start, stop, at in self._wholes():
             out_CK = _chunked(flat, start, stop)
-            quantize_kernels.restore(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
-            if (stop - start) % K:
+            quantize_kernels.dequantize(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
+            if (stop - start) % VALUES_PER_CHUNK:
                 flat[start:stop] = torch.from_numpy(out_CK).view(-1)[: stop - start]
 
     def _wholes(self) -> Iterator[tuple[int, int, int]]:
         """`[start, stop)` of a span's whole chunks, then of what is left, and the number of the first chunk there."""
         at = 0
         for start, stop in self.spans:
-            middle = stop - (stop - start) % K
+            middle = stop - (stop - start) % VALUES_PER_CHUNK
             yield from (
-                (first, last, at + (first - start) // K)
+                (first, last, at + (first - start) // VALUES_PER_CHUNK)
                 for first, last in ((start, middle), (middle, stop))
                 if first < last
             )
-            at += -(-(stop - start) // K)
+            at += -(-(stop - start) // VALUES_PER_CHUNK)
 
     def _layers(self, order_C: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int64]]]:
         """Where a layer's rows lie, and what lies there of those in the order of chunks."""
-        for layer in range(LAYERS[self.kind]):
+        for layer in range(CODE_LAYERS[self.kind]):
             begin = layer * self.chunks
             yield slice(begin, begin + self.chunks), order_C + begin
 
@@ -245,7 +250,7 @@ class Codec:
 
     def _parts(self, content: Rows) -> tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.uint16], Rows]:
         """What is not coded; heads; halves of bf16; rows."""
-        sizes = 4 * (self.size - self.coded), HEAD_BYTES * self.chunks, 2 * self.coded * (self.kind == "bf16")
+        sizes = 4 * (self.size - self.coded), CHUNK_HEAD_BYTES * self.chunks, 2 * self.coded * (self.kind == "bf16")
         exact, heads, halves, rows = np.split(content, np.cumsum(sizes))
         return exact.view(np.float32), heads.view(np.uint32), halves.view(np.uint16), rows.reshape(-1, ROW_BYTES)
 
@@ -259,10 +264,10 @@ class Codec:
 
 def warm() -> None:
     """Load what coding takes, Numba's compiled loops."""
-    for kind in KINDS:
-        codec = Codec(kind, ((0, K),), K)
-        for base in (None, torch.zeros(K)):
-            codec.decode(codec.encode(torch.zeros(K), base), base)
+    for kind in CODECS:
+        codec = Codec(kind, ((0, VALUES_PER_CHUNK),), VALUES_PER_CHUNK)
+        for base in (None, torch.zeros(VALUES_PER_CHUNK)):
+            codec.decode(codec.encode(torch.zeros(VALUES_PER_CHUNK), base), base)
 
 
 def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
@@ -285,11 +290,11 @@ def _values(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
 
 def _chunked(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
     """The same as `[C, K]`: a view if these are whole chunks, else a copy filled up with zeros."""
-    lacking = (start - stop) % K
+    lacking = (start - stop) % VALUES_PER_CHUNK
     if flat is None:
-        return np.broadcast_to(np.float32(0), ((stop - start + lacking) // K, K))
+        return np.broadcast_to(np.float32(0), ((stop - start + lacking) // VALUES_PER_CHUNK, VALUES_PER_CHUNK))
     values = flat[start:stop].numpy()
-    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, K)
+    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, VALUES_PER_CHUNK)
 
 
 def _scales(heads_C: NDArray[np.uint32]) -> NDArray[np.float64]:

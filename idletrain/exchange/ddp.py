@@ -28,28 +28,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from idletrain.exchange.codec import KINDS, SMALL, Codec, Got, K, spans_of
-from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, Keys, Received
+from idletrain.exchange.codec import CODECS, SMALL_TENSOR, VALUES_PER_CHUNK, Codec, ReceivedMask, spans_of
+from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, ReceivedPayload, SessionKeys
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
 logger = logging.getLogger(__name__)
-PATIENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
-OPEN_SECONDS = 10.0
-Hook = Callable[["Exchange", GradBucket], torch.futures.Future[Tensor]]
+PEER_SILENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
+PEER_OPEN_SECONDS = 10.0
+CommHook = Callable[["Exchange", GradBucket], torch.futures.Future[Tensor]]
 
 
 @dataclass(frozen=True)
-class Came:
+class ReceivedPart:
     """What a process got from another: bytes in their places, and which rows of its codec are there."""
 
     content: Tensor
-    got: Got
+    received: ReceivedMask
 
 
 class Transport(Protocol):
     """Carries one payload from each process to each other."""
 
-    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+    def exchange(
+        self, outgoing: Sequence[Tensor], incoming: Sequence[Codec], loss: float
+    ) -> tuple[list[ReceivedPart], list[ReceivedMask]]:
         """Send `going[k]` to process k, and get what it sends here, coded by `coming[k]`, without up to `loss` of its
         rows; returns that, and which pieces of PAYLOAD bytes of this process's own arrived.
         """
@@ -67,7 +69,7 @@ def ddp_hook(
     transport: Literal["tcp", "udp"] = "tcp",
     host: str | None = None,
     seed: int = 0,
-) -> tuple[Exchange, Hook]:
+) -> tuple[Exchange, CommHook]:
     """State and hook for `model.register_comm_hook(*ddp_hook(...))`, in every process after `init_process_group`.
 
     The model is replicated over all of the default group.
@@ -85,7 +87,7 @@ def ddp_hook(
     Raises:
         ValueError: an unknown code or transport, a bound outside 0 to 0.3, a loss where there is nothing to lose.
     """
-    for name, kind, known in (("push", push, KINDS), ("pull", pull, KINDS), ("transport", transport, ("tcp", "udp"))):
+    for name, kind, known in (("push", push, CODECS), ("pull", pull, CODECS), ("transport", transport, ("tcp", "udp"))):
         if kind not in known:
             raise ValueError(f"{name}: {kind!r} is not one of {', '.join(known)}")
     if seed < 0:
@@ -98,9 +100,9 @@ def ddp_hook(
     return Exchange(push, pull, loss, _transport(transport, host, norm_loss), seed), _hook
 
 
-def _transport(asked: str, host: str | None, norm_loss: float) -> Transport:
+def _transport(name: str, host: str | None, norm_loss: float) -> Transport:
     """What all processes agree on."""
-    found = Datagrams(host or get_ip(), norm_loss) if asked == "udp" else None
+    found = Datagrams(host or get_ip(), norm_loss) if name == "udp" else None
     if found is None or found.open:
         return found or Streams()
     found.close()
@@ -111,7 +113,7 @@ def _transport(asked: str, host: str | None, norm_loss: float) -> Transport:
 
 def _hook(exchange: Exchange, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     told: torch.futures.Future[Tensor] = torch.futures.Future()
-    exchange.ask(bucket.buffer(), bucket.parameters(), bucket.index(), told)
+    exchange.submit(bucket.buffer(), bucket.parameters(), bucket.index(), told)
     return told
 
 
@@ -136,18 +138,20 @@ class Exchange:
     sent_bytes: int = 0
     lost_rows: int = 0
     _steps: dict[int, int] = field(default_factory=dict)
-    _left: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)  # and of which parameters
+    _residuals: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)  # and of which parameters
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "idletrain-ddp"))
 
-    def ask(self, flat: Tensor, parameters: Sequence[Tensor], index: int, told: torch.futures.Future[Tensor]) -> None:
+    def submit(
+        self, flat: Tensor, parameters: Sequence[Tensor], index: int, result: torch.futures.Future[Tensor]
+    ) -> None:
         """Replace a bucket's gradients by their mean over all processes, beside the backward pass."""
 
         def work() -> None:
             try:
                 flat.copy_(self._mean(flat.detach().float().cpu(), parameters, index))
-                told.set_result(flat)
+                result.set_result(flat)
             except Exception as error:  # noqa: BLE001 (raised where the step waits for it)
-                told.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is of the value
+                result.set_exception(error)  # type: ignore[arg-type]  # torch's own annotation is of the value
 
         self._thread.submit(work)
 
@@ -160,7 +164,7 @@ class Exchange:
         rank, world = dist.get_rank(), dist.get_world_size()
         step = self._steps[index] = self._steps.get(index, -1) + 1
         shapes, whose = [tuple(p.shape) for p in parameters], [p.data_ptr() for p in parameters]
-        of, left = self._left.pop(index, ([], flat))
+        of, left = self._residuals.pop(index, ([], flat))
         if of == whose:  # DDP may build buckets anew
             flat = flat + left
         parts = parts_of(len(flat), world)
@@ -169,55 +173,55 @@ class Exchange:
             codec.encode(flat[start:stop], None, _key(self.seed, step, index, rank, k))
             for k, ((start, stop), codec) in enumerate(zip(parts, pushes, strict=True))
         ]
-        came, pieces = self.transport.swap(going, [pushes[rank]] * world, self.loss)
+        came, pieces = self.transport.exchange(going, [pushes[rank]] * world, self.loss)
         mine = mean_of(pushes[rank], came)
         arrived = [codec.rows_within(one, PAYLOAD) for codec, one in zip(pushes, pieces, strict=True)]
         if any((~got).any() for got in arrived):
-            self._left[index] = whose, self._left_of(flat, parts, going, pushes, arrived)
+            self._residuals[index] = whose, self._residual_of(flat, parts, going, pushes, arrived)
         pulls = [codec_of(self.pull, shapes, part, ranked=False) for part in parts]
         back = pulls[rank].encode(mine)
-        means, _ = self.transport.swap([back] * world, pulls, 0.0)
+        means, _ = self.transport.exchange([back] * world, pulls, 0.0)
         self.sent_bytes += sum(len(one) for k, one in enumerate(going) if k != rank) + (world - 1) * len(back)
         return torch.cat([codec.decode(one.content) for codec, one in zip(pulls, means, strict=True)])
 
-    def _left_of(
+    def _residual_of(
         self,
         flat: Tensor,
         parts: Sequence[tuple[int, int]],
-        going: Sequence[Tensor],
+        outgoing: Sequence[Tensor],
         codecs: Sequence[Codec],
-        arrived: Sequence[Got],
+        arrived: Sequence[ReceivedMask],
     ) -> Tensor:
         """What goes with the next gradient: of chunks that did not arrive at all the owner took the others' mean."""
         self.lost_rows += sum(int((~got).sum()) for got in arrived)
         left = torch.zeros_like(flat)
-        for (start, stop), codec, content, got in zip(parts, codecs, going, arrived, strict=True):
+        for (start, stop), codec, content, got in zip(parts, codecs, outgoing, arrived, strict=True):
             whole, there = codec.decode(content), codec.decode(content, None, got)
             lacking = (whole - there).nan_to_num(0.0, 0.0, 0.0)  # what is odd now is not for ever
-            left[start:stop] = lacking * codec.there(content, got)
+            left[start:stop] = lacking * codec.arrived_rows(content, got)
         return left
 
 
 def parts_of(size: int, world: int) -> list[tuple[int, int]]:
     """`[start, stop)` of the part of each of W processes, whole chunks but for the last."""
-    each = -(-size // (world * K)) * K
+    each = -(-size // (world * VALUES_PER_CHUNK)) * VALUES_PER_CHUNK
     return [(min(size, k * each), min(size, (k + 1) * each)) for k in range(world)]
 
 
 def codec_of(kind: str, shapes: Sequence[tuple[int, ...]], part: tuple[int, int], *, ranked: bool) -> Codec:
     """What codes a part of a bucket of tensors of these shapes."""
-    sizes = [(math.prod(shape), len(shape) > 1 and math.prod(shape) >= SMALL) for shape in shapes]
+    sizes = [(math.prod(shape), len(shape) > 1 and math.prod(shape) >= SMALL_TENSOR) for shape in shapes]
     start, stop = part
     clipped = ((max(a, start) - start, min(b, stop) - start) for a, b in spans_of(sizes))
     return Codec(kind, tuple((a, b) for a, b in clipped if a < b), stop - start, ranked)
 
 
-def mean_of(codec: Codec, came: Sequence[Came]) -> Tensor:
+def mean_of(codec: Codec, parts: Sequence[ReceivedPart]) -> Tensor:
     """The mean over processes, chunk by chunk of those whose base layer came."""
     total, counts = torch.zeros(codec.size), torch.zeros(codec.size)
-    for one in came:
-        total += codec.decode(one.content, None, one.got)
-        counts += codec.there(one.content, one.got)
+    for one in parts:
+        total += codec.decode(one.content, None, one.received)
+        counts += codec.arrived_rows(one.content, one.received)
     return total / counts.clamp(min=1)
 
 
@@ -232,19 +236,23 @@ class Streams:
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo")
 
-    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+    def exchange(
+        self, outgoing: Sequence[Tensor], incoming: Sequence[Codec], loss: float
+    ) -> tuple[list[ReceivedPart], list[ReceivedMask]]:
         """See `Transport`."""
         del loss
         rank = dist.get_rank()
-        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in coming]
-        contents[rank] = going[rank]
-        others = [k for k in range(len(going)) if k != rank]
+        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in incoming]
+        contents[rank] = outgoing[rank]
+        others = [k for k in range(len(outgoing)) if k != rank]
         waiting = [dist.irecv(contents[k], k, group=self._group) for k in others if len(contents[k])]
-        waiting += [dist.isend(going[k], k, group=self._group) for k in others if len(going[k])]
+        waiting += [dist.isend(outgoing[k], k, group=self._group) for k in others if len(outgoing[k])]
         for one in waiting:
             assert one is not None
             one.wait()
-        return [_whole(content, codec) for content, codec in zip(contents, coming, strict=True)], _all_pieces(going)
+        return [_whole(content, codec) for content, codec in zip(contents, incoming, strict=True)], _all_pieces(
+            outgoing
+        )
 
     def close(self) -> None:
         """See `Transport`."""
@@ -273,33 +281,35 @@ class Datagrams:
 
     def _opened(self) -> bool:
         """Whether they pass between this process and those behind it."""
-        addresses = _told_all(self._endpoint.address if self._endpoint else ("-", 0), self._group)
+        addresses = _all_gathered(self._endpoint.address if self._endpoint else ("-", 0), self._group)
         secret = torch.tensor(list(os.urandom(32)), dtype=torch.uint8)
         dist.broadcast(secret, 0, group=self._group)
         if self._endpoint is None or not all(port for _, port in addresses):
             return False
         keys = bytes(secret.tolist())
         for k in range(self._rank):
-            self._endpoint.open(_keys(keys, k, self._rank).turned()).result(OPEN_SECONDS)
+            self._endpoint.open(_keys(keys, k, self._rank).turned()).result(PEER_OPEN_SECONDS)
         dist.barrier(group=self._group)  # everybody listens
         higher = range(self._rank + 1, self._world)
         opened = [self._endpoint.open(_keys(keys, self._rank, k), addresses[k]) for k in higher]
-        return not wait(opened, OPEN_SECONDS).not_done
+        return not wait(opened, PEER_OPEN_SECONDS).not_done
 
-    def swap(self, going: Sequence[Tensor], coming: Sequence[Codec], loss: float) -> tuple[list[Came], list[Got]]:
+    def exchange(
+        self, outgoing: Sequence[Tensor], incoming: Sequence[Codec], loss: float
+    ) -> tuple[list[ReceivedPart], list[ReceivedMask]]:
         """See `Transport`."""
         self._transfer += 1
         others = [k for k in range(self._world) if k != self._rank]
-        waiting = {k: self._receive(k, coming[k], loss) for k in others if coming[k].nbytes}
-        sent = {k: self._send(k, going[k]) for k in others if len(going[k])}
-        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in coming]
-        contents[self._rank] = going[self._rank]
-        came = [_whole(content, codec) for content, codec in zip(contents, coming, strict=True)]
-        pieces = _all_pieces(going)
+        waiting = {k: self._receive(k, incoming[k], loss) for k in others if incoming[k].nbytes}
+        sent = {k: self._send(k, outgoing[k]) for k in others if len(outgoing[k])}
+        contents = [torch.empty(codec.nbytes, dtype=torch.uint8) for codec in incoming]
+        contents[self._rank] = outgoing[self._rank]
+        came = [_whole(content, codec) for content, codec in zip(contents, incoming, strict=True)]
+        pieces = _all_pieces(outgoing)
         for k, one in waiting.items():
             received = one.result()
             content = torch.frombuffer(received.content, dtype=torch.uint8)
-            came[k] = Came(content, coming[k].rows_within(received.got, PAYLOAD))
+            came[k] = ReceivedPart(content, incoming[k].rows_within(received.received, PAYLOAD))
         for k, other in sent.items():
             pieces[k] = other.result()
         return came, pieces
@@ -311,22 +321,22 @@ class Datagrams:
             self._endpoint.close()
         dist.destroy_process_group(self._group)
 
-    def _send(self, k: int, content: Tensor) -> Future[Got]:
+    def _send(self, k: int, content: Tensor) -> Future[ReceivedMask]:
         assert self._endpoint
         view = content.numpy().data
         return self._endpoint.send(
-            self._session(k), self._transfer, view, prompt=len(view) // 2, patience=PATIENCE_SECONDS
+            self._session(k), self._transfer, view, prompt=len(view) // 2, patience=PEER_SILENCE_SECONDS
         )
 
-    def _receive(self, k: int, codec: Codec, loss: float) -> Future[Received]:
+    def _receive(self, k: int, codec: Codec, loss: float) -> Future[ReceivedPayload]:
         assert self._endpoint
         pieces = -(-codec.nbytes // PAYLOAD)
         gains: list[NDArray[np.float64]] = []
 
-        def enough(content: memoryview, got: Got) -> bool:
+        def enough(content: memoryview, received: ReceivedMask) -> bool:
             if not gains:
                 gains.append(codec.gains(torch.frombuffer(content, dtype=torch.uint8)))
-            lost = ~codec.rows_within(got, PAYLOAD)
+            lost = ~codec.rows_within(received, PAYLOAD)
             return bool(lost.sum() <= loss * codec.rows and gains[0][lost].sum() <= self._norm_loss)
 
         needed, least = -(-codec.first_row // PAYLOAD), math.ceil((1 - loss) * pieces)
@@ -334,10 +344,10 @@ class Datagrams:
             self._session(k),
             self._transfer,
             codec.nbytes,
-            patience=PATIENCE_SECONDS,
-            needed=needed if loss else pieces,
-            least=least,
-            enough=enough if loss else None,
+            patience=PEER_SILENCE_SECONDS,
+            required_pieces=needed if loss else pieces,
+            min_pieces=least,
+            is_acceptable=enough if loss else None,
         )
 
     def _session(self, k: int) -> int:
@@ -348,18 +358,18 @@ def _session(low: int, high: int) -> int:
     return 1 + low + high * (high - 1) // 2
 
 
-def _keys(secret: bytes, low: int, high: int) -> Keys:
+def _keys(secret: bytes, low: int, high: int) -> SessionKeys:
     """Of the lower one of a pair of processes, a key for each direction."""
     out, back = (
         hashlib.blake2b(f"{low}-{high}-{way}".encode(), key=secret, digest_size=KEY_BYTES).digest()
         for way in ("up", "down")
     )
-    return Keys(_session(low, high), out, back)
+    return SessionKeys(_session(low, high), out, back)
 
 
-def _told_all(mine: tuple[str, int], group: Any) -> list[tuple[str, int]]:
+def _all_gathered(own: tuple[str, int], group: Any) -> list[tuple[str, int]]:
     """Every process's address."""
-    text = f"{mine[0]} {mine[1]}".encode().ljust(64)
+    text = f"{own[0]} {own[1]}".encode().ljust(64)
     told = torch.zeros(dist.get_world_size(), 64, dtype=torch.uint8)
     told[dist.get_rank()] = torch.tensor(list(text), dtype=torch.uint8)
     dist.all_reduce(told, group=group)
@@ -367,9 +377,9 @@ def _told_all(mine: tuple[str, int], group: Any) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, port in words]
 
 
-def _whole(content: Tensor, codec: Codec) -> Came:
-    return Came(content, np.ones(codec.rows, bool))
+def _whole(content: Tensor, codec: Codec) -> ReceivedPart:
+    return ReceivedPart(content, np.ones(codec.rows, bool))
 
 
-def _all_pieces(going: Sequence[Tensor]) -> list[Got]:
-    return [np.ones(max(1, -(-len(one) // PAYLOAD)), bool) for one in going]
+def _all_pieces(outgoing: Sequence[Tensor]) -> list[ReceivedMask]:
+    return [np.ones(max(1, -(-len(one) // PAYLOAD)), bool) for one in outgoing]

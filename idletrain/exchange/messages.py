@@ -26,9 +26,9 @@ class Reply(enum.StrEnum):
     ENOUGH = "enough"
 
 
-TAKEN = (Reply.ACCEPTED, Reply.DUPLICATE)
+DONE_REPLIES = (Reply.ACCEPTED, Reply.DUPLICATE)
 """Answers after which a worker is done: a duplicate means that an earlier send got through."""
-MAY_LACK = (Reply.DUPLICATE, Reply.STALE_ROUND)
+LATE_ROWS_REPLIES = (Reply.DUPLICATE, Reply.STALE_ROUND)
 """Answers after which a part of the payload may have been taken, and the rest be welcome later."""
 
 
@@ -44,7 +44,7 @@ class LeaseId:
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class LockstepGroup:
     """Attempts that take their steps together.
 
     Attributes:
@@ -92,7 +92,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AcceptanceRule:
     """What of a payload is enough.
 
     Attributes:
@@ -102,13 +102,13 @@ class Bound:
             many as that.
     """
 
-    needed: int
-    least: float
-    enough: Callable[[memoryview, NDArray[np.bool_], int], bool] | None = None
+    required_bytes: int
+    min_fraction: float
+    is_acceptable: Callable[[memoryview, NDArray[np.bool_], int], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class PartialPayload:
     """What has come of an update as whole numbers.
 
     Attributes:
@@ -118,7 +118,7 @@ class Arrival:
     """
 
     content: memoryview
-    got: NDArray[np.bool_]
+    received: NDArray[np.bool_]
     train_seconds: float
 
 

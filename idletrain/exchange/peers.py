@@ -12,8 +12,8 @@ from typing import Any
 from distributed.comm import Comm
 from distributed.core import connect
 
-OPERATION = "idletrain-letter"
-LOOK_SECONDS = 0.2  # between two looks whether the peers are still there
+OPERATION = "idletrain-message"
+PEER_POLL_SECONDS = 0.2  # between two looks whether the peers are still there
 GOODBYE = -1  # the number of a letter that says that no other comes
 Topic = tuple[str, int, int, int]  # store and run, epoch, round and gang: what a letter belongs to
 TOPICS_KEPT = 8  # letters of older ones are dropped: a worker is in one gang of each of few runs
@@ -42,11 +42,11 @@ class Mailbox:
         """A letter, if it has come."""
         return self._letters.get(to, {}).pop((number, sender), None)
 
-    def left(self, to: Topic, sender: int) -> bool:
+    def has_left(self, to: Topic, sender: int) -> bool:
         """Whether a sender has said goodbye."""
         return (GOODBYE, sender) in self._letters.get(to, {})
 
-    async def news(self, seconds: float) -> None:
+    async def wait(self, seconds: float) -> None:
         """Wait for the next letter, or so long."""
         self._come.clear()
         with contextlib.suppress(TimeoutError):
@@ -57,7 +57,7 @@ class Mailbox:
         self._letters.pop(to, None)
 
 
-class Link:
+class PeerLinks:
     """One member's connections to the others of its gang.
 
     Args:
@@ -92,7 +92,7 @@ class Link:
         addresses: Sequence[str],
         patience_seconds: float,
         connection_args: dict[str, Any],
-    ) -> Link:
+    ) -> PeerLinks:
         """Connect to all others.
 
         Raises:
@@ -107,7 +107,7 @@ class Link:
             raise CutOffError(f"{addresses[len(lines)]} cannot be reached") from error
         return cls(mailbox, to, me, lines, patience_seconds)
 
-    async def swap(self, letters: Sequence[bytes]) -> list[bytes]:
+    async def swap(self, messages: Sequence[bytes]) -> list[bytes]:
         """Send letter k to member k; returns what each sent here, with this member's letter to itself.
 
         Raises:
@@ -115,10 +115,10 @@ class Link:
         """
         number, self._number = self._number, self._number + 1
         try:
-            await asyncio.gather(*(self._send(k, number, letters[k]) for k, line in enumerate(self._lines) if line))
+            await asyncio.gather(*(self._send(k, number, messages[k]) for k, line in enumerate(self._lines) if line))
         except OSError as error:
             raise CutOffError from error
-        got = {self.me: letters[self.me]}
+        got = {self.me: messages[self.me]}
         until = asyncio.get_running_loop().time() + self._patience
         while True:
             for k in range(self.members):
@@ -129,7 +129,7 @@ class Link:
             gone = [k for k, line in enumerate(self._lines) if k not in got and line and self._is_gone(k, line)]
             if gone or asyncio.get_running_loop().time() > until:
                 raise CutOffError("" if gone else f"no letter in {self._patience:.0f} s from {self._silent(got)}")
-            await self._mailbox.news(LOOK_SECONDS)
+            await self._mailbox.wait(PEER_POLL_SECONDS)
 
     async def close(self) -> None:
         """Close the connections; peers that still wait are told."""
@@ -140,11 +140,11 @@ class Link:
         await _close(self._lines)
         self._mailbox.forget(self._to)
 
-    def _silent(self, got: Collection[int]) -> str:
-        return ", ".join(line.peer_address for k, line in enumerate(self._lines) if line and k not in got)
+    def _silent(self, received: Collection[int]) -> str:
+        return ", ".join(line.peer_address for k, line in enumerate(self._lines) if line and k not in received)
 
     def _is_gone(self, k: int, line: Comm) -> bool:
-        return bool(line.closed()) or self._mailbox.left(self._to, k)
+        return bool(line.closed()) or self._mailbox.has_left(self._to, k)
 
     async def _send(self, k: int, number: int, content: bytes) -> None:
         line = self._lines[k]

@@ -11,12 +11,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-K = 256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils no more than these
-HALF = K // 2  # bytes of a row: a chunk's first half goes below its second
-LEAST = 1e-30  # a scale below has no finite inverse, and its values are as good as zero
-ZEROS = 8, 136  # what stands for zero, of four bits and of eight: codes are positive
+VALUES_PER_ROW = 256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils no more than these
+HALF_ROW = VALUES_PER_ROW // 2  # bytes of a row: a chunk's first half goes below its second
+MIN_SCALE = 1e-30  # a scale below has no finite inverse, and its values are as good as zero
+ZERO_CODES = 8, 136  # what stands for zero, of four bits and of eight: codes are positive
 Floats = NDArray[np.float32]
-Words = NDArray[np.uint32]
+Uint32s = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
 _compiled = numba.njit(cache=True, nogil=True)
 _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
@@ -24,15 +24,15 @@ _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
 @_compiled
 def _take(values_K: Floats, base_K: Floats, out_K: Floats) -> None:
-    for k in range(K):
+    for k in range(VALUES_PER_ROW):
         out_K[k] = values_K[k] - base_K[k]
 
 
 @_compiled
-def _most(bits_K: Words) -> np.uint32:
+def _most(bits_K: Uint32s) -> np.uint32:
     """The largest magnitude, as an integer: NaN and infinity are above all others."""
     most = np.uint32(0)
-    for k in range(K):
+    for k in range(VALUES_PER_ROW):
         magnitude = np.uint32(bits_K[k] & np.uint32(0x7FFFFFFF))
         most = max(most, magnitude)
     return most
@@ -42,7 +42,7 @@ def _most(bits_K: Words) -> np.uint32:
 def _norm(x_K: Floats) -> np.float32:
     """Euclidean."""
     total = np.float32(0)
-    for k in range(K):
+    for k in range(VALUES_PER_ROW):
         total += x_K[k] * x_K[k]
     norm: np.float32 = np.sqrt(total)
     return norm
@@ -61,17 +61,17 @@ def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float3
     scale, scale_bits = one[0], bits[0]
     if not np.isfinite(scale):
         return scale_bits, np.float32(0)
-    if scale < LEAST:
+    if scale < MIN_SCALE:
         return np.uint32(0), np.float32(0)
     one[0] = _norm(x_K)
     return np.uint32(scale_bits | bits[0] >> np.uint32(16)), np.float32(1) / scale
 
 
 @_compiled
-def _chances(key: np.uint32, c: int, out: Words) -> None:
+def _chances(key: np.uint32, c: int, out: Uint32s) -> None:
     """A byte a value, each as likely: a hash of its place (`lowbias32`, C. Wellons, nullprogram.com, 2018)."""
-    first = np.uint32(c * (K // 4))
-    for w in range(K // 4):
+    first = np.uint32(c * (VALUES_PER_ROW // 4))
+    for w in range(VALUES_PER_ROW // 4):
         x = np.uint32(np.uint32(first + np.uint32(w)) * np.uint32(0x9E3779B9)) ^ key
         x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x7FEB352D))
         x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) * np.uint32(0x846CA68B))
@@ -81,34 +81,34 @@ def _chances(key: np.uint32, c: int, out: Words) -> None:
 @_compiled
 def _round(x_K: Floats, inverse: np.float32, chance_K: Bytes, zero: int, out_K: Bytes) -> None:
     above = np.float32(zero) + np.float32(0.5 / 256)
-    for k in range(K):
+    for k in range(VALUES_PER_ROW):
         chance = np.float32(chance_K[k]) * np.float32(1 / 256) + above
         out_K[k] = np.uint8(np.int32(x_K[k] * inverse + chance))
 
 
 @_compiled
 def _pack(codes_K: Bytes, row_B: Bytes) -> None:
-    for b in range(HALF):
-        row_B[b] = np.uint8(codes_K[b] | np.uint8(codes_K[b + HALF] << np.uint8(4)))
+    for b in range(HALF_ROW):
+        row_B[b] = np.uint8(codes_K[b] | np.uint8(codes_K[b + HALF_ROW] << np.uint8(4)))
 
 
 @_compiled
 def _pack_layers(codes_K: Bytes, base_B: Bytes, fine_B: Bytes) -> None:
-    for b in range(HALF):
-        low, high = codes_K[b], codes_K[b + HALF]
+    for b in range(HALF_ROW):
+        low, high = codes_K[b], codes_K[b + HALF_ROW]
         base_B[b] = np.uint8(np.uint8(low >> np.uint8(4)) | np.uint8(high & np.uint8(240)))
         fine_B[b] = np.uint8(np.uint8(low & np.uint8(15)) | np.uint8(high << np.uint8(4)))
 
 
 @_compiled
-def quantise(
+def quantize(
     values_CK: Floats,
     base_CK: Floats,
     first: int,
     fine: bool,
     key: np.uint32,
     by_chance: bool,
-    heads: Words,
+    heads: Uint32s,
     rows: Bytes,
 ) -> None:
     """Chunks of a change as rows, from chunk number `first` on.
@@ -120,8 +120,12 @@ def quantise(
         heads: Takes a scale and a norm each, `[all chunks]`.
         rows: Takes the base layer of each chunk, then the refinement of each, `[R, B]`.
     """
-    x_K, codes_K, one = np.empty(K, np.float32), np.empty(K, np.uint8), np.empty(1, np.float32)
-    chance_K = np.full(K, 127, np.uint8)  # to the nearest
+    x_K, codes_K, one = (
+        np.empty(VALUES_PER_ROW, np.float32),
+        np.empty(VALUES_PER_ROW, np.uint8),
+        np.empty(1, np.float32),
+    )
+    chance_K = np.full(VALUES_PER_ROW, 127, np.uint8)  # to the nearest
     levels, zero = (119, 136) if fine else (7, 8)
     for c in range(len(values_CK)):
         _take(values_CK[c], base_CK[c], x_K)
@@ -139,35 +143,35 @@ def quantise(
 
 @_compiled
 def _unpack(row_B: Bytes, codes_K: Bytes) -> None:
-    for b in range(HALF):
+    for b in range(HALF_ROW):
         codes_K[b] = row_B[b] & np.uint8(15)
-        codes_K[b + HALF] = row_B[b] >> np.uint8(4)
+        codes_K[b + HALF_ROW] = row_B[b] >> np.uint8(4)
 
 
 @_compiled
 def _unpack_base(row_B: Bytes, codes_K: Bytes) -> None:
     """The middle of what the refinement tells apart."""
-    for b in range(HALF):
+    for b in range(HALF_ROW):
         codes_K[b] = np.uint8(np.uint8(row_B[b] << np.uint8(4)) | np.uint8(8))
-        codes_K[b + HALF] = np.uint8(np.uint8(row_B[b] & np.uint8(240)) | np.uint8(8))
+        codes_K[b + HALF_ROW] = np.uint8(np.uint8(row_B[b] & np.uint8(240)) | np.uint8(8))
 
 
 @_compiled
 def _unpack_layers(base_B: Bytes, fine_B: Bytes, codes_K: Bytes) -> None:
-    for b in range(HALF):
+    for b in range(HALF_ROW):
         codes_K[b] = np.uint8(np.uint8(base_B[b] << np.uint8(4)) | np.uint8(fine_B[b] & np.uint8(15)))
-        codes_K[b + HALF] = np.uint8(np.uint8(base_B[b] & np.uint8(240)) | np.uint8(fine_B[b] >> np.uint8(4)))
+        codes_K[b + HALF_ROW] = np.uint8(np.uint8(base_B[b] & np.uint8(240)) | np.uint8(fine_B[b] >> np.uint8(4)))
 
 
 @_compiled
 def _add(codes_K: Bytes, scale: np.float32, zero: int, base_K: Floats, out_K: Floats) -> None:
-    for k in range(K):
+    for k in range(VALUES_PER_ROW):
         out_K[k] = base_K[k] + scale * np.float32(np.int32(codes_K[k]) - np.int32(zero))
 
 
 @_compiled
-def restore(
-    rows: Bytes, places_R: NDArray[np.int64], heads: Words, first: int, fine: bool, base_CK: Floats, out_CK: Floats
+def dequantize(
+    rows: Bytes, places_R: NDArray[np.int64], heads: Uint32s, first: int, fine: bool, base_CK: Floats, out_CK: Floats
 ) -> None:
     """The other way round, from chunk number `first` on.
 
@@ -175,7 +179,7 @@ def restore(
         places_R: Which of the rows holds each chunk's base layer, then its refinement; -1 if it is not there, which
             counts as no change.
     """
-    codes_K, one = np.empty(K, np.uint8), np.empty(1, np.float32)
+    codes_K, one = np.empty(VALUES_PER_ROW, np.uint8), np.empty(1, np.float32)
     bits = one.view(np.uint32)
     zero = 136 if fine else 8
     for c in range(len(out_CK)):
@@ -196,10 +200,14 @@ def restore(
 @_compiled
 def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
     """A change as bfloat16, to the nearest and even; NaN stays NaN."""
-    one_K = np.empty(K, np.float32)
+    one_K = np.empty(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
-    for start in range(0, len(values_N), K):
-        values, base, out = values_N[start : start + K], base_N[start : start + K], out_N[start : start + K]
+    for start in range(0, len(values_N), VALUES_PER_ROW):
+        values, base, out = (
+            values_N[start : start + VALUES_PER_ROW],
+            base_N[start : start + VALUES_PER_ROW],
+            out_N[start : start + VALUES_PER_ROW],
+        )
         for k in range(len(values)):
             one_K[k] = values[k] - base[k]
         for k in range(len(values)):
@@ -212,10 +220,14 @@ def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
 @_compiled
 def double(halves_N: NDArray[np.uint16], base_N: Floats, out_N: Floats) -> None:
     """The other way round."""
-    one_K = np.empty(K, np.float32)
+    one_K = np.empty(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
-    for start in range(0, len(halves_N), K):
-        halves, base, out = halves_N[start : start + K], base_N[start : start + K], out_N[start : start + K]
+    for start in range(0, len(halves_N), VALUES_PER_ROW):
+        halves, base, out = (
+            halves_N[start : start + VALUES_PER_ROW],
+            base_N[start : start + VALUES_PER_ROW],
+            out_N[start : start + VALUES_PER_ROW],
+        )
         for k in range(len(halves)):
             bits_K[k] = np.uint32(np.uint32(halves[k]) << np.uint32(16))
         for k in range(len(halves)):

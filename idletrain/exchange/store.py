@@ -17,14 +17,22 @@ from distributed.security import Security
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.exchange.admission import LEAST_RATE, SILENT_SECONDS, TURN_BYTES, Turns, holder_of
-from idletrain.exchange.datagram.endpoint import Received, SilentError
+from idletrain.exchange.admission import ADMISSION_BYTES, HOLDER_SILENCE_SECONDS, MIN_RATE, AdmissionQueue, holder_of
+from idletrain.exchange.datagram.endpoint import PeerSilentError, ReceivedPayload
 from idletrain.exchange.datagram.packet import PAYLOAD
-from idletrain.exchange.datagram_server import Ways
-from idletrain.exchange.messages import MAY_LACK, Bound, Gang, LeaseId, PushHeader, Receipt, Reply
+from idletrain.exchange.datagram_server import DatagramServer
+from idletrain.exchange.messages import (
+    LATE_ROWS_REPLIES,
+    AcceptanceRule,
+    LeaseId,
+    LockstepGroup,
+    PushHeader,
+    Receipt,
+    Reply,
+)
 
 
-class Head(Protocol):
+class StoreBackend(Protocol):
     """What the store asks of whoever owns the network."""
 
     def program(self) -> bytes:
@@ -38,15 +46,15 @@ class Head(Protocol):
         mark, or an update in lockstep before all have theirs: once it is held).
         """
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
         """What of a payload of so many bytes that comes in any order is enough; or why it may not come."""
 
-    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
+    def part_arrived(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
         """Which pieces, of so many bytes each, have come of a payload; its bytes in their places. False if no more of
         it needs to come, as the round went on without.
         """
 
-    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+    async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         """Take the rows that an update of an earlier round lacked (`Receipt.missing`), one behind the other, and make
         them durable.
         """
@@ -59,13 +67,13 @@ class Head(Protocol):
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """Prolong a lease."""
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
         """The gang of those that train in lockstep, once all have asked, each with the steps that it can go on from and
         why the last gang failed, if it did; or why it is not to go on.
         """
 
 
-class Store:
+class StoreServer:
     """Serves a head's network on one address.
 
     Args:
@@ -78,17 +86,19 @@ class Store:
         bytes_up: Payload bytes received.
     """
 
-    def __init__(self, head: Head, security: Security, turns: Callable[[], Turns] = Turns) -> None:
-        self._head, self._security = head, security
+    def __init__(
+        self, backend: StoreBackend, security: Security, admission: Callable[[], AdmissionQueue] = AdmissionQueue
+    ) -> None:
+        self._backend, self._security = backend, security
         self.bytes_down = self.bytes_up = 0
         self._host = ""
-        self._ways = Ways()
-        self._pulls, self._pushes = turns(), turns()
+        self._datagram_server = DatagramServer()
+        self._pulls, self._pushes = admission(), admission()
         handlers = {
-            "turn": self._turn,
-            "turned": self._turned,
+            "turn": self._admit,
+            "turned": self._release_turn,
             "datagrams": self._datagrams,
-            "repair": self._repair,
+            "late_rows": self._late_rows_arrived,
             "program": self._program,
             "pull": self._pull,
             "part": self._part,
@@ -109,95 +119,100 @@ class Store:
         address: str = self._server.address
         return address
 
-    def left(self, worker: str) -> None:
+    def worker_left(self, worker: str) -> None:
         """A worker is gone: what was under way with it ends."""
-        self._ways.left(worker)
+        self._datagram_server.worker_left(worker)
 
-    def over(self, lease: LeaseId) -> None:
+    def attempt_ended(self, lease: LeaseId) -> None:
         """An attempt has ended: nobody waits for its turns, or for the end of them."""
         for turns in (self._pulls, self._pushes):
-            turns.leave(holder_of(lease))
+            turns.cancel(holder_of(lease))
 
     async def close(self) -> None:
         """Stop to serve."""
         await self._server.close()
-        await self._ways.close()
+        await self._datagram_server.close()
 
     def _program(self) -> Any:
-        return {"program": self._head.program()}
+        return {"program": self._backend.program()}
 
-    async def _turn(self, holder: str, urgent: bool = False) -> Any:
+    async def _admit(self, holder: str, urgent: bool = False) -> Any:
         """A push may begin; its turn is over when its last byte is here."""
-        await self._pushes.take(holder, urgent=urgent)
+        await self._pushes.acquire(holder, urgent=urgent)
         return {}
 
-    def _turned(self, holder: str, size: int) -> Any:
+    def _release_turn(self, holder: str, size: int) -> Any:
         """A pull has come."""
-        self._pulls.moved(holder, size)
-        self._pulls.give(holder)
+        self._pulls.transferred(holder, size)
+        self._pulls.release(holder)
         return {}
 
     async def _datagrams(self, worker: str) -> Any:
-        return await self._ways.open(worker, self._host)
+        return await self._datagram_server.open(worker, self._host)
 
     async def _pull(
-        self, lease: dict[str, Any], start: int, stop: int | None, at: int | None, way: Sequence[int] | None = None
+        self,
+        lease: dict[str, Any],
+        start: int,
+        stop: int | None,
+        at: int | None,
+        transfer_id: Sequence[int] | None = None,
     ) -> Any:
         whose = LeaseId(**lease)
-        answer = await self._head.pull(whose, start, stop, at)
+        answer = await self._backend.pull(whose, start, stop, at)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, part = answer
         self.bytes_down += part.nbytes
         told = {"reply": Reply.ACCEPTED.value, "step": step}
-        if way is None:
-            large = part.nbytes > TURN_BYTES
+        if transfer_id is None:
+            large = part.nbytes > ADMISSION_BYTES
             if large:
-                await self._pulls.take(holder_of(whose), SILENT_SECONDS + part.nbytes / LEAST_RATE)
+                await self._pulls.acquire(holder_of(whose), HOLDER_SILENCE_SECONDS + part.nbytes / MIN_RATE)
             return {**told, "flat": to_serialize(part.numpy()), "turn": large}
-        self._ways.send(way, part)
+        self._datagram_server.send(transfer_id, part)
         return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
-    async def _repair(self, lease: dict[str, Any], flat: Serialized) -> Any:
+    async def _late_rows_arrived(self, lease: dict[str, Any], flat: Serialized) -> Any:
         whose = LeaseId(**lease)
-        self._pushes.give(holder_of(whose))  # its bytes are here
-        return {"reply": (await self._head.repair(whose, self._received(flat))).value}
+        self._pushes.release(holder_of(whose))  # its bytes are here
+        return {"reply": (await self._backend.late_rows(whose, self._received(flat))).value}
 
     def _part(self, header: dict[str, Any], start: int, flat: Serialized) -> Any:
         told, frames = _header(header), self._received(flat)
-        self._pushes.moved(holder_of(told.lease), sum(map(len, frames)))
-        reply = self._head.part(told, start, frames)
+        self._pushes.transferred(holder_of(told.lease), sum(map(len, frames)))
+        reply = self._backend.part(told, start, frames)
         if reply not in (Reply.ACCEPTED, Reply.ENOUGH):
-            self._pushes.give(holder_of(told.lease))
+            self._pushes.release(holder_of(told.lease))
         return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
         told, frames = _header(header), self._received(flat)
-        self._pushes.give(holder_of(told.lease))  # its bytes are here
-        return _answer(await self._head.push(told, frames))
+        self._pushes.release(holder_of(told.lease))  # its bytes are here
+        return _answer(await self._backend.push(told, frames))
 
-    async def _scattered(self, header: dict[str, Any], size: int, way: Sequence[int]) -> Any:
+    async def _scattered(self, header: dict[str, Any], size: int, transfer_id: Sequence[int]) -> Any:
         """A push whose payload comes in datagrams: all of it, or what is enough."""
         told = _header(header)
-        if receipt := self._ways.answer(way):  # told again, as the answer did not come
+        if receipt := self._datagram_server.receipt(transfer_id):  # told again, as the answer did not come
             return _answer(receipt)
-        bound = self._head.expect(told, size)
-        if bound in MAY_LACK:
-            return _answer(await self._head.push(told, []))
+        bound = self._backend.expect(told, size)
+        if bound in LATE_ROWS_REPLIES:
+            return _answer(await self._backend.push(told, []))
         if isinstance(bound, Reply):
             return _answer(Receipt(bound))
 
-        def came(received: Received) -> bool:
-            return self._head.came(told, memoryview(received.content), received.got, PAYLOAD)
+        def came(received: ReceivedPayload) -> bool:
+            return self._backend.part_arrived(told, memoryview(received.content), received.received, PAYLOAD)
 
         try:
-            received = await self._ways.receive(way, size, bound, came)
-        except SilentError as silence:
+            received = await self._datagram_server.receive(transfer_id, size, bound, came)
+        except PeerSilentError as silence:
             return {**_answer(Receipt(Reply.ACCEPTED)), "silent": str(silence)}
-        self.bytes_up += min(len(received.content), PAYLOAD * int(received.got.sum()))
-        whole = [memoryview(received.content)] if received.got.all() else []
-        receipt = await self._head.push(told, whole)
-        self._ways.answered(way, receipt)
+        self.bytes_up += min(len(received.content), PAYLOAD * int(received.received.sum()))
+        whole = [memoryview(received.content)] if received.received.all() else []
+        receipt = await self._backend.push(told, whole)
+        self._datagram_server.keep_receipt(transfer_id, receipt)
         return _answer(receipt)
 
     def _received(self, flat: Serialized) -> list[memoryview]:
@@ -206,10 +221,10 @@ class Store:
         return frames
 
     def _beat(self, lease: dict[str, Any], steps: int) -> Any:
-        return {"reply": self._head.beat(LeaseId(**lease), steps).value}
+        return {"reply": self._backend.beat(LeaseId(**lease), steps).value}
 
     async def _join(self, lease: dict[str, Any], address: str, steps: Sequence[int], why: str) -> Any:
-        answer = await self._head.join(LeaseId(**lease), address, steps, why)
+        answer = await self._backend.join(LeaseId(**lease), address, steps, why)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         return {"reply": Reply.ACCEPTED.value, **asdict(answer)}
@@ -219,5 +234,5 @@ def _answer(receipt: Receipt) -> dict[str, Any]:
     return {"reply": receipt.reply.value, "missing": receipt.missing, "silent": ""}
 
 
-def _header(told: dict[str, Any]) -> PushHeader:
-    return PushHeader(LeaseId(**told.pop("lease")), **told)
+def _header(fields: dict[str, Any]) -> PushHeader:
+    return PushHeader(LeaseId(**fields.pop("lease")), **fields)

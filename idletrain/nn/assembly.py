@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.nn.data.arrays import Samples
-from idletrain.nn.evaluate import BATCH
+from idletrain.nn.evaluate import EVALUATION_BATCH
 from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
@@ -30,7 +30,7 @@ def training_loss(module: nn.Module, samples: Samples, program: Program) -> floa
     """Return the mean loss of a module in evaluation mode on some of the training data, the same ones every time."""
     order = generator(program.training.seed, "assembly").permutation(len(samples))[:SAMPLES]
     total = 0.0
-    for index in np.array_split(order, -(-len(order) // BATCH)):
+    for index in np.array_split(order, -(-len(order) // EVALUATION_BATCH)):
         inputs, labels = samples.batch(index)
         total += float(program.loss(module(inputs), labels)) * len(index)
     return total / len(order)

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import MemorySettings, TrainingSettings
-from idletrain.nn.data.arrays import Array, Arrays, Samples, Source
+from idletrain.nn.data.arrays import Array, ArraySource, Samples, Source
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist import discovery, groups
 from idletrain.nn.ist.groups import Layout, run_on_meta, weightless
@@ -39,7 +39,7 @@ def open_samples(source: Source, field: str) -> Samples:
     """The samples of a source, which must be numbers."""
     with user_code(f"{field}: cannot be read (", "); give a pair of arrays or a map-style Dataset"):
         samples = source.open()
-    if isinstance(samples, Arrays):
+    if isinstance(samples, ArraySource):
         for name, array in (("inputs", samples.x), ("labels", samples.y)):
             if array.dtype.kind not in "fiub":
                 raise JobError(f"{field}: its {name} are {array.dtype}; they should be numbers")
@@ -76,7 +76,7 @@ def check_labels(samples: Samples, outputs: Any, field: str) -> None:
 
 def _scan(samples: Samples, field: str) -> Iterator[tuple[int, Array, Array]]:
     """The first's number, inputs and labels of all rows of arrays, and of SCAN_ITEMS items across a Dataset."""
-    if isinstance(samples, Arrays):
+    if isinstance(samples, ArraySource):
         for row in range(0, len(samples), SCAN_ROWS):
             yield row, samples.x[row : row + SCAN_ROWS], samples.y[row : row + SCAN_ROWS]
         return
@@ -124,7 +124,7 @@ def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
 
 def check_labels_found(samples: Samples) -> None:
     """Rows must be found by their labels where labels are partitioned."""
-    if not isinstance(samples, SparseSamples) and not (isinstance(samples, Arrays) and samples.y.ndim == 1):
+    if not isinstance(samples, SparseSamples) and not (isinstance(samples, ArraySource) and samples.y.ndim == 1):
         raise JobError(
             "model: partitions the labels, which needs sparse rows, or arrays with one label a row; exclude that group"
         )
@@ -167,7 +167,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
 # --- cuts -------------------------------------------------------------------------------------------------------------
 
 
-class Cuts(NamedTuple):
+class CutSettings(NamedTuple):
     """What a job says of a network's groups: those to keep whole, all of them by hand, those to draw but once."""
 
     exclude: Sequence[str] = ()
@@ -180,7 +180,9 @@ def trial_inputs(samples: Samples, field: str) -> Any:
     return _read(samples, np.arange(min(TRIAL_SAMPLES, len(samples))), field)[0]
 
 
-def cuts_of(module: nn.Module, inputs: Any, training: TrainingSettings, asked: Cuts) -> tuple[nn.Module, Layout]:
+def cuts_of(
+    module: nn.Module, inputs: Any, training: TrainingSettings, requested: CutSettings
+) -> tuple[nn.Module, Layout]:
     """The module on the meta device, and the layout of its cuts, tried on a few samples' inputs."""
     meta = groups.without_statistics(groups.to_meta(module))
     dense = isinstance(inputs, Tensor)
@@ -191,8 +193,8 @@ def cuts_of(module: nn.Module, inputs: Any, training: TrainingSettings, asked: C
         return meta, groups.whole(meta)
     parameters = [parameter.detach() for parameter in module.parameters()]
     subject = Subject(meta, parameters, inputs)
-    layout = _layout(module, meta, sample, asked, functools.partial(reason_to_keep_whole, subject))
-    layout = _fix(layout, asked.fixed)
+    layout = _layout(module, meta, sample, requested, functools.partial(reason_to_keep_whole, subject))
+    layout = _fix(layout, requested.fixed)
     outputs = _label_groups(meta, layout)
     if outputs:
         layout = replace(layout, common="same" if training.mode == "lockstep" else "sum")
@@ -218,9 +220,11 @@ def _shape(outputs: Any) -> torch.Size:
     return shape if isinstance(outputs, Tensor) else shape[:-1]
 
 
-def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts, refuse: Callable[[Layout], str]) -> Layout:
+def _layout(
+    module: nn.Module, meta: nn.Module, sample: Any, requested: CutSettings, refuse: Callable[[Layout], str]
+) -> Layout:
     """The layout by hand, by the module's own word, or found."""
-    table = asked.table or _own_groups(module, asked.exclude)
+    table = requested.table or _own_groups(module, requested.exclude)
     if table:
         return groups.by_hand(meta, table)
     if _very_wide(meta) is not None:
@@ -228,7 +232,7 @@ def _layout(module: nn.Module, meta: nn.Module, sample: Any, asked: Cuts, refuse
             "model.groups: a network that ends in SparseLinear needs its groups by hand, such as "
             "{output.weight: [labels, hidden], output.bias: [labels]}"
         )
-    return discovery.find(meta, sample, asked.exclude, refuse)
+    return discovery.find_groups(meta, sample, requested.exclude, refuse)
 
 
 def _sharded(meta: nn.Module, layout: Layout) -> bool:

@@ -22,7 +22,7 @@ from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
 # of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.
 STATISTICS_SAMPLES = 8192
-BATCH = 512  # samples at a time outside training
+EVALUATION_BATCH = 512  # samples at a time outside training
 CONFIDENCE_BINS = 15  # Guo et al., arXiv 1706.04599, section 4
 TEMPERATURES = tuple(2 ** (k / 4) for k in range(-16, 25))  # 1/16 to 64, within which any network learns at all
 CALIBRATION_VALUES = 1 << 23  # 800,000 rows of 10 classes; 0.5 s of one core
@@ -43,7 +43,7 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
     Dropout draws the same numbers every time; a last batch of one sample, which has no variance, is left out.
     """
     order = generator(seed, "statistics").permutation(len(samples))[:STATISTICS_SAMPLES]
-    order = order[: len(order) - (len(order) % BATCH == 1)]
+    order = order[: len(order) - (len(order) % EVALUATION_BATCH == 1)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "statistics", "dropout") % 2**63)
         update_bn((inputs for inputs, _ in _batches(samples, order)), module)
@@ -144,5 +144,5 @@ class Calibration:
 
 
 def _batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
-    for start in range(0, len(order), BATCH):
-        yield samples.batch(order[start : start + BATCH])
+    for start in range(0, len(order), EVALUATION_BATCH):
+        yield samples.batch(order[start : start + EVALUATION_BATCH])

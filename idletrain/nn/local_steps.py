@@ -102,7 +102,7 @@ class LocalSteps:
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
         since_start = self._round * self._training.local_steps + step
         travels = self._training.optimizer.state == "travel"
-        self._optimizer.seen(since_start if travels else step)
+        self._optimizer.counted(since_start if travels else step)
         index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
         inputs, labels = inputs.to(self._device), labels.to(self._device)
@@ -129,13 +129,13 @@ class LocalOptimizer:
     a worker 1.4 s on an idle core before its first step, at every replacement of a node.
     """
 
-    def __init__(self, asked: OptimizerSettings, names: Sequence[str], decays: Sequence[float]) -> None:
-        self._asked, self._decays = asked, decays
+    def __init__(self, settings: OptimizerSettings, names: Sequence[str], decays: Sequence[float]) -> None:
+        self._asked, self._decays = settings, decays
         self._steps = [torch.zeros(()) for _ in names]
-        start = asked.start
+        start = settings.start
         self._starts = [start.get(name, ADAGRAD_START) if isinstance(start, dict) else start for name in names]
 
-    def seen(self, steps: int) -> None:
+    def counted(self, steps: int) -> None:
         """Say how many steps the state has seen, for AdamW's bias correction: with a gradient or without, so that it
         is the same for whoever goes on from a mark.
         """

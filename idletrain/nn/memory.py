@@ -18,7 +18,7 @@ from idletrain.nn.local_steps import assemble
 from idletrain.nn.program import Program
 
 # Left to the head and the scheduler when this machine's RAM is shared out to local workers.
-HEAD_BYTES = 1 << 30
+HEAD_RESERVE_BYTES = 1 << 30
 # What a step needs beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers):
 # 20 MB seen for the MLP of workflows/fashion-mnist.yaml, half as much again for safety.
 SCRATCH_BYTES = 32 << 20
@@ -29,7 +29,7 @@ def subnet_of_share(program: Program, share: float) -> Subnet:
     return cut(program.layout, draw(program.training.seed, 0, program.layout.sizes, [share])[0])
 
 
-def need_of(program: Program) -> Callable[[float], int]:
+def subnet_need(program: Program) -> Callable[[float], int]:
     """A function from a subnet's share of every group to the bytes that training it takes.
 
     Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
@@ -48,7 +48,7 @@ def need_of(program: Program) -> Callable[[float], int]:
     @functools.cache
     def need_bytes(share: float) -> int:
         subnet = subnet_of_share(program, share)
-        buffer = 4 * program.buffer_size(subnet, travelling=False)
+        buffer = 4 * program.buffer_size(subnet, persistent=False)
         buffers = (3 if program.training.mode == "lockstep" else 2) * buffer + 4 * subnet.parameters
         gradients = 0 if program.output else 4 * subnet.parameters
         activations = 2 * _output_bytes(program, subnet, batch)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from idletrain.nn.ist.groups import Common, Layout
+from idletrain.nn.ist.groups import Layout, SharedRule
 from idletrain.nn.ist.subnets import Subnet, add, by_row, gather, merge, views
 from idletrain.nn.program import Program
 
@@ -50,7 +50,7 @@ class Network:
     @classmethod
     def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
         """The network of a program: what goes from round to round."""
-        slots, row_slots = program.travelling
+        slots, row_slots = program.persistent_slots
         return cls(program.layout, slots, values, row_slots, program.powers)
 
     @property
@@ -72,7 +72,7 @@ class Network:
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
         for slot, tensors in enumerate(self.slots):
             averages = 0 < slot < self._counts[0]  # moments: the sum of their changes is none, and may be below zero
-            common: Common = "mean" if averages and self._common == "sum" else self._common
+            common: SharedRule = "mean" if averages and self._common == "sum" else self._common
             merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common, self._powers[slot])
 
     def add(self, subnet: Subnet, change: Tensor, weight: float) -> None:

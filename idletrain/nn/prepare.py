@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
 from idletrain.nn import checks
-from idletrain.nn.checks import Cuts
+from idletrain.nn.checks import CutSettings
 from idletrain.nn.data import remote
-from idletrain.nn.data.arrays import Files, Made, Source, digits, fashion_mnist
+from idletrain.nn.data.arrays import FactorySource, FileSource, Source, digits, fashion_mnist
 from idletrain.nn.data.extreme import SparseFiles, sparse_names
 from idletrain.nn.data.remote import Remote
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, sampled_softmax
@@ -35,7 +35,7 @@ class Prepared:
     test: Source | None
 
 
-class Faults:
+class FaultCollector:
     """Steps that depend on each other: what can be looked at is, and all that is wrong is told together."""
 
     FAULTY = object()  # in place of the result of a step that failed or could not be taken
@@ -43,17 +43,17 @@ class Faults:
     def __init__(self) -> None:
         self._told: dict[str, None] = {}
 
-    def look(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
+    def check(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
         """What the step makes of the inputs, or FAULTY if it fails or an input, or what it comes after, is FAULTY."""
-        if any(value is Faults.FAULTY for value in (*inputs, after)):
-            return Faults.FAULTY
+        if any(value is FaultCollector.FAULTY for value in (*inputs, after)):
+            return FaultCollector.FAULTY
         try:
             return step(*inputs)
         except JobError as error:
             self._told |= dict.fromkeys(error.faults)
-            return Faults.FAULTY
+            return FaultCollector.FAULTY
 
-    def tell(self) -> None:
+    def raise_all(self) -> None:
         """Raise what was found.
 
         Raises:
@@ -86,10 +86,10 @@ def from_settings(
         JobError: with every fault that can be found.
     """
     torch.manual_seed(training.seed)
-    faults = Faults()
-    module = faults.look(_module, model)
+    faults = FaultCollector()
+    module = faults.check(_module, model)
     train, test = _sources(faults, data)
-    cuts = Cuts(model.exclude, model.groups, model.fixed)
+    cuts = CutSettings(model.exclude, model.groups, model.fixed)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
     if prepared.program.output and hasattr(module, "start_from"):
         module.start_from(prepared.program.source.open())
@@ -113,7 +113,7 @@ def prepare(
     Raises:
         JobError: with every fault that can be found.
     """
-    return _prepare(Faults(), module, train, test, loss, training, Cuts(exclude, table, fixed), memory)
+    return _prepare(FaultCollector(), module, train, test, loss, training, CutSettings(exclude, table, fixed), memory)
 
 
 def named_loss(loss: str | Loss) -> Loss:
@@ -135,28 +135,28 @@ def named_loss(loss: str | Loss) -> Loss:
 
 
 def _prepare(
-    faults: Faults,
+    faults: FaultCollector,
     module: Any,
     train: Any,
     test: Any,
-    asked: str | Loss,
+    loss_name: str | Loss,
     training: TrainingSettings,
-    asked_cuts: Cuts,
+    asked_cuts: CutSettings,
     memory: MemorySettings,
 ) -> Prepared:
     """What `prepare` does, of a module and sources that may be FAULTY already."""
-    name = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
-    module = faults.look(checks.check_parameters, module)
-    loss = faults.look(named_loss, asked)
+    name = loss_name if isinstance(loss_name, str) else getattr(loss_name, "__name__", repr(loss_name))
+    module = faults.check(checks.check_parameters, module)
+    loss = faults.check(named_loss, loss_name)
     samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
     if test is not None:  # tried with what fits the training data: a reason is told once
-        fitting = (Faults.FAULTY, Faults.FAULTY) if fits is Faults.FAULTY else (module, loss)
+        fitting = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, loss)
         _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
-    inputs = faults.look(checks.trial_inputs, samples, "data.train", after=pair)
-    cuts = faults.look(checks.cuts_of, module, inputs, training, asked_cuts, after=outputs)
-    faults.look(pieces_of, module, memory.units)
-    output = faults.look(checks.check_wide, cuts, samples, training, memory)
-    faults.tell()
+    inputs = faults.check(checks.trial_inputs, samples, "data.train", after=pair)
+    cuts = faults.check(checks.cuts_of, module, inputs, training, asked_cuts, after=outputs)
+    faults.check(pieces_of, module, memory.units)
+    output = faults.check(checks.check_wide, cuts, samples, training, memory)
+    faults.raise_all()
     meta, layout = cuts
     program = Program(meta, layout, train, loss, training, memory, output)
     return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
@@ -171,21 +171,21 @@ def _module(model: ModelSettings) -> nn.Module:
     return module
 
 
-def _sources(faults: Faults, data: DataSettings) -> tuple[Any, Any]:
+def _sources(faults: FaultCollector, data: DataSettings) -> tuple[Any, Any]:
     """The sources of training and test data (None without), each FAULTY where it is not to be had."""
-    nothing = (Faults.FAULTY, Faults.FAULTY)
-    if faults.look(_check_choice, data) is Faults.FAULTY:
+    nothing = (FaultCollector.FAULTY, FaultCollector.FAULTY)
+    if faults.check(_check_choice, data) is FaultCollector.FAULTY:
         return nothing
     if data.name == "digits":
-        return Made(digits, 0), Made(digits, 1)
+        return FactorySource(digits, 0), FactorySource(digits, 1)
     if data.name == "fashion-mnist":
-        found = faults.look(fashion_mnist, data.path)
-        return nothing if found is Faults.FAULTY else found
+        found = faults.check(fashion_mnist, data.path)
+        return nothing if found is FaultCollector.FAULTY else found
     if data.factory is not None:
-        factory = faults.look(resolve, data.factory, "data.factory")
-        return tuple(faults.look(Made, factory, part, data.args) for part in (0, 1))
-    test = None if data.test is None else faults.look(_files, data.test, "data.test", data, data.test_rows)
-    return faults.look(_files, data.train, "data.train", data, None), test
+        factory = faults.check(resolve, data.factory, "data.factory")
+        return tuple(faults.check(FactorySource, factory, part, data.args) for part in (0, 1))
+    test = None if data.test is None else faults.check(_files, data.test, "data.test", data, data.test_rows)
+    return faults.check(_files, data.train, "data.train", data, None), test
 
 
 def _check_choice(data: DataSettings) -> None:
@@ -210,22 +210,22 @@ def _files(where: str | tuple[str, str], field: str, data: DataSettings, most_ro
     if most_rows is not None:
         raise JobError(f"data.test_rows: {most_rows} goes with sparse rows alone; leave it out")
     if isinstance(where, tuple):
-        return Files(_pinned(where[0], field), _pinned(where[1], field), field=field)
+        return FileSource(_pinned(where[0], field), _pinned(where[1], field), field=field)
     if not where.endswith(".npz"):
         raise JobError(
             f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, or sparse rows: "
             "an extreme-classification .txt, or a pair of CSR .npz"
         )
     both = _pinned(where, field)
-    return Files(both, both, field=field)
+    return FileSource(both, both, field=field)
 
 
 def _pinned(where: str, field: str) -> str | Remote:
-    return remote.find(where, field) if where.startswith(remote.SCHEME) else where
+    return remote.find_remote(where, field) if where.startswith(remote.SCHEME) else where
 
 
 def _check_data(
-    faults: Faults, source: Any, field: str, module: Any, loss: Any, name: str, batch_size: int
+    faults: FaultCollector, source: Any, field: str, module: Any, loss: Any, name: str, batch_size: int
 ) -> tuple[Any, Any, Any, Any]:
     """Look at one part of the data, and try the model and the loss on its first samples.
 
@@ -233,7 +233,7 @@ def _check_data(
         The samples, the first of them, the model's outputs for these and whether the loss fits, each FAULTY where it is
         not.
     """
-    look = faults.look
+    look = faults.check
     samples = look(checks.open_samples, source, field)
     look(checks.check_finite, samples, field)
     pair = look(checks.first_samples, samples, batch_size, field)

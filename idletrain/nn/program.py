@@ -12,7 +12,7 @@ from torch.nn import functional
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.partition import Block, draw, members, orders
+from idletrain.nn.ist.partition import Block, draw, members, permutations
 from idletrain.nn.ist.subnets import Subnet, cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -65,10 +65,10 @@ class Program:
         masks = draw(self.training.seed, round_, self.layout.sizes, shares, self.layout.fixed)
         return [cut(self.layout, mask) for mask in masks]
 
-    def subnet(self, round_: int, mine: Sequence[Block]) -> Subnet:
+    def subnet(self, round_: int, blocks: Sequence[Block]) -> Subnet:
         """One subnet of a round, by its blocks: what a worker needs."""
-        dealt = orders(self.training.seed, round_, self.layout.sizes, mine, self.layout.fixed)
-        return cut(self.layout, members(dealt, mine))
+        dealt = permutations(self.training.seed, round_, self.layout.sizes, blocks, self.layout.fixed)
+        return cut(self.layout, members(dealt, blocks))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Program:
         return ("sums",) if self.training.optimizer.name == "adagrad" else ()
 
     @property
-    def travelling(self) -> tuple[int, int]:
+    def persistent_slots(self) -> tuple[int, int]:
         """How many slots and row slots go from round to round; the rest starts at zero."""
         return (len(self.slots), len(self.row_slots)) if self.training.optimizer.state == "travel" else (1, 0)
 
@@ -96,7 +96,7 @@ class Program:
         they do; Adam's first moment is a mean gradient, its second and Adagrad's sums are mean squares of gradients.
         """
         power_of = {"value": 1, "momentum_buffer": 1, "exp_avg": -1, "exp_avg_sq": -2, "sums": -2}
-        slots, row_slots = self.travelling
+        slots, row_slots = self.persistent_slots
         return tuple(power_of[name] for name in (*self.slots[:slots], *self.row_slots[:row_slots]))
 
     @property
@@ -110,7 +110,7 @@ class Program:
         in_core = self.output or self.row_slots or self.training.exchange.coded
         return "never" if in_core else self.memory.out_of_core
 
-    def buffer_size(self, subnet: Subnet, *, travelling: bool) -> int:
+    def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:
         """Values in a subnet's flat buffer: as it is trained, or as it goes from round to round."""
-        slots, row_slots = self.travelling if travelling else (len(self.slots), len(self.row_slots))
+        slots, row_slots = self.persistent_slots if persistent else (len(self.slots), len(self.row_slots))
         return slots * subnet.parameters + row_slots * subnet.by_row.parameters

@@ -146,7 +146,7 @@ def _span(names: list[str]) -> str:
     return f"{names[0]}-{last}" if names[0].rpartition(".")[0] == prefix else f"{names[0]}-{names[-1]}"
 
 
-Runner = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+SegmentRunner = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Installed:
@@ -158,7 +158,7 @@ class Installed:
         runner: Runs a segment.
     """
 
-    def __init__(self, pieces: Sequence[Piece], segments: Sequence[tuple[int, int]], runner: Runner) -> None:
+    def __init__(self, pieces: Sequence[Piece], segments: Sequence[tuple[int, int]], runner: SegmentRunner) -> None:
         self._runner = runner
         self._own: dict[nn.Module, Any] = {}  # what stood in the place of a class's own `forward`
         self._owners: dict[nn.Module, list[tuple[int, list[Piece]]]] = {}

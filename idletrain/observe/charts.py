@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader
 
 from idletrain.observe.summary import RoundEnd, WorkerView
-from idletrain.observe.time_use import OUTSIDE, PARTS
+from idletrain.observe.time_use import OUTSIDE_ROUNDS, TIME_PARTS
 
 WIDTH, HEIGHT = 380, 190  # of a chart: the style sheet's pixels when four are in a row
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
@@ -31,7 +31,7 @@ CAUSES = ("notice", "kill")  # classes of the style sheet
 NOTHING = "-"
 
 
-class Line(NamedTuple):
+class Series(NamedTuple):
     """A series: points `(x, y)`, in the style sheet's colour of that number."""
 
     name: str
@@ -39,7 +39,7 @@ class Line(NamedTuple):
     colour: int = 0
 
 
-class Tick(NamedTuple):
+class AxisTick(NamedTuple):
     """A text beside an axis, or a mark on it, with what it says when pointed at."""
 
     at: float
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
     x: float
     y: float
     name: str
-    said: str
+    label: str
     colour: int
 
 
@@ -76,11 +76,11 @@ class Chart:
 
     what: str
     over: str
-    x: Sequence[Tick] = ()
-    y: Sequence[Tick] = ()
-    marks: Sequence[Tick] = ()
+    x: Sequence[AxisTick] = ()
+    y: Sequence[AxisTick] = ()
+    marks: Sequence[AxisTick] = ()
     curves: Sequence[Curve] = ()
-    target: Tick | None = None
+    target: AxisTick | None = None
     width, height, left, right, top, bottom = WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
 
 
@@ -89,7 +89,7 @@ class Timeline:
     """Workers from their joining to their end, each in a lane that is free then, over bands for the rounds."""
 
     height: int
-    x: Sequence[Tick]
+    x: Sequence[AxisTick]
     bands: Sequence[Box]
     workers: Sequence[Box]
     more: int
@@ -99,7 +99,7 @@ class Timeline:
 def chart(
     what: str,
     over: str,
-    lines: Sequence[Line],
+    lines: Sequence[Series],
     preempted: Sequence[tuple[float, str, str]] = (),
     target: float | None = None,
 ) -> Chart:
@@ -127,7 +127,7 @@ def chart(
     def at_y(y: float) -> float:
         return round(HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
 
-    def curve(line: Line) -> Curve:
+    def curve(line: Series) -> Curve:
         x, y = line.points[-1]
         path = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in line.points)
         return Curve(path, at_x(x), at_y(y), line.name, f"{line.name}: {y:.4g} at {text(x)}", line.colour)
@@ -135,15 +135,15 @@ def chart(
     return Chart(
         what,
         over,
-        x=[Tick(at_x(x), said) for x, said in axis(over, last)],
-        y=[Tick(at_y(y), f"{y:.3g}") for y in rules],
-        marks=[Tick(at_x(x), f"{name}: {cause} at {text(x)}", _kind(cause)) for x, cause, name in preempted],
+        x=[AxisTick(at_x(x), said) for x, said in axis(over, last)],
+        y=[AxisTick(at_y(y), f"{y:.3g}") for y in rules],
+        marks=[AxisTick(at_x(x), f"{name}: {cause} at {text(x)}", _kind(cause)) for x, cause, name in preempted],
         curves=[curve(line) for line in lines],
-        target=None if target is None else Tick(at_y(target), f"target {target:g}"),
+        target=None if target is None else AxisTick(at_y(target), f"target {target:g}"),
     )
 
 
-def charts(view: Mapping[str, Any]) -> list[Chart]:
+def run_charts(view: Mapping[str, Any]) -> list[Chart]:
     """A view's accuracy and loss, each over rounds and over time."""
     made = []
     for what, column in (("accuracy", 2), ("loss", 3)):
@@ -151,11 +151,11 @@ def charts(view: Mapping[str, Any]) -> list[Chart]:
             points = [(row[x], row[column]) for row in view["curve"] if row[column] is not None]
             preempted = [(row[mark], row[2], row[3]) for row in view["preempted"]]
             target = view["target"] if what == "accuracy" else None
-            made.append(chart(what, over, [Line(what, points)], preempted, target))
+            made.append(chart(what, over, [Series(what, points)], preempted, target))
     return made
 
 
-def timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: float) -> Timeline:
+def worker_timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: float) -> Timeline:
     """A timeline of workers, in the order that they joined in, until `end`, in seconds of the run."""
     end = end or 1.0
     packed = list(lanes(workers, end))
@@ -181,7 +181,7 @@ def timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: flo
     stride = -(-len(rounds) // BANDS) or 1
     return Timeline(
         height=count * pixels + BOTTOM,
-        x=[Tick(at(x), said) for x, said in axis("time", end)],
+        x=[AxisTick(at(x), said) for x, said in axis("time", end)],
         bands=[band(one) for one in rounds[::stride][::2]],
         workers=[box(lane, worker) for lane, worker in zip(packed, workers, strict=True) if lane < LANES],
         more=sum(lane >= LANES for lane in packed),
@@ -203,7 +203,9 @@ def stack(shares: Mapping[str, float]) -> list[Box]:
     x = 0.0
     for name, share in shares.items():
         width = round(share * TIMELINE_WIDTH, 1)
-        boxes.append(Box(round(x, 1), 0, width, 28, percent(share), f"p{(*PARTS, OUTSIDE).index(name)}", name))
+        boxes.append(
+            Box(round(x, 1), 0, width, 28, percent(share), f"p{(*TIME_PARTS, OUTSIDE_ROUNDS).index(name)}", name)
+        )
         x += width
     return boxes
 
@@ -286,7 +288,7 @@ def templates() -> Environment:
         loader=PackageLoader("idletrain.observe"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {shown.__name__: shown for shown in FILTERS}
-    environment.globals |= {"charts_of": charts, "stack_of": stack}
+    environment.globals |= {"charts_of": run_charts, "stack_of": stack}
     return environment
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Event = Mapping[str, Any]
+CostEvent = Mapping[str, Any]
 HOUR_SECONDS = 3600.0
 TEARDOWN_SECONDS = 60.0  # from a run's end to its machines'
 MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
@@ -33,7 +33,7 @@ PACE_ROUNDS = 10  # the last ones tell how long the next will take: fleets grow 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class BillItem:
     """A machine's part of the bill.
 
     Attributes:
@@ -58,7 +58,7 @@ class Item:
 class Bill:
     """What a run has cost so far."""
 
-    items: tuple[Item, ...]
+    items: tuple[BillItem, ...]
 
     @property
     def spent_usd(self) -> float:
@@ -81,11 +81,11 @@ class Bill:
         return 1 - self.spent_usd / self.on_demand_usd if self.on_demand_usd else 0.0
 
 
-def accrued(events: Iterable[Event], now: float) -> Bill:
+def accrued(events: Iterable[CostEvent], now: float) -> Bill:
     """The bill at a time; a machine whose end nobody saw counts until then."""
     told = list(events)
     launched, ended = bounds(told)
-    prices: dict[tuple[str, str], list[Event]] = {}
+    prices: dict[tuple[str, str], list[CostEvent]] = {}
     for event in told:
         if event["kind"] == "spot_price":
             prices.setdefault((event["type"], event["zone"]), []).append(event)
@@ -97,9 +97,9 @@ def accrued(events: Iterable[Event], now: float) -> Bill:
     )
 
 
-def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]:
+def bounds(events: Iterable[CostEvent]) -> tuple[dict[str, CostEvent], dict[str, float]]:
     """Each machine's launch, and the ends of those that have ended, by instance."""
-    launched: dict[str, Event] = {}
+    launched: dict[str, CostEvent] = {}
     ended: dict[str, float] = {}
     for event in events:
         if event["kind"] == "instance_launched":
@@ -112,7 +112,7 @@ def bounds(events: Iterable[Event]) -> tuple[dict[str, Event], dict[str, float]]
     return launched, ended
 
 
-def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: float) -> Item:
+def _item(launched: CostEvent, ended: float | None, changes: Sequence[CostEvent], now: float) -> BillItem:
     until = now if ended is None else min(ended, now)
     seconds = max(BILLED_SECONDS, until - launched["t"])
     on_demand = launched["on_demand_usd_per_hour"]
@@ -124,7 +124,7 @@ def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: f
             usd += (change["t"] - since) / HOUR_SECONDS * price
             since, price = change["t"], change["usd_per_hour"]
     usd += (end - since) / HOUR_SECONDS * price
-    return Item(
+    return BillItem(
         instance=launched["instance"],
         role=launched["role"],
         type=launched["type"],
@@ -137,7 +137,7 @@ def _item(launched: Event, ended: float | None, changes: Sequence[Event], now: f
     )
 
 
-def wasted_usd(events: Sequence[Event], now: float) -> float:
+def wasted_usd(events: Sequence[CostEvent], now: float) -> float:
     """What the steps cost that were lost to preemption: their time at the nodes' pace, at the nodes' average price.
 
     Nothing before the first subnet is home, as its pace is not known; never more than the nodes cost.
@@ -155,7 +155,7 @@ def wasted_usd(events: Sequence[Event], now: float) -> float:
     return min(spent, float(lost_steps * (trained / steps) * (spent / seconds)))
 
 
-def forecast_usd(events: Sequence[Event], now: float) -> float | None:
+def forecast_usd(events: Sequence[CostEvent], now: float) -> float | None:
     """What the run will have cost after its last round, at its present pace and price; None before a round is done.
 
     A target accuracy may end it earlier.

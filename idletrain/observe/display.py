@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from idletrain.observe.records import Event, Sink
+from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -26,18 +26,18 @@ BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
 TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # what a person must hear of, whatever is shown
 LINE_SECONDS = 10.0  # between plain lines when nothing else happens
-STATES = {True: "[yellow]draining", False: "[green]training"}
+WORKER_STATES = {True: "[yellow]draining", False: "[green]training"}
 
 
-class Lines:
+class LineDisplay:
     """Plain log lines: evaluations, workers coming and going, and a sign of life."""
 
     def __init__(self, out: TextIO, summary: Summary) -> None:
         self.summary = summary
         self._out, self._last = out, time.monotonic()
 
-    def __call__(self, event: Event) -> None:
-        line = describe(event)
+    def __call__(self, event: Record) -> None:
+        line = describe_event(event)
         if line is None and time.monotonic() - self._last > LINE_SECONDS and event["kind"] == "round_committed":
             line = _progress(self.summary)
         if line:
@@ -45,40 +45,40 @@ class Lines:
             self._out.write(f"{event['s']:7.1f}s  {line}\n")
             self._out.flush()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> LineDisplay:
         return self
 
     def __exit__(self, *_error: object) -> None:
         pass
 
 
-class Json:
+class JsonDisplay:
     """One JSON object a round, and the summary as the last."""
 
     def __init__(self, out: TextIO, summary: Summary) -> None:
         self.summary = summary
         self._out = out
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Record) -> None:
         if event["kind"] == "round_committed":
             self._print(self.summary.round_record(event))
         elif event["kind"] == "run_ended":
             self._print(self.summary.as_record())
         elif event["kind"] in TROUBLES:
-            sys.stderr.write(f"idletrain: {describe(event)}\n")
+            sys.stderr.write(f"idletrain: {describe_event(event)}\n")
 
     def _print(self, record: dict[str, Any]) -> None:
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
 
-    def __enter__(self) -> Json:
+    def __enter__(self) -> JsonDisplay:
         return self
 
     def __exit__(self, *_error: object) -> None:
         pass
 
 
-class Screen:
+class ScreenDisplay:
     """A live screen, redrawn a few times a second while the head has time for it."""
 
     def __init__(self, console: Console, summary: Summary) -> None:
@@ -87,11 +87,11 @@ class Screen:
         self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
-    def __call__(self, event: Event) -> None:
-        if line := describe(event):
+    def __call__(self, event: Record) -> None:
+        if line := describe_event(event):
             self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ScreenDisplay:
         self._live.start()
         return self
 
@@ -117,13 +117,13 @@ class Screen:
         return Panel(Group(*body), title=title, border_style="cyan")
 
 
-def describe(event: Event) -> str | None:
+def describe_event(event: Record) -> str | None:
     """An event in one line, or None where it is not news."""
-    teller = _NEWS.get(event["kind"])
+    teller = _DESCRIPTIONS.get(event["kind"])
     return teller(event) if teller else None
 
 
-def _tell_start(event: Event) -> str:
+def _tell_start(event: Record) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
     seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
     seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
@@ -132,22 +132,22 @@ def _tell_start(event: Event) -> str:
     return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
 
 
-def _tell_left(event: Event) -> str | None:
+def _tell_left(event: Record) -> str | None:
     how = {"notice": "left after a notice", "kill": "was killed"}.get(event["cause"])
     return how and f"{event['name']} {how}"
 
 
-def _tell_lost(event: Event) -> str | None:
+def _tell_lost(event: Record) -> str | None:
     if event["cause"] != "lease":
         return None
     return f"subnet {event['subnet']} of round {event['round']}: no sign of {event['worker']}, leased again"
 
 
-def _tell_reason(event: Event) -> str:
+def _tell_reason(event: Record) -> str:
     return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
 
 
-_NEWS: dict[str, Callable[[Event], str | None]] = {
+_DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "run_started": _tell_start,
     "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'])}",
     "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
@@ -201,17 +201,17 @@ def _last_score(summary: Summary) -> str:
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 
 
-def choose(as_json: bool, console: Console, summary: Summary) -> Lines | Json | Screen:
+def choose_display(as_json: bool, console: Console, summary: Summary) -> LineDisplay | JsonDisplay | ScreenDisplay:
     """The display that fits where output goes."""
     if as_json:
-        return Json(sys.stdout, summary)
-    return Screen(console, summary) if console.is_terminal else Lines(sys.stdout, summary)
+        return JsonDisplay(sys.stdout, summary)
+    return ScreenDisplay(console, summary) if console.is_terminal else LineDisplay(sys.stdout, summary)
 
 
 def folding(summary: Summary, *sinks: Sink) -> Sink:
     """A sink that sums up before it hands on."""
 
-    def take(event: Event) -> None:
+    def take(event: Record) -> None:
         for sink in (summary.add, *sinks):
             sink(event)
 
@@ -250,5 +250,5 @@ def _workers(summary: Summary) -> Table:
     for worker in summary.workers.values():
         if worker.left is None:
             age = f"{summary.seconds - worker.joined:.0f} s"
-            table.add_row(worker.name, worker.device, age, STATES[worker.noticed], worker.subnet or "idle")
+            table.add_row(worker.name, worker.device, age, WORKER_STATES[worker.noticed], worker.subnet or "idle")
     return table

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 
 
-class Expectation:
+class ForecastTracker:
     """Adds `measured` and, where there is a forecast, `expected` to the records of rounds, before they are written.
 
     Compute is the busiest worker's. What a round took beyond that and its commit is divided between pulls and pushes as
@@ -25,12 +25,12 @@ class Expectation:
         self._moved: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._committed = -1
 
-    def recall(self, event: Event) -> None:
+    def recall(self, event: Record) -> None:
         """Take what an earlier sitting of the run expected, unless this one has a forecast of its own."""
         if event["kind"] == "run_started" and "expected" in event and not self._forecast:
             self._expected, self._why = event["expected"], tuple(event["why"])
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Record) -> None:
         """Take the next event, and complete it."""
         match event["kind"]:
             case "run_started" if self._expected:
@@ -46,7 +46,7 @@ class Expectation:
                     event["expected"] = dict(self._expected)
                 event["measured"] = self._measured(event)
 
-    def _measured(self, event: Event) -> dict[str, float]:
+    def _measured(self, event: Record) -> dict[str, float]:
         number = self._committed = event["round"]
         compute = min(max(self._compute.pop(number, {}).values(), default=0.0), event["seconds"])
         left = max(0.0, event["seconds"] - compute - event["commit_seconds"])

@@ -11,9 +11,9 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-View = Mapping[str, Any]
+RunView = Mapping[str, Any]
 # name, help, label, what to read: a number, or numbers by the label's value; None is left out
-Kinds = tuple[tuple[str, str, str, Callable[[View], Any]], ...]
+Kinds = tuple[tuple[str, str, str, Callable[[RunView], Any]], ...]
 COUNTERS: Kinds = (
     ("rounds", "Rounds committed.", "", lambda v: v["rounds"]),
     ("local_steps", "Local steps in the network.", "", lambda v: v["local_steps"]),
@@ -66,7 +66,7 @@ class RunCollector(Collector):
         view: Gives the view now, empty before there is one.
     """
 
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: Callable[[], RunView]) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
@@ -78,7 +78,7 @@ class RunCollector(Collector):
         return []
 
 
-def families(view: View) -> Iterator[Metric]:
+def families(view: RunView) -> Iterator[Metric]:
     """The metrics of a view; none before there is a run."""
     if not view:
         return
@@ -94,6 +94,6 @@ def families(view: View) -> Iterator[Metric]:
             yield made
 
 
-def _cost(view: View, what: str) -> float | None:
+def _cost(view: RunView, what: str) -> float | None:
     value: float | None = (view["cost"] or {}).get(what)
     return value

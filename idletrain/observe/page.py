@@ -28,12 +28,12 @@ from tornado.web import HTTPError, RequestHandler
 from idletrain.observe import charts
 from idletrain.observe.metrics import RunCollector
 
-VIEW = "idletrain-view"  # the scheduler's metadata: what there is to show, and that there is a page to show it
-PAGE = "idletrain-page"
+VIEW_KEY = "idletrain-view"  # the scheduler's metadata: what there is to show, and that there is a page to show it
+PAGE_KEY = "idletrain-page"
 SIGNALS = {"drain": signal.SIGTERM, "kill": signal.SIGKILL}
 DASK_TEMPLATES = Path(distributed.__file__).parent / "http" / "templates"
 CURVES = ("curve", "preempted", "target")  # of a view, what its curves are drawn of
-SILENT_SECONDS = 5.0  # ten views that did not come
+PAGE_SILENCE_SECONDS = 5.0  # ten views that did not come
 WAITING = "<p>No run has begun on this scheduler yet.</p>"
 _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process', too
 
@@ -41,7 +41,7 @@ _collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process
 def dask_setup(scheduler: Scheduler) -> None:
     """Add the page, its metrics and its link to a scheduler's dashboard."""
     add_metrics(scheduler)
-    page = Page(scheduler)
+    page = DashboardPage(scheduler)
     routes = [
         (r"(?:/.+)?/idletrain", _Whole, {"page": page}),
         (r"(?:/.+)?/idletrain/now", _Now, {"page": page}),
@@ -51,13 +51,13 @@ def dask_setup(scheduler: Scheduler) -> None:
     scheduler.http_application.add_handlers(r".*", routes)
     if "idletrain" not in page.navigation["pages"]:
         page.navigation["pages"].insert(0, "idletrain")
-    scheduler.set_metadata([PAGE], True)
+    scheduler.set_metadata([PAGE_KEY], True)
 
 
 def add_metrics(scheduler: Scheduler) -> None:
     """Add the run's metrics, which cost no import of bokeh, to Dask's."""
     if scheduler.id not in _collectors:
-        _collectors[scheduler.id] = RunCollector(lambda: json.loads(scheduler.get_metadata([VIEW], "") or "{}"))
+        _collectors[scheduler.id] = RunCollector(lambda: json.loads(scheduler.get_metadata([VIEW_KEY], "") or "{}"))
         prometheus_client.REGISTRY.register(_collectors[scheduler.id])
 
 
@@ -67,7 +67,7 @@ def dask_teardown(scheduler: Scheduler) -> None:
         prometheus_client.REGISTRY.unregister(collector)
 
 
-class Page:
+class DashboardPage:
     """What the page's handlers share.
 
     Args:
@@ -89,7 +89,7 @@ class Page:
     @property
     def raw(self) -> str:
         """The view as the head sent it; "" before there is one."""
-        raw: str = self.scheduler.get_metadata([VIEW], "")
+        raw: str = self.scheduler.get_metadata([VIEW_KEY], "")
         return raw
 
     def view(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Page:
         raw, now = self.raw, time.monotonic()
         if raw != self._raw:
             self._raw, self._since = raw, now
-        silent = int(now - self._since) if now - self._since > SILENT_SECONDS else 0
+        silent = int(now - self._since) if now - self._since > PAGE_SILENCE_SECONDS else 0
         if raw and (raw, silent) != self._drawn[0]:
             view = json.loads(raw)
             parts = (self._draw("now", view, silent), self._draw_curves(view), self._draw("live", view, silent))
@@ -123,14 +123,14 @@ class Page:
         """The page within Dask's frame."""
         return self._templates.get_template("page.html").render(now=self.now(), **self.navigation)
 
-    async def ask(self, what: str, worker: str) -> None:
+    async def request(self, what: str, worker: str) -> None:
         """Signal a worker's process: SIGTERM drains it, SIGKILL is a loss without notice."""
         message = {"op": "run", "function": dumps(signal.raise_signal), "args": dumps((SIGNALS[what],)), "wait": True}
         await self.scheduler.broadcast(msg=message, workers=[worker], on_error="ignore")  # the dead do not answer
 
 
 class _Handler(RequestHandler):
-    def initialize(self, page: Page) -> None:
+    def initialize(self, page: DashboardPage) -> None:
         self.page = page
 
     def set_default_headers(self) -> None:
@@ -160,7 +160,7 @@ class _Ask(_Handler):
 
     async def post(self, what: str) -> None:
         view = self.page.view()
-        if fault := refusal(what, self.request.headers, view):
+        if fault := request_refusal(what, self.request.headers, view):
             raise HTTPError(HTTPStatus.FORBIDDEN, reason=fault)
         try:
             worker = str(json.loads(self.request.body)["worker"])
@@ -170,14 +170,14 @@ class _Ask(_Handler):
             worker = ""
         if worker not in self.page.scheduler.workers:
             raise HTTPError(HTTPStatus.NOT_FOUND, reason="that worker is gone")
-        await self.page.ask(what, worker)
+        await self.page.request(what, worker)
 
     def write_error(self, status_code: int, **_: Any) -> None:
         self.set_header("Content-Type", "text/plain")
         self.finish(f"{status_code}: {self._reason}")
 
 
-def refusal(what: str, headers: Mapping[str, str], view: Mapping[str, Any]) -> str | None:
+def request_refusal(what: str, headers: Mapping[str, str], view: Mapping[str, Any]) -> str | None:
     """Why a request to drain or kill a worker is not done; None if it is.
 
     Another site's script in the user's browser can reach a page on loopback, but may not send the header without

@@ -19,7 +19,7 @@ PACKAGES = ("idletrain", "torch", "torch-pruning", "dask", "distributed", "numpy
 SECRET_OPTIONS = ("--webhook",)
 
 
-def about(job: Job, command: str, dashboard: str, dashboard_note: str = "") -> dict[str, Any]:
+def provenance(job: Job, command: str, dashboard: str, dashboard_note: str = "") -> dict[str, Any]:
     """Fields of a run's first record.
 
     Args:
@@ -43,10 +43,10 @@ def about(job: Job, command: str, dashboard: str, dashboard_note: str = "") -> d
     }
 
 
-def command_line(words: Sequence[str]) -> str:
+def command_line(arguments: Sequence[str]) -> str:
     """A command as it can be given to a shell again, but for what is secret in it."""
-    name = Path(words[0]).name
-    shown = ["idletrain" if name == "__main__.py" else name, *words[1:]]  # as `python -m idletrain`
+    name = Path(arguments[0]).name
+    shown = ["idletrain" if name == "__main__.py" else name, *arguments[1:]]  # as `python -m idletrain`
     for n, word in enumerate(shown):
         option, equals, value = word.partition("=")
         if equals and option in SECRET_OPTIONS:

@@ -15,12 +15,12 @@ and `kind`; the kinds and their fields:
     worker_notice    worker
     worker_left      worker, name, cause (notice, kill or end)
     leased           round, subnet, attempt, worker, step
-    marked           round, subnet, attempt, steps
-    lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, covered (above 0: what
-                     is kept is that share of an update's squared norm)
-    staged           round, subnet, attempt, worker, steps, train_seconds, covered (of its squared norm), lost (of its
-                     rows)
-    repaired         round, subnet, attempt, bytes (of rows that an update lacked, to be added at the next commit)
+    progress_saved   round, subnet, attempt, steps
+    lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, norm_fraction (if
+                     above 0, what is kept is that share of an update's squared norm)
+    staged           round, subnet, attempt, worker, steps, train_seconds, norm_fraction (of its squared norm),
+                     missing_rows (share of its rows)
+    late_rows_added  round, subnet, attempt, bytes (of rows that an update lacked, to be added at the next commit)
     refused          round, subnet, attempt, reply, where (the first tensor that is not finite)
     attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps, reply,
                      pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
@@ -44,7 +44,7 @@ and `kind`; the kinds and their fields:
                      run_dir, reason (where it failed)
 
 A reader passes over kinds and fields that it does not know. `v` rises when a known one changes its meaning; a reader
-refuses what is newer than itself.
+refuses what is newer or older than itself.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from typing import Any
 
 from idletrain.errors import RunError
 
-SCHEMA = 1
-Event = dict[str, Any]
-Sink = Callable[[Event], None]
+SCHEMA = 2
+Record = dict[str, Any]
+Sink = Callable[[Record], None]
 
 
 class Recorder:
@@ -106,7 +106,7 @@ def _ends_in_a_line(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def read(path: Path) -> Iterator[Event]:
+def read(path: Path) -> Iterator[Record]:
     """The events of a run, also while it is going on.
 
     Raises:
@@ -117,11 +117,11 @@ def read(path: Path) -> Iterator[Event]:
         yield from parse(file)
 
 
-def parse(lines: Iterable[str | bytes]) -> Iterator[Event]:
+def parse(lines: Iterable[str | bytes]) -> Iterator[Record]:
     """The events in lines; what is no whole line (the last may be half written, a full disk cuts others) is left out.
 
     Raises:
-        RunError: a newer idletrain wrote them.
+        RunError: an idletrain of another schema wrote them.
     """
     for line in lines:
         try:
@@ -130,8 +130,9 @@ def parse(lines: Iterable[str | bytes]) -> Iterator[Event]:
             continue
         if not isinstance(event, dict) or "kind" not in event:
             continue
-        if event.get("v", SCHEMA) > SCHEMA:
+        if event.get("v", SCHEMA) != SCHEMA:
+            which = "a newer" if event["v"] > SCHEMA else "the older"
             raise RunError(
-                f"these records are of schema {event['v']} and this idletrain reads {SCHEMA}; install a newer one"
+                f"these records are of schema {event['v']} and this idletrain reads {SCHEMA}; use {which} version"
             )
         yield event

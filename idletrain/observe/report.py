@@ -12,29 +12,29 @@ import yaml
 
 from idletrain.observe import charts, cost, time_use
 from idletrain.observe.display import final_lines
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
 
 LIVE_SECONDS = 120.0  # since the last event of a run that did not end: beyond, its head is taken to be gone
-COLOURS = 5  # of lines in the style sheet
+RUN_COLOURS = 5  # of lines in the style sheet
 LANES_ROUNDS = 2000  # rounds that a timeline gets to choose from
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRun:
     """A run as a report sees it."""
 
     name: str
-    events: Sequence[Event]
+    events: Sequence[Record]
     summary: Summary
     view: View
     shares: Mapping[str, float]
-    machines: Sequence[tuple[cost.Item, str]]
+    machines: Sequence[tuple[cost.BillItem, str]]
     wasted_usd: float | None
 
     @classmethod
-    def of(cls, name: str, events: Sequence[Event], now: float) -> Past:
+    def of(cls, name: str, events: Sequence[Record], now: float) -> PastRun:
         """A run's account from its events; `now`, in Unix seconds, tells what machines cost whose end nobody saw."""
         summary = summary_of(events)
         summary.run = summary.run or name
@@ -42,7 +42,7 @@ class Past:
         if summary.status == "running" and view["heard_seconds"] > LIVE_SECONDS:
             view["status"] = "interrupted"
         view["seconds"], view["heard_seconds"] = summary.seconds, 0.0
-        used = time_use.shares(events, summary.alive_seconds)
+        used = time_use.time_shares(events, summary.alive_seconds)
         shares = {part: share for part, share in used.items() if share >= 0.0005}
         ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
         items = cost.accrued(summary.machines, now).items
@@ -84,10 +84,10 @@ class Past:
         """Workers and rounds over time."""
         summary = self.summary
         rounds = thinned(summary.round_ends, LANES_ROUNDS)
-        return charts.timeline(summary.everybody, rounds, summary.seconds)
+        return charts.worker_timeline(summary.everybody, rounds, summary.seconds)
 
 
-def page(runs: Sequence[Past], made: float | None = None) -> str:
+def report_page(runs: Sequence[PastRun], made: float | None = None) -> str:
     """The file: one run's account, or several beside each other."""
     template = charts.templates().get_template("report.html")
     when = time.time() if made is None else made
@@ -96,7 +96,7 @@ def page(runs: Sequence[Past], made: float | None = None) -> str:
     return template.render(runs=runs, made=when, rows=_rows(runs), charts=_charts(runs))
 
 
-def short(run: Past) -> list[str]:
+def short(run: PastRun) -> list[str]:
     """The report in a few lines."""
     summary, view = run.summary, run.view
     lines = final_lines(summary, f"{summary.run}: {view['status']}")
@@ -124,7 +124,7 @@ def cost_line(totals: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
+def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
     """What is compared, one row a figure."""
     views = [run.view for run in runs]
     rows = [
@@ -150,7 +150,7 @@ def _rows(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
     return rows + _differences(runs)
 
 
-def _differences(runs: Sequence[Past]) -> list[tuple[str, list[str]]]:
+def _differences(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
     """Settings of the jobs that are not the same."""
     jobs = [_flat(run.summary.settings.get("job", {})) for run in runs]
     keys = dict.fromkeys(key for job in jobs for key in job)
@@ -169,12 +169,12 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def _charts(runs: Sequence[Past]) -> list[charts.Chart]:
+def _charts(runs: Sequence[PastRun]) -> list[charts.Chart]:
     """The runs' curves on top of each other."""
 
-    def lines(x: int, y: int) -> list[charts.Line]:
+    def lines(x: int, y: int) -> list[charts.Series]:
         points = [[(p[x], p[y]) for p in run.view["curve"] if p[y] is not None] for run in runs]
-        return [charts.Line(run.name, points[n], n % COLOURS) for n, run in enumerate(runs)]
+        return [charts.Series(run.name, points[n], n % RUN_COLOURS) for n, run in enumerate(runs)]
 
     figures = [
         ("accuracy", "rounds", 0, 2),

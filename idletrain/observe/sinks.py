@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from idletrain.errors import JobError
-from idletrain.observe.records import Event, Sink
+from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ Callback = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class WatchSettings:
     """Who else is told of a run.
 
     Attributes:
@@ -60,7 +60,7 @@ class Watch:
         return faults
 
 
-class News(NamedTuple):
+class Metric(NamedTuple):
     """Something to tell: `evaluated`, `round` or `end`, after `step` rounds, at `t` in Unix seconds."""
 
     kind: Literal["evaluated", "round", "end"]
@@ -70,17 +70,17 @@ class News(NamedTuple):
     record: dict[str, Any]
 
 
-Listener = Callable[[News], None]
+Listener = Callable[[Metric], None]
 
 
-def news_of(summary: Summary, event: Event) -> News | None:
+def metrics_of(summary: Summary, event: Record) -> Metric | None:
     """What an event, which the summary holds already, means to listeners."""
     record = summary.as_record()
     match event["kind"]:
         case "evaluated":
             names = ("accuracy", "loss", "calibration_error", "temperature")
             known = {name: event[name] for name in names if event.get(name) is not None}
-            return News("evaluated", event["round"], event["t"], known, record)
+            return Metric("evaluated", event["round"], event["t"], known, record)
         case "round_committed":
             values = {
                 "goodput": summary.goodput,
@@ -93,14 +93,14 @@ def news_of(summary: Summary, event: Event) -> News | None:
                 "lost_steps": summary.lost_steps,
             }
             known = {name: float(value) for name, value in values.items() if value is not None}
-            return News("round", event["round"] + 1, event["t"], known, summary.round_record(event))
+            return Metric("round", event["round"] + 1, event["t"], known, summary.round_record(event))
         case "run_ended":
-            return News("end", event["rounds"], event["t"], {}, record)
+            return Metric("end", event["rounds"], event["t"], {}, record)
     return None
 
 
 @contextlib.contextmanager
-def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[Sink]:
+def watching(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> Iterator[Sink]:
     """A sink that tells everybody; at the end, or when the run fails, what is on its way is waited for.
 
     Args:
@@ -111,29 +111,29 @@ def watching(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[S
     Raises:
         JobError: a tracker cannot be reached.
     """
-    asides = [_Aside(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
+    asides = [_BackgroundSink(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
     ended = False
 
-    def tell(event: Event) -> None:
+    def tell(event: Record) -> None:
         nonlocal ended
         ended |= event["kind"] == "run_ended"
-        if event["kind"] in ("evaluated", "round_committed", "run_ended") and (news := news_of(summary, event)):
+        if event["kind"] in ("evaluated", "round_committed", "run_ended") and (news := metrics_of(summary, event)):
             for aside in asides:
-                aside.tell(news)
+                aside.put(news)
 
     try:
         yield tell
     except BaseException as error:
         record = {**summary.as_record(), "status": "failed", "reason": str(error) or type(error).__name__}
         for aside in () if ended else asides:
-            aside.tell(News("end", summary.rounds, summary.updated, {}, record))
+            aside.put(Metric("end", summary.rounds, summary.updated, {}, record))
         raise
     finally:
         for aside in asides:
             aside.close()
 
 
-def _listeners(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, Listener]]:
+def _listeners(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, Listener]]:
     if run_dir:
         yield "TensorBoard", TensorBoard(run_dir / "tensorboard")
     trackers: dict[str, Callable[[Summary], Listener]] = {"mlflow": Mlflow, "wandb": Wandb}
@@ -141,26 +141,26 @@ def _listeners(watch: Watch, summary: Summary, run_dir: Path | None) -> Iterator
         yield name, trackers[name](summary)
     if watch.on_round:
         told = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
-        yield "--on-round", lambda news: told(news.record)
+        yield "--on-round", lambda metric: told(metric.record)
     if watch.webhook:
         yield "--webhook", Webhook(watch.webhook)
 
 
-class _Aside:
+class _BackgroundSink:
     """A listener in a thread."""
 
     def __init__(self, name: str, listener: Listener) -> None:
         self._name, self._listener = name, listener
-        self._queue: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        self._newest: News | None = None
+        self._queue: queue.SimpleQueue[Metric | None] = queue.SimpleQueue()
+        self._newest: Metric | None = None
         self._failed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def tell(self, news: News) -> None:
-        if news.kind == "round":
-            self._newest = news
-        self._queue.put(news)
+    def put(self, metric: Metric) -> None:
+        if metric.kind == "round":
+            self._newest = metric
+        self._queue.put(metric)
 
     def close(self) -> None:
         self._queue.put(None)
@@ -176,11 +176,11 @@ class _Aside:
                 self._listener(news)
             except Exception as error:  # noqa: BLE001 (whatever it dies of, the run goes on)
                 if not self._failed:
-                    logger.warning("%s: %s; the run goes on", self._name, _said(error))
+                    logger.warning("%s: %s; the run goes on", self._name, _error_text(error))
                 self._failed = True
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """An error without what may be secret in it: texts of URL errors can hold the URL."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answered {error.code}"
@@ -210,11 +210,11 @@ class Webhook:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, metric: Metric) -> None:
         """Send it."""
-        if news.kind != "end":
+        if metric.kind != "end":
             return
-        record = news.record
+        record = metric.record
         score = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.4f}"
         text = f"idletrain {record['run']}: {record['status']} after {record['rounds']} rounds{score}"
         body = json.dumps({"text": text, **record}).encode()
@@ -231,21 +231,21 @@ class TensorBoard:
         self._folder = folder
         self._writer: Any = None
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, metric: Metric) -> None:
         """Write the points; the file is made with the first."""
         from tensorboardX.event_file_writer import EventsWriter  # writes here and now, as we are in a thread already
         from tensorboardX.proto.event_pb2 import Event as Point
         from tensorboardX.summary import scalar
 
-        if self._writer is None and news.values:
+        if self._writer is None and metric.values:
             self._folder.mkdir(exist_ok=True)
             self._writer = EventsWriter(str(self._folder / "events"))
         if self._writer is None:
             return
-        for name, value in news.values.items():
-            self._writer.write_event(Point(wall_time=news.t, step=news.step, summary=scalar(name, value)))
+        for name, value in metric.values.items():
+            self._writer.write_event(Point(wall_time=metric.t, step=metric.step, summary=scalar(name, value)))
         self._writer.flush()
-        if news.kind == "end":
+        if metric.kind == "end":
             self._writer.close()
             self._writer = None
 
@@ -268,16 +268,16 @@ class Mlflow:
         except (mlflow.MlflowException, OSError) as error:
             raise JobError(f"--log-to: mlflow cannot be used ({error}); set MLFLOW_TRACKING_URI") from None
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, metric: Metric) -> None:
         """Log the points; the run is made with the first."""
         if not self._run_id:
             self._run_id = self._client.create_run(self._experiment, run_name=self._summary.run).info.run_id
-            for name, value in settings_of(self._summary).items():
+            for name, value in logged_settings(self._summary).items():
                 self._client.log_param(self._run_id, name, value)
-        for name, value in news.values.items():
-            self._client.log_metric(self._run_id, name, value, round(news.t * 1000), news.step)
-        if news.kind == "end":
-            failed = news.record["status"] in ("failed", "diverged")
+        for name, value in metric.values.items():
+            self._client.log_metric(self._run_id, name, value, round(metric.t * 1000), metric.step)
+        if metric.kind == "end":
+            failed = metric.record["status"] in ("failed", "diverged")
             self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
 
@@ -290,20 +290,20 @@ class Wandb:
         self._summary, self._wandb = summary, wandb
         self._run: Any = None
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, metric: Metric) -> None:
         """Log the points; the run is made with the first."""
         if self._run is None:
             settings = self._wandb.Settings(silent=True)
             self._run = self._wandb.init(
-                project="idletrain", name=self._summary.run, config=settings_of(self._summary), settings=settings
+                project="idletrain", name=self._summary.run, config=logged_settings(self._summary), settings=settings
             )
-        if news.values:
-            self._run.log({**news.values, "round": news.step})
-        if news.kind == "end":
-            self._run.finish(exit_code=int(news.record["status"] in ("failed", "diverged")))
+        if metric.values:
+            self._run.log({**metric.values, "round": metric.step})
+        if metric.kind == "end":
+            self._run.finish(exit_code=int(metric.record["status"] in ("failed", "diverged")))
 
 
-def settings_of(summary: Summary) -> dict[str, Any]:
+def logged_settings(summary: Summary) -> dict[str, Any]:
     """A job's training settings, flat, for trackers' tables."""
     training = dict(summary.settings.get("job", {}).get("training", {}))
     optimizer = training.pop("optimizer", {})

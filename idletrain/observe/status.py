@@ -25,18 +25,18 @@ from idletrain.observe.summary import Preemption, Summary, WorkerView
 T = TypeVar("T")
 View = dict[str, Any]
 CELLS = 240  # of the grid, in whole rounds, but two rounds at least
-POINTS = 200  # of a curve: one for every other pixel of a chart
-MARKS = 120  # of preemptions on a time axis; what is closer together is one
-STATES = ("joining", "training", "draining", "gone")
-GONE = 8  # of those who left last, beside those who are there
-SILENCE_SECONDS = 60.0  # of a head, after which the run's clock stands still
+CURVE_POINTS = 200  # of a curve: one for every other pixel of a chart
+PREEMPTION_MARKS = 120  # of preemptions on a time axis; what is closer together is one
+VIEW_STATES = ("joining", "training", "draining", "gone")
+GONE_SHOWN = 8  # of those who left last, beside those who are there
+VIEW_SILENCE_SECONDS = 60.0  # of a head, after which the run's clock stands still
 
 
 def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> View:
     """What to show at `now`, in Unix seconds."""
     heard = max(0.0, now - summary.updated) if summary.updated else 0.0
     live = summary.status == "running"
-    seconds = summary.seconds + (min(heard, SILENCE_SECONDS) if live else 0.0)
+    seconds = summary.seconds + (min(heard, VIEW_SILENCE_SECONDS) if live else 0.0)
     gone = [worker for worker in summary.everybody if worker.left is not None]
     rows = _workers(summary, seconds, gone)
     traffic = ("bytes_down", "bytes_up", "bytes_per_second")
@@ -59,7 +59,9 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "train_loss": _finite(summary.train_loss),
         "warnings": list(summary.warnings),
         "target": summary.target,
-        "curve": [[e.round, e.seconds, _finite(e.accuracy), _finite(e.loss)] for e in thinned(summary.curve, POINTS)],
+        "curve": [
+            [e.round, e.seconds, _finite(e.accuracy), _finite(e.loss)] for e in thinned(summary.curve, CURVE_POINTS)
+        ],
         "preempted": _marks(summary),
         "goodput": summary.goodput,
         "preemptions": {"notice": summary.notices, "kill": summary.kills},
@@ -71,7 +73,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "cost": cost_of(summary, now),
         "grid": _grid(summary),
         "workers": rows,
-        "states": {state: sum(row["state"] == state for row in rows) for state in STATES} | {"gone": len(gone)},
+        "states": {state: sum(row["state"] == state for row in rows) for state in VIEW_STATES} | {"gone": len(gone)},
     }
 
 
@@ -91,16 +93,16 @@ def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
     }
 
 
-def thinned(items: Sequence[T], most: int) -> list[T]:
+def thinned(items: Sequence[T], limit: int) -> list[T]:
     """At most about that many of them, evenly, the last one always."""
-    stride = -(-len(items) // most) or 1
+    stride = -(-len(items) // limit) or 1
     return [*items[: len(items) - 1 : stride], *items[-1:]]
 
 
 def _marks(summary: Summary) -> list[list[Any]]:
     marks: dict[int, list[Preemption]] = {}
     # Of a width that doubles now and then: the same marks, most of the time, are not drawn again.
-    width = 2.0 ** math.ceil(math.log2(max(summary.seconds, 1.0) / MARKS))
+    width = 2.0 ** math.ceil(math.log2(max(summary.seconds, 1.0) / PREEMPTION_MARKS))
     for taken in summary.preempted:
         marks.setdefault(int(taken.seconds / width), []).append(taken)
     return [
@@ -132,7 +134,7 @@ def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> li
     """Those who are there, those to come, and those who left last."""
     prices = {e["instance"]: e["usd_per_hour"] for e in summary.machines if e.get("usd_per_hour") is not None}
     there = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
-    last = sorted(gone, key=lambda worker: -(worker.left or 0.0))[:GONE]
+    last = sorted(gone, key=lambda worker: -(worker.left or 0.0))[:GONE_SHOWN]
     return [
         *(_worker(summary, address, worker, seconds, prices) for address, worker in there),
         *(_row(address, address, "joining", seconds - since) for address, since in summary.joining.items()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from idletrain.observe.records import Event, read
+from idletrain.observe.records import Record, read
 
 GRID_ROUNDS = 6  # of which every subnet's state is kept: the open one, and enough to see what preemptions did
 
@@ -115,7 +115,7 @@ class Summary:
     seconds: float = 0.0
     updated: float = 0.0
     began: float = 0.0
-    sittings: int = 0
+    head_sessions: int = 0
     useful_seconds: float = 0.0
     notices: int = 0
     kills: int = 0
@@ -148,8 +148,8 @@ class Summary:
     grid: dict[int, list[Cell]] = field(default_factory=dict)
     puts: Counter[str] = field(default_factory=Counter)
     lost_by_cause: Counter[str] = field(default_factory=Counter)
-    machines: list[Event] = field(default_factory=list)
-    settings: Event = field(default_factory=dict)
+    machines: list[Record] = field(default_factory=list)
+    settings: Record = field(default_factory=dict)
     _before: float = 0.0
     _lost: set[tuple[int, int]] = field(default_factory=set)
     _leases: dict[int, _Lease] = field(default_factory=dict)
@@ -170,11 +170,11 @@ class Summary:
         """Useful node-seconds over node-seconds alive."""
         return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Record) -> None:
         """Take the next event."""
         if event["kind"] == "run_started":
             self._before = self.seconds
-            self.sittings += 1
+            self.head_sessions += 1
             self.joining.clear()
             for address, worker in self.workers.items():  # a head that was killed could not say that they left
                 if worker.left is None:
@@ -186,7 +186,7 @@ class Summary:
         if handler:
             handler(self, event)
 
-    def round_record(self, event: Event) -> dict[str, Any]:
+    def round_record(self, event: Record) -> dict[str, Any]:
         """A committed round, which the summary holds already, in one JSON object."""
         record = self.as_record()
         keys = ("rounds", "local_steps", "accuracy", "loss", "train_loss", "seconds", "goodput", "preemptions")
@@ -227,7 +227,7 @@ def summarise(path: Path) -> Summary:
     return summary_of(read(path))
 
 
-def summary_of(events: Iterable[Event]) -> Summary:
+def summary_of(events: Iterable[Record]) -> Summary:
     """The sum of events."""
     summary = Summary()
     for event in events:
@@ -235,7 +235,7 @@ def summary_of(events: Iterable[Event]) -> Summary:
     return summary
 
 
-def _started(summary: Summary, event: Event) -> None:
+def _started(summary: Summary, event: Record) -> None:
     summary.status, summary.note = "running", ""
     for field_ in ("run", "subnets", "target", "parameters", "run_dir", "dashboard"):
         setattr(summary, field_, event[field_])
@@ -250,15 +250,15 @@ def _started(summary: Summary, event: Event) -> None:
         cell.state = cell.state if cell.state == "staged" else "waiting"
 
 
-def _joining(summary: Summary, event: Event) -> None:
+def _joining(summary: Summary, event: Record) -> None:
     summary.joining.setdefault(event["worker"], summary.seconds)
 
 
-def _not_joining(summary: Summary, event: Event) -> None:
+def _not_joining(summary: Summary, event: Record) -> None:
     summary.joining.pop(event["worker"], None)
 
 
-def _joined(summary: Summary, event: Event) -> None:
+def _joined(summary: Summary, event: Record) -> None:
     if event["worker"] in summary.workers:
         summary.former.append(summary.workers.pop(event["worker"]))
     summary.workers[event["worker"]] = WorkerView(
@@ -268,12 +268,12 @@ def _joined(summary: Summary, event: Event) -> None:
     summary.note = ""
 
 
-def _noticed(summary: Summary, event: Event) -> None:
+def _noticed(summary: Summary, event: Record) -> None:
     if event["worker"] in summary.workers:
         summary.workers[event["worker"]].noticed = True
 
 
-def _left(summary: Summary, event: Event) -> None:
+def _left(summary: Summary, event: Record) -> None:
     worker = summary.workers.get(event["worker"])
     if worker is None:
         return
@@ -288,7 +288,7 @@ def _left(summary: Summary, event: Event) -> None:
         summary.kills += 1
 
 
-def _leased(summary: Summary, event: Event) -> None:
+def _leased(summary: Summary, event: Record) -> None:
     worker = summary.workers.get(event["worker"])
     if worker is not None:
         worker.subnet = f"{event['round']}/{event['subnet']}"
@@ -298,12 +298,12 @@ def _leased(summary: Summary, event: Event) -> None:
     summary._lost.discard((event["round"], event["subnet"]))
 
 
-def _marked(summary: Summary, event: Event) -> None:
+def _progress_saved(summary: Summary, event: Record) -> None:
     summary.puts["accepted"] += 1
-    _set(summary, event, "marked", steps=event["steps"])
+    _set(summary, event, "progress_saved", steps=event["steps"])
 
 
-def _lost(summary: Summary, event: Event) -> None:
+def _lost(summary: Summary, event: Record) -> None:
     summary._lost.add((event["round"], event["subnet"]))
     summary.salvaged_steps += event["kept_steps"]
     summary.lost_steps += event["lost_steps"]
@@ -312,17 +312,17 @@ def _lost(summary: Summary, event: Event) -> None:
     _set(summary, event, "lost").losses += 1
 
 
-def _staged(summary: Summary, event: Event) -> None:
+def _staged(summary: Summary, event: Record) -> None:
     summary.useful_seconds += event["train_seconds"]
     summary.puts["accepted"] += event.get("steps", 0) == summary.local_steps_each  # a mark was counted as it came
     _set(summary, event, "staged", steps=event.get("steps", 0))
 
 
-def _refused(summary: Summary, event: Event) -> None:
+def _refused(summary: Summary, event: Record) -> None:
     summary.puts[event["reply"]] += 1
 
 
-def _ended_attempt(summary: Summary, event: Event) -> None:
+def _ended_attempt(summary: Summary, event: Record) -> None:
     summary.puts["duplicate"] += event.get("reply") == "duplicate"
     worker = summary.workers.get(event["worker"])
     lease = summary._leases.pop(event["attempt"], None)
@@ -346,7 +346,7 @@ def _end_leases(summary: Summary, address: str) -> None:
         del summary._leases[attempt]
 
 
-def _committed(summary: Summary, event: Event) -> None:
+def _committed(summary: Summary, event: Record) -> None:
     summary.rounds = event["round"] + 1
     summary.local_steps += event["steps"]
     summary.train_loss = event.get("loss", summary.train_loss)
@@ -362,32 +362,32 @@ def _committed(summary: Summary, event: Event) -> None:
         cell.state = "accepted" if cell.state == "staged" else "lost"
 
 
-def _evaluated(summary: Summary, event: Event) -> None:
+def _evaluated(summary: Summary, event: Record) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
     summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
     summary.curve.append(Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"]))
 
 
-def _warned(summary: Summary, event: Event) -> None:
+def _warned(summary: Summary, event: Record) -> None:
     summary.warnings.append(event["reason"])
 
 
-def _noted(summary: Summary, event: Event) -> None:
+def _noted(summary: Summary, event: Record) -> None:
     summary.note = event["reason"] if event["kind"] != "resumed" else ""
 
 
-def _machine(summary: Summary, event: Event) -> None:
+def _machine(summary: Summary, event: Record) -> None:
     summary.machines.append(event)
 
 
-def _ended(summary: Summary, event: Event) -> None:
+def _ended(summary: Summary, event: Record) -> None:
     for field_ in ("status", "rounds", "params_sha256", "run_dir"):
         setattr(summary, field_, event[field_])
     summary.note = event.get("reason", summary.note if event["status"] == "stopped" else "")
     summary.machines.append(event)
 
 
-def _set(summary: Summary, event: Event, state: str, **known: Any) -> Cell:
+def _set(summary: Summary, event: Record, state: str, **known: Any) -> Cell:
     """Set what a subnet of a round is in the grid, and drop rounds that are too old for it."""
     number = event["round"]
     if number not in summary.grid:
@@ -402,7 +402,7 @@ def _set(summary: Summary, event: Event, state: str, **known: Any) -> Cell:
     return cell
 
 
-_ADD: dict[str, Callable[[Summary, Event], None]] = {
+_ADD: dict[str, Callable[[Summary, Record], None]] = {
     "run_started": _started,
     "worker_joining": _joining,
     "joining_failed": _not_joining,
@@ -411,7 +411,7 @@ _ADD: dict[str, Callable[[Summary, Event], None]] = {
     "worker_notice": _noticed,
     "worker_left": _left,
     "leased": _leased,
-    "marked": _marked,
+    "progress_saved": _progress_saved,
     "lost": _lost,
     "staged": _staged,
     "refused": _refused,

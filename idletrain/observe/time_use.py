@@ -17,17 +17,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from idletrain.observe.records import Event
+from idletrain.observe.records import Record
 
 # Where a worker does two at a time, its second counts as the first of these; what is left is the wait.
-PARTS = ("compute", "push", "pull", "control", "lost", "commit", "look", "wait")
+TIME_PARTS = ("compute", "push", "pull", "control", "lost", "commit", "evaluate", "wait")
 ROUND_PARTS = ("pull", "compute", "push", "commit")  # of its seconds, one behind the other: forecast and measured
-OUTSIDE = "outside committed rounds"  # before the first, while a head was away, behind the last
+OUTSIDE_ROUNDS = "outside committed rounds"  # before the first, while a head was away, behind the last
 Span = tuple[float, float]  # from and to, in seconds of the head's clock
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundTimes:
     """A committed round.
 
     Attributes:
@@ -50,7 +50,7 @@ class Round:
 
 
 @dataclass
-class Attempt:
+class AttemptTimes:
     """A lease: who held it, from when to when on the head's clock, and what it reported of its time."""
 
     worker: str
@@ -84,7 +84,7 @@ class Attempt:
 
 
 @dataclass
-class Sitting:
+class HeadSession:
     """What one head told, on its clock and with its numbers of attempts.
 
     Attributes:
@@ -93,26 +93,26 @@ class Sitting:
         staged: Per round, when its last update was durable.
     """
 
-    there: dict[str, Span] = field(default_factory=dict)
-    attempts: dict[int, Attempt] = field(default_factory=dict)
+    alive: dict[str, Span] = field(default_factory=dict)
+    attempts: dict[int, AttemptTimes] = field(default_factory=dict)
     unleased: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     staged: dict[int, float] = field(default_factory=dict)
-    committed: list[Event] = field(default_factory=list)
+    committed: list[Record] = field(default_factory=list)
     end: float = 0.0
     _opened: float = 0.0
     _lost: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Record) -> None:
         """Take the next event."""
         now = self.end = event["s"]
         attempt = self.attempts.get(event.get("attempt", 0))
         match event["kind"]:
             case "worker_joined":
-                self.there[event["worker"]] = now, float("inf")
+                self.alive[event["worker"]] = now, float("inf")
             case "worker_left":
                 self._leave(event["worker"], now)
             case "leased":
-                self.attempts[event["attempt"]] = Attempt(event["worker"], now)
+                self.attempts[event["attempt"]] = AttemptTimes(event["worker"], now)
                 since = self._lost.pop((event["round"], event["subnet"]), self._opened)
                 self.unleased[event["round"]].append((since, now))
             case "lost" if attempt:
@@ -131,13 +131,13 @@ class Sitting:
                 self.committed.append(event)
 
     def _leave(self, worker: str, now: float) -> None:
-        self.there[worker] = self.there[worker][0], now
+        self.alive[worker] = self.alive[worker][0], now
         for attempt in self.attempts.values():
             if attempt.worker == worker and attempt.until is None:
                 attempt.until = now
 
     @staticmethod
-    def _report(attempt: Attempt, event: Event) -> None:
+    def _report(attempt: AttemptTimes, event: Record) -> None:
         """What a killed worker did, nobody knows; what a revoked one did is lost but for its marks."""
         if "train_seconds" in event and (not attempt.lost or event["ended"] == "drained"):
             reported = (
@@ -150,17 +150,17 @@ class Sitting:
             attempt.report = {part: event.get(f"{name}_seconds", 0.0) for part, name in reported}
 
 
-def rounds(events: Iterable[Event]) -> list[Round]:
+def round_times(events: Iterable[Record]) -> list[RoundTimes]:
     """What became of the workers' time in every committed round of a run, of one or more sittings."""
-    sittings = [Sitting()]
+    sittings = [HeadSession()]
     for event in events:
         if event["kind"] == "run_started":
-            sittings.append(Sitting())
+            sittings.append(HeadSession())
         sittings[-1].add(event)
     return [round_ for sitting in sittings for round_ in _rounds_of(sitting)]
 
 
-def shares(events: Iterable[Event], alive_seconds: float) -> dict[str, float]:
+def time_shares(events: Iterable[Record], alive_seconds: float) -> dict[str, float]:
     """What all of the workers' time went into, by `PARTS` and `OUTSIDE`; empty before there is any.
 
     Args:
@@ -169,38 +169,38 @@ def shares(events: Iterable[Event], alive_seconds: float) -> dict[str, float]:
     """
     if alive_seconds <= 0:
         return {}
-    committed = rounds(events)
-    inside = {part: sum(r.worker_seconds[part] for r in committed) / alive_seconds for part in PARTS}
-    return inside | {OUTSIDE: 1.0 - sum(inside.values())}
+    committed = round_times(events)
+    inside = {part: sum(r.worker_seconds[part] for r in committed) / alive_seconds for part in TIME_PARTS}
+    return inside | {OUTSIDE_ROUNDS: 1.0 - sum(inside.values())}
 
 
-def _rounds_of(sitting: Sitting) -> Iterator[Round]:
-    windows = [(event["s"] - event["seconds"], event["s"]) for event in sitting.committed]
-    for event, window, busy in zip(sitting.committed, windows, _busy(sitting, windows), strict=True):
+def _rounds_of(session: HeadSession) -> Iterator[RoundTimes]:
+    windows = [(event["s"] - event["seconds"], event["s"]) for event in session.committed]
+    for event, window, busy in zip(session.committed, windows, _busy(session, windows), strict=True):
         number, begun = event["round"], event["s"] - event["commit_seconds"]
         idle = {
-            "control": merged(sitting.unleased[number]),
+            "control": merged_spans(session.unleased[number]),
             "commit": [(begun, event["s"])],
-            "look": [(sitting.staged.get(number, begun), begun)],
+            "evaluate": [(session.staged.get(number, begun), begun)],
         }
-        total = dict.fromkeys(PARTS, 0.0)
-        for worker, (since, until) in sitting.there.items():
+        total = dict.fromkeys(TIME_PARTS, 0.0)
+        for worker, (since, until) in session.alive.items():
             there = (max(window[0], since), min(window[1], until))
             for part, seconds in divided(there, busy[worker], idle).items():
                 total[part] += seconds
         down, up = (
-            sum(end - start for start, end in merged(span for parts in busy.values() for span in parts[part]))
+            sum(end - start for start, end in merged_spans(span for parts in busy.values() for span in parts[part]))
             for part in ("pull", "push")
         )
-        yield Round(number, event["seconds"], total, event["bytes_down"], event["bytes_up"], down, up)
+        yield RoundTimes(number, event["seconds"], total, event["bytes_down"], event["bytes_up"], down, up)
 
 
-def _busy(sitting: Sitting, windows: Sequence[Span]) -> list[dict[str, dict[str, list[Span]]]]:
+def _busy(session: HeadSession, windows: Sequence[Span]) -> list[dict[str, dict[str, list[Span]]]]:
     """Per window, by worker and part, what attempts did in it; one that was lost may reach into the next round's."""
     busy: list[dict[str, dict[str, list[Span]]]] = [defaultdict(lambda: defaultdict(list)) for _ in windows]
     ends = [until for _, until in windows]
-    for attempt in sitting.attempts.values():
-        spans = attempt.spans(sitting.end)
+    for attempt in session.attempts.values():
+        spans = attempt.spans(session.end)
         until = max(end for _, end in spans.values())
         for number in range(bisect.bisect_right(ends, attempt.leased), len(windows)):
             since, by = windows[number]
@@ -212,7 +212,7 @@ def _busy(sitting: Sitting, windows: Sequence[Span]) -> list[dict[str, dict[str,
     return busy
 
 
-def divided(there: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, Sequence[Span]]) -> dict[str, float]:
+def divided(alive: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, Sequence[Span]]) -> dict[str, float]:
     """A worker's seconds by part: what its attempts did first, in the order of PARTS, then why it had none.
 
     Args:
@@ -220,10 +220,10 @@ def divided(there: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, 
         busy: By part, what its attempts did.
         idle: By part, what a worker without an attempt waits for.
     """
-    seconds = dict.fromkeys(PARTS, 0.0)
-    free = [there] if there[0] < there[1] else []
+    seconds = dict.fromkeys(TIME_PARTS, 0.0)
+    free = [alive] if alive[0] < alive[1] else []
     for spans_by_part in (busy, idle):
-        for part in PARTS:
+        for part in TIME_PARTS:
             before = _length(free)
             for span in spans_by_part.get(part, ()):
                 free = _without(free, span)
@@ -232,7 +232,7 @@ def divided(there: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, 
     return seconds
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged_spans(spans: Iterable[Span]) -> list[Span]:
     """The same time in spans that do not overlap, in order."""
     result: list[Span] = []
     for start, end in sorted(spans):

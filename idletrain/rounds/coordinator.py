@@ -25,36 +25,45 @@ from distributed.utils import get_ip
 from torch import Tensor
 
 from idletrain.errors import RunError
-from idletrain.exchange.codec import Got, warm
-from idletrain.exchange.messages import Arrival, Bound, Gang, LeaseId, PushHeader, Receipt, Reply, checksum
-from idletrain.exchange.store import Store
+from idletrain.exchange.codec import ReceivedMask, warm
+from idletrain.exchange.messages import (
+    AcceptanceRule,
+    LeaseId,
+    LockstepGroup,
+    PartialPayload,
+    PushHeader,
+    Receipt,
+    Reply,
+    checksum,
+)
+from idletrain.exchange.store import StoreServer
 from idletrain.job import Job
 from idletrain.nn import assembly
 from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.ist.subnets import Subnet
-from idletrain.nn.outofcore.executing.requirements import Foresight
+from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds import protocol, state, widths
-from idletrain.rounds.durable.run_directory import INLINE_BYTES, Journal, Payload
-from idletrain.rounds.late_rows import Owed
-from idletrain.rounds.membership import Crew
-from idletrain.rounds.progress_checkpoints import Marks
-from idletrain.rounds.reassembly import Begun, Inbox, Taken, travelling
-from idletrain.rounds.rendezvous import Gangs
+from idletrain.rounds.durable.run_directory import INLINE_BYTES, Payload, RunDirectory
+from idletrain.rounds.late_rows import LateRows
+from idletrain.rounds.membership import Membership
+from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
+from idletrain.rounds.reassembly import Baseline, DecodedPush, Reassembly, persistent_part
+from idletrain.rounds.rendezvous import Rendezvous
 from idletrain.worker import encoding, tasks
 from idletrain.worker.encoding import ROUNDS_KEPT
-from idletrain.worker.lease_spec import How, Spec, version
+from idletrain.worker.lease_spec import LeaseSpec, TrainingMode, version
 
 logger = logging.getLogger(__name__)
-TICK_SECONDS = 0.25
+STATE_TICK_SECONDS = 0.25
 SCHEDULER_GONE_SECONDS = 5.0
 NO_SCORE = dict.fromkeys(("accuracy", "loss", "calibration_error", "temperature"))
 ACCOUNT_SECONDS, ACCOUNT_POLL_SECONDS = 1.0, 0.01
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunOutcome:
     """How a run ended: `completed`, `reached`, `stopped` or `diverged`, and with what."""
 
     status: str
@@ -66,7 +75,7 @@ class Ending:
     temperature: float | None = None
 
 
-class Runner:
+class Coordinator:
     """One run, from its first or next round to its end; the store's `Head`.
 
     Args:
@@ -82,23 +91,23 @@ class Runner:
         self,
         job: Job,
         prepared: Prepared,
-        journal: Journal,
+        directory: RunDirectory,
         client: Client,
         record: Recorder,
         about: Mapping[str, Any],
     ) -> None:
         self._job, self._prepared, self._program = job, prepared, prepared.program
-        self._journal, self._client, self._record = journal, client, record
+        self._directory, self._client, self._record = directory, client, record
         self._about = about
-        self._store = Store(self, client.security)
-        self._crew = Crew(
+        self._store = StoreServer(self, client.security)
+        self._membership = Membership(
             client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
         )
-        self._foresight = Foresight(self._program)
-        self._need_bytes = self._foresight.need_bytes
+        self._out_of_core = OutOfCoreForecast(self._program)
+        self._need_bytes = self._out_of_core.need_bytes
         self._narrowest_bytes = self._need_bytes(1 / min(self._program.layout.sizes, default=1))
         self._pickled: bytes = cloudpickle.dumps(self._program)
-        self._module = assembled(prepared.module, journal.network.values)
+        self._module = assembled(prepared.module, directory.network.values)
         self._score: Score | None = None
         self._losses: dict[int, float] = {}  # of the open round's subnets, in their last steps
         self._subnet_loss: float | None = None  # of the last committed round
@@ -107,11 +116,11 @@ class Runner:
         self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
         self._pulls: dict[int, asyncio.Future[Tensor]] = {}
-        self._inbox = Inbox(self._program, salvage=job.preemption.policy == "salvage")
-        self._owed = Owed(self._program)
-        self._repairs: dict[LeaseId, asyncio.Task[Reply]] = {}
-        self._gangs = Gangs(self._go_back)
-        self._marks = self._no_marks()
+        self._reassembly = Reassembly(self._program, salvage=job.preemption.policy == "salvage")
+        self._late_rows = LateRows(self._program)
+        self._late_updates: dict[LeaseId, asyncio.Task[Reply]] = {}
+        self._rendezvous = Rendezvous(self._roll_back)
+        self._checkpoints = self._no_checkpoints()
         self._staging: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._misfits: set[str] = set()
@@ -119,10 +128,10 @@ class Runner:
         self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
-        self._state: state.State | None = None
+        self._state: state.RoundState | None = None
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def run(self, count: int) -> Ending:
+    async def run(self, count: int) -> RunOutcome:
         """Train until the job is done.
 
         Args:
@@ -138,11 +147,11 @@ class Runner:
             self._client.subscribe_topic(self._address, self._on_account)
             self._announce()
             self._spawn(self._watch_scheduler())
-            await self._crew.watch()
-            await self._crew.wait_for(count, stopped=self._done.done)
+            await self._membership.watch()
+            await self._membership.wait_for(count, stopped=self._done.done)
             if not self._done.done():
                 await self._open()
-            return await self._end(await self._until_done())
+            return await self._record_end(await self._until_done())
         except CommClosedError:  # whatever was being asked of it
             raise self._scheduler_gone() from None
         finally:
@@ -150,11 +159,11 @@ class Runner:
 
     def stop(self) -> None:
         """Ask the run to end where it is; it can be resumed."""
-        self._journal.stop_waiting()
+        self._directory.stop_waiting()
         if self._state is None:
             self._finish("stopped")
         else:
-            self._handle(protocol.StopAsked(now=time.monotonic()))
+            self._handle(protocol.StopRequested(now=time.monotonic()))
 
     # --- start and end ------------------------------------------------------------------------------------------
 
@@ -171,22 +180,22 @@ class Runner:
             method=training.method,
             local_steps=training.local_steps,
             exchange=training.exchange.model_dump(),
-            parameters=sum(tensor.numel() for tensor in self._journal.network.values),
+            parameters=sum(tensor.numel() for tensor in self._directory.network.values),
             groups={group.name: group.size for group in self._program.layout.groups},
-            resumed_at=self._journal.round,
-            run_dir=str(self._journal.run_dir),
+            resumed_at=self._directory.round,
+            run_dir=str(self._directory.run_dir),
             **self._about,
         )
 
     async def _open(self) -> None:
         """Begin this epoch with the workers that are there."""
-        journal, training, preemption = self._journal, self._program.training, self._job.preemption
+        journal, training, preemption = self._directory, self._program.training, self._job.preemption
         salvage = preemption.policy == "salvage"
         # What is left of a round in lockstep could not train alone.
         drop = training.mode == "lockstep" and 0 < len(journal.staged) < training.subnets
         keep = journal.shares and (not salvage or journal.staged)
         await journal.begin(journal.shares if keep else await asyncio.to_thread(self._plan), drop=drop)
-        rules = state.Rules(
+        rules = state.RoundRules(
             salvage=salvage,
             local_steps=training.local_steps,
             rounds=training.rounds,
@@ -199,20 +208,24 @@ class Runner:
         now = self._opened_at = time.monotonic()
         needs, alone = await asyncio.to_thread(self._needs)
         workers = {
-            address: state.Worker(memory_bytes=brings.memory_bytes, leases=brings.leases, cohort=brings.cohort)
+            address: state.WorkerState(memory_bytes=brings.memory_bytes, leases=brings.leases, cohort=brings.cohort)
             for address, brings in self._capacities().items()
         }
         name, epoch, number = self._job.name, journal.epoch, journal.round
         opened = state.open_run(rules, name, epoch, number, needs, staged, now, workers, alone)
         self._state = opened
-        if opened.looking:
-            self._spawn(self._look(protocol.Look(evaluate=True, snapshot=opened.stage is state.Stage.LAST_LOOK)))
-        self._handle(protocol.Tick(now=now))
+        if opened.evaluating:
+            self._spawn(
+                self._run_evaluation(
+                    protocol.Evaluate(evaluate=True, snapshot=opened.stage is state.RunStage.LAST_EVALUATION)
+                )
+            )
+        self._handle(protocol.ClockTick(now=now))
 
     async def _until_done(self) -> str:
         while not self._done.done():
-            await asyncio.wait((self._done,), timeout=TICK_SECONDS)
-            self._handle(protocol.Tick(now=time.monotonic()))
+            await asyncio.wait((self._done,), timeout=STATE_TICK_SECONDS)
+            self._handle(protocol.ClockTick(now=time.monotonic()))
             self._warn_of_misfits()
         return self._done.result()
 
@@ -220,7 +233,7 @@ class Runner:
         """End the run, at whatever point it is, once the scheduler is gone."""
         gone_since = None
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(STATE_TICK_SECONDS)
             now = time.monotonic()
             gone_since = None if self._client.status == "running" else gone_since or now
             if gone_since and now - gone_since > SCHEDULER_GONE_SECONDS:
@@ -228,20 +241,20 @@ class Runner:
 
     def _scheduler_gone(self) -> RunError:
         return RunError(
-            f"the Dask scheduler is gone after round {self._journal.round}; start the job again with --resume"
+            f"the Dask scheduler is gone after round {self._directory.round}; start the job again with --resume"
         )
 
-    async def _end(self, status: str) -> Ending:
+    async def _record_end(self, status: str) -> RunOutcome:
         if status == "failed":
             raise RunError(f"a subnet fails on every worker: {self._failure}; mend that and add --resume")
         if status in ("completed", "reached"):
-            await self._hear_out()
-        digest = await self._journal.end(status)
-        ending = Ending(status, self._journal.round, digest, **(asdict(self._score) if self._score else NO_SCORE))
-        self._record("run_ended", **asdict(ending), run_dir=str(self._journal.run_dir))
+            await self._await_accounts()
+        digest = await self._directory.end(status)
+        ending = RunOutcome(status, self._directory.round, digest, **(asdict(self._score) if self._score else NO_SCORE))
+        self._record("run_ended", **asdict(ending), run_dir=str(self._directory.run_dir))
         return ending
 
-    async def _hear_out(self) -> None:
+    async def _await_accounts(self) -> None:
         """Wait a moment for the attempts' own accounts, which come behind their updates."""
         until = time.monotonic() + ACCOUNT_SECONDS
         while self._futures and time.monotonic() < until:
@@ -249,11 +262,11 @@ class Runner:
 
     async def _close(self) -> None:
         self._state = None
-        self._gangs.settle(None)
+        self._rendezvous.answer_waiting(None)
         for pending in (*self._tasks, *self._pulls.values()):
             pending.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._crew.leave()
+        await self._membership.leave()
         for _, future in self._futures.values():
             future.release()
         await self._store.close()
@@ -276,7 +289,7 @@ class Runner:
 
     # --- events in, commands out --------------------------------------------------------------------------------
 
-    def _handle(self, event: protocol.Event, pushed: Taken | None = None) -> Reply:  # noqa: C901 (one case a command)
+    def _handle(self, event: protocol.RoundEvent, pushed: DecodedPush | None = None) -> Reply:  # noqa: C901 (one case a command)
         """Advance the state by an event and carry out what follows; returns the answer to a push or beat."""
         if self._state is None:
             return Reply.STALE_ROUND
@@ -284,62 +297,64 @@ class Runner:
         self._state, commands = state.advance(self._state, event)
         for command in commands:
             match command:
-                case protocol.Answer(reply):
+                case protocol.Respond(reply):
                     answer = reply
-                case protocol.Keep(k) if pushed:
-                    self._keep(k, pushed.payload)
-                case protocol.Store(k) if command.covered:
-                    came = self._inbox.came(command.attempt, command.steps, self._begun(k))
+                case protocol.KeepProgress(k) if pushed:
+                    self._keep_checkpoint(k, pushed.payload)
+                case protocol.Persist(k) if command.norm_fraction:
+                    came = self._reassembly.arrived(command.attempt, command.steps, self._baseline(k))
                     self._staging[k] = self._spawn(self._salvage(command, came))
-                case protocol.Store(k):
+                case protocol.Persist(k):
                     # A push may close a round under `salvage` and itself be refused: then the mark is what counts.
                     arrived = (
                         isinstance(event, protocol.Pushed) and event.lease.subnet == k and answer is Reply.ACCEPTED
                     )
-                    taken = pushed if arrived and pushed else self._mark(k)
-                    self._staging[k] = self._spawn(self._stage(command, taken, told=not arrived))
-                case protocol.Lost():
+                    taken = pushed if arrived and pushed else self._checkpoint(k)
+                    self._staging[k] = self._spawn(self._stage(command, taken, reported=not arrived))
+                case protocol.LeaseLost():
                     kept_seconds = self._kept_seconds(command)
-                    self._record("lost", round=self._journal.round, kept_seconds=kept_seconds, **asdict(command))
+                    self._record("lost", round=self._directory.round, kept_seconds=kept_seconds, **asdict(command))
                 case protocol.Commit():
                     self._spawn(self._commit(command))
-                case protocol.Look():
-                    self._spawn(self._look(command))
+                case protocol.Evaluate():
+                    self._spawn(self._run_evaluation(command))
                 case protocol.Finish(status):
                     self._finish(status)
-        self._gangs.settle(self._state)
-        if leases := [command for command in commands if isinstance(command, protocol.Lease)]:
+        self._rendezvous.answer_waiting(self._state)
+        if leases := [command for command in commands if isinstance(command, protocol.GrantLease)]:
             self._lease(leases)
         return answer
 
-    def _keep(self, k: int, mark: Payload) -> None:
+    def _keep_checkpoint(self, k: int, checkpoint: Payload) -> None:
         assert self._state is not None
         subnet = self._state.subnets[k]
-        self._marks.keep(k, subnet.steps, mark)
+        self._checkpoints.keep(k, subnet.steps, checkpoint)
         if subnet.steps < self._program.training.local_steps:  # else it is its update, told when it is stored
-            self._record("marked", round=self._journal.round, subnet=k, attempt=subnet.attempt, steps=subnet.steps)
+            self._record(
+                "progress_saved", round=self._directory.round, subnet=k, attempt=subnet.attempt, steps=subnet.steps
+            )
 
-    def _kept_seconds(self, lost: protocol.Lost) -> float:
+    def _kept_seconds(self, lost: protocol.LeaseLost) -> float:
         """Time of the lost lease's steps that are safe at home."""
-        if lost.covered:
+        if lost.norm_fraction:
             assert self._state
-            return self._inbox.train_seconds(lost.attempt, self._state.subnets[lost.subnet].steps)
-        return self._marks.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
+            return self._reassembly.train_seconds(lost.attempt, self._state.subnets[lost.subnet].steps)
+        return self._checkpoints.latest(lost.subnet).train_seconds if lost.kept_steps else 0.0
 
-    def _mark(self, k: int) -> Taken:
+    def _checkpoint(self, k: int) -> DecodedPush:
         """The latest mark as an update: what of it goes from round to round."""
-        size = 4 * self._program.buffer_size(self._journal.subnets[k], travelling=True)
-        return Taken(travelling(self._marks.latest(k), size))
+        size = 4 * self._program.buffer_size(self._directory.subnets[k], persistent=True)
+        return DecodedPush(persistent_part(self._checkpoints.latest(k), size))
 
-    def _go_back(self, step: int) -> None:
+    def _roll_back(self, step: int) -> None:
         if self._state:
-            self._marks.forget_above(step)
-            kept = [max(self._marks.steps(k), default=0) for k in range(len(self._state.subnets))]
-            self._state = state.gone_back(self._state, step, kept)
+            self._checkpoints.forget_above(step)
+            kept = [max(self._checkpoints.steps(k), default=0) for k in range(len(self._state.subnets))]
+            self._state = state.rolled_back(self._state, step, kept)
 
-    def _no_marks(self) -> Marks:
+    def _no_checkpoints(self) -> ProgressCheckpoints:
         training = self._program.training
-        return Marks(training.subnets if training.mode == "lockstep" else 0)
+        return ProgressCheckpoints(training.subnets if training.mode == "lockstep" else 0)
 
     # --- workers ------------------------------------------------------------------------------------------------
 
@@ -359,18 +374,18 @@ class Runner:
         budget = self._job.memory.budget or sys.maxsize
         return {
             address: replace(brings, memory_bytes=min(brings.memory_bytes, budget))
-            for address, brings in self._crew.capacities.items()
+            for address, brings in self._membership.capacities.items()
         }
 
     def _on_notice(self, address: str) -> None:
         self._noticed.add(address)  # also before there is a state that knows workers
-        self._handle(protocol.NoticeGiven(now=time.monotonic(), worker=address))
+        self._handle(protocol.NoticeReceived(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
         warned = "notice" if address in self._noticed else "kill"
         self._noticed.discard(address)
         self._record("worker_left", worker=address, name=name, cause="end" if self._done.done() else warned)
-        self._store.left(address)
+        self._store.worker_left(address)
         for holder, future in list(self._futures.values()):
             if holder == address:  # a stock cluster would keep it pending for ever
                 self._spawn(future.cancel())
@@ -382,13 +397,13 @@ class Runner:
         if self._state is None or not capacities:
             return
         if self._state.rules.lockstep:
-            chosen = state.kind(self._state)
+            chosen = state.lockstep_cohort(self._state)
             alike = {address: brings for address, brings in capacities.items() if brings.cohort == chosen}
             if self._state.subnets.waiting and len(alike) < len(self._state.subnets):
                 here = f"{len(capacities)} workers are here"
                 here += f", {len(alike)} alike" if len(alike) < len(capacities) else ""
                 each = "need a worker each, whose machines are alike"
-                self._tell_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
+                self._report_misfit(f"{len(self._state.subnets)} subnets in lockstep {each}; {here}")
             capacities = alike
         for address, capacity in capacities.items():
             if capacity.memory_bytes < self._narrowest_bytes:
@@ -397,24 +412,24 @@ class Runner:
                 has = capacity.memory_bytes
                 if has < needs:
                     what = f"{address} has {has >> 20} MiB free and the narrowest subnet needs {needs >> 20}"
-                    self._tell_misfit(f"{what}: it gets no work")
+                    self._report_misfit(f"{what}: it gets no work")
         largest = max((capacity.memory_bytes for capacity in capacities.values()), default=0)
         for k in self._state.subnets.waiting:
             need = self._state.subnets[k].need_bytes
             if need <= largest:  # and so do all that follow
                 break
-            self._tell_misfit(f"subnet {k} needs {need >> 20} MiB; the largest worker has {largest >> 20} MiB")
+            self._report_misfit(f"subnet {k} needs {need >> 20} MiB; the largest worker has {largest >> 20} MiB")
 
-    def _tell_misfit(self, reason: str) -> None:
+    def _report_misfit(self, reason: str) -> None:
         if reason not in self._misfits:
             self._misfits.add(reason)
             self._record("waiting", reason=reason)
 
     # --- leases -------------------------------------------------------------------------------------------------
 
-    def _lease(self, commands: Sequence[protocol.Lease]) -> None:
+    def _lease(self, commands: Sequence[protocol.GrantLease]) -> None:
         """Send leases to their workers, in one graph: the scheduler's work is by the message, not by the task."""
-        opened, journal, preemption = self._state, self._journal, self._job.preemption
+        opened, journal, preemption = self._state, self._directory, self._job.preemption
         assert opened
         keys, specs, workers = [], [], {}
         for lease, worker, step in ((command.lease, command.worker, command.step) for command in commands):
@@ -425,9 +440,11 @@ class Runner:
                 cutting = asyncio.to_thread(self._cut, journal.subnets[lease.subnet])
                 self._pulls[lease.attempt] = asyncio.ensure_future(cutting)
             keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
-            blocks, how = journal.blocks[lease.subnet], _how(opened, lease.subnet)
+            blocks, how = journal.blocks[lease.subnet], _training_mode(opened, lease.subnet)
             salvage = opened.rules.salvage
-            specs.append(Spec(lease, self._address, blocks, how, preemption.mark_every, preemption.lease, salvage))
+            specs.append(
+                LeaseSpec(lease, self._address, blocks, how, preemption.progress_every, preemption.lease, salvage)
+            )
             workers[keys[-1]] = [worker]
         with dask.annotate(workers=workers.get):  # each task to its own worker; `map` itself knows one set for all
             futures = self._client.map(tasks.train_subnet, specs, key=keys, pure=False, retries=0)
@@ -453,7 +470,7 @@ class Runner:
             failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
             record = {"ended": "error", "reason": repr(error)[:200]}
             if isinstance(error, ConnectionError) and not self._store.bytes_down:
-                self._tell_misfit(
+                self._report_misfit(
                     f"workers do not reach the store at {self._address}; let them through to this machine"
                 )
             self._failure = record["reason"] if failed else self._failure
@@ -461,15 +478,17 @@ class Runner:
         self._pulls.pop(lease.attempt, None)
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt, "worker": worker}
         self._record("attempt_ended", **names, **record)
-        unfit = record["ended"] == "unfit"
+        unfit = record["ended"] == "out_of_memory"
         self._handle(
-            protocol.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed, unfit=unfit)
+            protocol.AttemptEnded(now=time.monotonic(), lease=lease, worker=worker, failed=failed, out_of_memory=unfit)
         )
-        self._inbox.drop(lease.attempt)
-        self._store.over(lease)
-        if unfit and self._state and worker in self._state.workers and worker in self._crew.capacities:
+        self._reassembly.drop(lease.attempt)
+        self._store.attempt_ended(lease)
+        if unfit and self._state and worker in self._state.workers and worker in self._membership.capacities:
             memory_bytes = self._state.workers[worker].memory_bytes  # the next rounds are planned with that
-            self._crew.capacities[worker] = replace(self._crew.capacities[worker], memory_bytes=memory_bytes)
+            self._membership.capacities[worker] = replace(
+                self._membership.capacities[worker], memory_bytes=memory_bytes
+            )
 
     # --- what the store asks (exchange.store.Head) --------------------------------------------------------------
 
@@ -481,13 +500,13 @@ class Runner:
         """See `Head`."""
         if self._state is None:
             return Reply.STALE_ROUND
-        if (reply := state.standing(self._state, lease)) is not Reply.ACCEPTED:
+        if (reply := state.check_lease(self._state, lease)) is not Reply.ACCEPTED:
             return reply
         if at is not None:
             return await self._pull_at(lease.subnet, at)
         step = self._state.subnets[lease.subnet].base_steps
         if lease.attempt not in self._pulls:
-            mark = self._marks.latest(lease.subnet)
+            mark = self._checkpoints.latest(lease.subnet)
             self._pulls[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_whole, mark))
         part = (await self._pulls[lease.attempt])[start:stop]
         if stop is None and step:  # nobody asks again
@@ -496,78 +515,82 @@ class Runner:
 
     async def _pull_at(self, k: int, step: int) -> tuple[int, Tensor] | Reply:
         if not step:
-            return 0, await asyncio.to_thread(self._cut, self._journal.subnets[k])
-        mark = self._marks.at(k, step)
+            return 0, await asyncio.to_thread(self._cut, self._directory.subnets[k])
+        mark = self._checkpoints.at(k, step)
         return (step, await asyncio.to_thread(_whole, mark)) if mark else Reply.NOT_LEASED
 
     def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
         lease = header.lease
-        reply = state.standing(self._state, lease) if self._state else Reply.STALE_ROUND
+        reply = state.check_lease(self._state, lease) if self._state else Reply.STALE_ROUND
         if reply is not Reply.ACCEPTED:
             return reply
-        subnet = self._journal.subnets[lease.subnet]
-        if not self._inbox.hold(header, start, frames, subnet):
+        subnet = self._directory.subnets[lease.subnet]
+        if not self._reassembly.hold(header, start, frames, subnet):
             return self._refused(lease, Reply.WRONG_SHAPE)
-        reply = self._came(header)
-        enough = header.update and self._inbox.is_enough(lease.attempt, header.steps, subnet)
+        reply = self._on_part_arrived(header)
+        enough = header.update and self._reassembly.is_enough(lease.attempt, header.steps, subnet)
         return Reply.ENOUGH if enough and reply is Reply.ACCEPTED else reply
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
         """See `Head`."""
-        reply = state.standing(self._state, header.lease) if self._state else Reply.STALE_ROUND
+        reply = state.check_lease(self._state, header.lease) if self._state else Reply.STALE_ROUND
         if reply is not Reply.ACCEPTED:
             return reply
-        bound = self._inbox.bound(header, size, self._journal.subnets[header.lease.subnet])
+        bound = self._reassembly.acceptance_rule(header, size, self._directory.subnets[header.lease.subnet])
         return self._refused(header.lease, bound) if isinstance(bound, Reply) else bound
 
-    def came(self, header: PushHeader, content: memoryview, pieces: Got, piece: int) -> bool:
+    def part_arrived(self, header: PushHeader, content: memoryview, pieces: ReceivedMask, piece: int) -> bool:
         """See `Head`."""
-        if not self._state or state.standing(self._state, header.lease) is not Reply.ACCEPTED:
+        if not self._state or state.check_lease(self._state, header.lease) is not Reply.ACCEPTED:
             return False
-        self._inbox.note(header, content, pieces, piece, self._journal.subnets[header.lease.subnet])
-        return self._came(header) is Reply.ACCEPTED
+        self._reassembly.note(header, content, pieces, piece, self._directory.subnets[header.lease.subnet])
+        return self._on_part_arrived(header) is Reply.ACCEPTED
 
-    def _came(self, header: PushHeader) -> Reply:
+    def _on_part_arrived(self, header: PushHeader) -> Reply:
         lease, covered = header.lease, 0.0
         if header.update:
-            covered = self._inbox.covered(lease.attempt, header.steps, self._journal.subnets[lease.subnet])
-        return self._handle(protocol.Came(now=time.monotonic(), lease=lease, steps=header.steps, covered=covered))
+            covered = self._reassembly.norm_fraction(lease.attempt, header.steps, self._directory.subnets[lease.subnet])
+        return self._handle(
+            protocol.PartArrived(now=time.monotonic(), lease=lease, steps=header.steps, norm_fraction=covered)
+        )
 
-    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+    async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
         """See `Head`."""
-        if lease.epoch != self._journal.epoch or lease.run != self._job.name:
+        if lease.epoch != self._directory.epoch or lease.run != self._job.name:
             return Reply.STALE_EPOCH
-        if lease.round == self._journal.round:  # what it adds to is not in the network yet
+        if lease.round == self._directory.round:  # what it adds to is not in the network yet
             return Reply.STALE_ROUND
-        if lease not in self._repairs:
-            if not self._owed.missing(lease):
+        if lease not in self._late_updates:
+            if not self._late_rows.missing(lease):
                 return Reply.NOT_LEASED
-            self._repairs = {k: v for k, v in self._repairs.items() if k.round >= lease.round - ROUNDS_KEPT}
-            self._repairs[lease] = self._spawn(self._repair(lease, memoryview(bytearray().join(frames))))
-        return await asyncio.shield(self._repairs[lease])  # also if it is sent again, as the answer did not come
+            self._late_updates = {k: v for k, v in self._late_updates.items() if k.round >= lease.round - ROUNDS_KEPT}
+            self._late_updates[lease] = self._spawn(
+                self._late_rows_arrived(lease, memoryview(bytearray().join(frames)))
+            )
+        return await asyncio.shield(self._late_updates[lease])  # also if it is sent again, as the answer did not come
 
-    async def _repair(self, lease: LeaseId, rows: memoryview) -> Reply:
-        lacking = self._owed.take(lease)
-        change = await asyncio.to_thread(self._owed.change, lacking, rows) if lacking else None
+    async def _late_rows_arrived(self, lease: LeaseId, rows: memoryview) -> Reply:
+        lacking = self._late_rows.pop(lease)
+        change = await asyncio.to_thread(self._late_rows.change, lacking, rows) if lacking else None
         if change is None or not change.isfinite().all():
             return Reply.NOT_LEASED
         values = [change.numpy().data.cast("B")]
-        await self._journal.repair(lease.round, lease.subnet, Payload(values, 0.0, checksum(values)))
+        await self._directory.late_rows(lease.round, lease.subnet, Payload(values, 0.0, checksum(values)))
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
-        self._record("repaired", **names, bytes=len(rows))
+        self._record("late_rows_added", **names, bytes=len(rows))
         return Reply.ACCEPTED
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `Head`."""
-        lease, current = header.lease, header.lease.round == self._journal.round
+        lease, current = header.lease, header.lease.round == self._directory.round
         if current and lease.subnet in self._staging:  # sent again, as the answer did not come, or too late
             await asyncio.shield(self._staging[lease.subnet])
-        if missing := self._owed.missing(lease):
+        if missing := self._late_rows.missing(lease):
             return Receipt(Reply.DUPLICATE, missing)
-        begun = self._begun(lease.subnet) if current and 0 <= lease.subnet < len(self._journal.subnets) else None
+        begun = self._baseline(lease.subnet) if current and 0 <= lease.subnet < len(self._directory.subnets) else None
         small = 0 < sum(map(len, frames)) <= INLINE_BYTES
-        read = functools.partial(self._inbox.read, header, frames, begun)
+        read = functools.partial(self._reassembly.read, header, frames, begun)
         taken = read() if small else await asyncio.to_thread(read)
         now, fault = time.monotonic(), taken.fault
         event = protocol.Pushed(now=now, lease=lease, steps=header.steps, update=header.update, fault=fault)
@@ -578,7 +601,7 @@ class Runner:
             self._refused(lease, reply, taken.where)
         elif lease.subnet in self._staging:
             await asyncio.shield(self._staging[lease.subnet])  # the answer means: durable
-        return Receipt(reply, self._owed.missing(lease))
+        return Receipt(reply, self._late_rows.missing(lease))
 
     def _refused(self, lease: LeaseId, reply: Reply, where: str = "") -> Reply:
         names = {"round": lease.round, "subnet": lease.subnet, "attempt": lease.attempt}
@@ -587,50 +610,61 @@ class Runner:
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
         """See `Head`."""
-        return self._handle(protocol.Beat(now=time.monotonic(), lease=lease, steps=steps))
+        return self._handle(protocol.Heartbeat(now=time.monotonic(), lease=lease, steps=steps))
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
         """See `Head`."""
         if why:
-            self._tell_misfit(f"lockstep: {address} was cut off: {why}")
-        return await self._gangs.join(lease, address, {*steps, *self._marks.steps(lease.subnet)}, self._state)
+            self._report_misfit(f"lockstep: {address} was cut off: {why}")
+        return await self._rendezvous.join(
+            lease, address, {*steps, *self._checkpoints.steps(lease.subnet)}, self._state
+        )
 
-    def _begun(self, k: int) -> Begun:
-        return Begun(self._journal.subnets[k], self._journal.network)
+    def _baseline(self, k: int) -> Baseline:
+        return Baseline(self._directory.subnets[k], self._directory.network)
 
     def _cut(self, subnet: Subnet) -> Tensor:
         """A subnet as the open round begins with it, as it goes to its worker."""
-        return encoding.sent(self._program, subnet, self._journal.network.pull(subnet))
+        return encoding.encode_pull(self._program, subnet, self._directory.network.pull(subnet))
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    async def _salvage(self, command: protocol.Store, came: Arrival) -> None:
+    async def _salvage(self, command: protocol.Persist, arrived: PartialPayload) -> None:
         """Store what has come of an update whose worker is gone."""
-        payload = await asyncio.to_thread(self._inbox.salvaged, came, self._begun(command.subnet))
-        lacking = None if came.got.all() else came  # its worker may only have been slow: then the rest follows
-        await self._stage(command, Taken(payload, None, command.covered, lacking), told=True)
+        payload = await asyncio.to_thread(self._reassembly.salvaged, arrived, self._baseline(command.subnet))
+        lacking = (
+            None if arrived.received.all() else arrived
+        )  # its worker may only have been slow: then the rest follows
+        await self._stage(command, DecodedPush(payload, None, command.norm_fraction, lacking), reported=True)
 
-    async def _stage(self, command: protocol.Store, taken: Taken, *, told: bool) -> None:
+    async def _stage(self, command: protocol.Persist, push: DecodedPush, *, reported: bool) -> None:
         """Make an update durable; `told`: its seconds were, when its lease was lost."""
         assert self._state is not None
-        if taken.lacking is not None:
+        if push.missing_rows is not None:
             opened = self._state
             lease = LeaseId(opened.run, opened.epoch, opened.round, command.subnet, command.attempt)
-            self._owed.add(lease, self._journal.subnets[command.subnet], taken.lacking)
+            self._late_rows.add(lease, self._directory.subnets[command.subnet], push.missing_rows)
         worker, k = self._state.subnets[command.subnet].worker, command.subnet
-        names = {"round": self._journal.round, "subnet": k, "attempt": command.attempt, "worker": worker}
-        await self._journal.stage(k, command.attempt, command.steps, taken.payload, taken.covered)
-        told = told and not self._state.rules.lockstep
-        seconds = 0.0 if told else taken.payload.train_seconds
-        lost = 1 - float(taken.lacking.got.mean()) if taken.lacking else 0.0
-        self._record("staged", **names, steps=command.steps, train_seconds=seconds, covered=taken.covered, lost=lost)
-        self._handle(protocol.Stored(now=time.monotonic(), subnet=k))
+        names = {"round": self._directory.round, "subnet": k, "attempt": command.attempt, "worker": worker}
+        await self._directory.stage(k, command.attempt, command.steps, push.payload, push.norm_fraction)
+        reported = reported and not self._state.rules.lockstep
+        seconds = 0.0 if reported else push.payload.train_seconds
+        lost = 1 - float(push.missing_rows.received.mean()) if push.missing_rows else 0.0
+        self._record(
+            "staged",
+            **names,
+            steps=command.steps,
+            train_seconds=seconds,
+            norm_fraction=push.norm_fraction,
+            missing_rows=lost,
+        )
+        self._handle(protocol.Persisted(now=time.monotonic(), subnet=k))
 
     async def _commit(self, command: protocol.Commit) -> None:
         """End a round and draw the next."""
-        journal, started = self._journal, time.monotonic()
+        journal, started = self._directory, time.monotonic()
         shares = next_shares = journal.shares
-        if self._job.preemption.policy == "salvage" and self._crew.capacities:
+        if self._job.preemption.policy == "salvage" and self._membership.capacities:
             with contextlib.suppress(RunError):  # whoever could hold a subnet is gone just now
                 next_shares = await asyncio.to_thread(self._plan)
         await journal.commit(command.staged, next_shares)
@@ -649,12 +683,12 @@ class Runner:
             shares=shares,
             loss=self._subnet_loss,
         )
-        self._traffic, self._opened_at, self._marks, self._staging = traffic, ended, self._no_marks(), {}
+        self._traffic, self._opened_at, self._checkpoints, self._staging = traffic, ended, self._no_checkpoints(), {}
         due = ended - self._snapshot_at > self._job.checkpoint.every
         needs, alone = await asyncio.to_thread(self._needs)
-        self._handle(protocol.Committed(now=ended, needs=needs, alone=alone, snapshot_due=due))
+        self._handle(protocol.Committed(now=ended, needs=needs, exclusive=alone, snapshot_due=due))
 
-    async def _look(self, command: protocol.Look) -> None:
+    async def _run_evaluation(self, command: protocol.Evaluate) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
         started, accuracy = time.monotonic(), None
         if command.evaluate:
@@ -662,14 +696,14 @@ class Runner:
             seconds = time.monotonic() - started
             if self._score:
                 accuracy = self._score.accuracy
-                self._record("evaluated", round=self._journal.round, **asdict(self._score), seconds=seconds)
+                self._record("evaluated", round=self._directory.round, **asdict(self._score), seconds=seconds)
             if warning:
                 self._warned = True
-                self._record("warning", round=self._journal.round, reason=warning)
+                self._record("warning", round=self._directory.round, reason=warning)
         if command.snapshot:
-            await self._journal.snapshot()
+            await self._directory.snapshot()
             self._snapshot_at = time.monotonic()
-        self._handle(protocol.Looked(now=time.monotonic(), accuracy=accuracy))
+        self._handle(protocol.Evaluated(now=time.monotonic(), accuracy=accuracy))
 
     def _evaluate(self) -> tuple[Score | None, str | None]:
         """Score the committed network on test data, if there is any, and compare it with its subnets."""
@@ -682,7 +716,7 @@ class Runner:
         if compared is None or program.output:  # a very wide output's subnets have losses over other labels
             return found, None
         losses = assembly.training_loss(self._module, samples, program), compared
-        return found, assembly.warning(program, self._journal.network, self._journal.subnets, losses)
+        return found, assembly.warning(program, self._directory.network, self._directory.subnets, losses)
 
     def _plan(self) -> tuple[float, ...]:
         """Shares for the workers that are there; under `reissue` not by their measured speed nor by how many they are
@@ -697,10 +731,12 @@ class Runner:
         how, beyond = self._program.out_of_core, None
         if how != "never":
             streams = all(worker.streams for worker in workers)
-            least = functools.partial(self._foresight.least_bytes, streams=streams)
-            beyond = widths.Beyond(least, functools.partial(self._foresight.seconds, streams=streams), how == "always")
+            least = functools.partial(self._out_of_core.least_bytes, streams=streams)
+            beyond = widths.OutOfCoreEstimate(
+                least, functools.partial(self._out_of_core.seconds, streams=streams), how == "always"
+            )
         found = widths.shares(workers, self._program.training.subnets, self._need_bytes, smallest, beyond)
-        if self._program.training.mode == "lockstep" and sum(found) < widths.ALL:
+        if self._program.training.mode == "lockstep" and sum(found) < widths.WHOLE_NETWORK:
             raise RunError(
                 f"training.mode: lockstep needs all labels at once, and the workers hold {sum(found):.0%} of them; "
                 "take more or larger workers"
@@ -709,7 +745,7 @@ class Runner:
 
     def _needs(self) -> tuple[tuple[int, ...], frozenset[int]]:
         """What each subnet needs, and which are trained out of core: those that nobody here can hold, or all."""
-        widths = [share if self._program.layout.groups else 1.0 for share in self._journal.shares]
+        widths = [share if self._program.layout.groups else 1.0 for share in self._directory.shares]
         largest = max((capacity.memory_bytes for capacity in self._capacities().values()), default=sys.maxsize)
         how, streams = self._program.out_of_core, all(c.streams for c in self._capacities().values())
         alone = frozenset(
@@ -718,7 +754,7 @@ class Runner:
             if how == "always" or (how == "auto" and self._need_bytes(width) > largest)
         )
         needs = (
-            self._foresight.least_bytes(width, streams=streams) if k in alone else self._need_bytes(width)
+            self._out_of_core.least_bytes(width, streams=streams) if k in alone else self._need_bytes(width)
             for k, width in enumerate(widths)
         )
         return tuple(needs), alone
@@ -730,15 +766,15 @@ def _mean_loss(losses: Mapping[int, float], staged: Sequence[tuple[int, int]]) -
     return sum(loss * steps for loss, steps in known) / sum(steps for _, steps in known) if known else None
 
 
-def _how(opened: state.State, k: int) -> How:
+def _training_mode(opened: state.RoundState, k: int) -> TrainingMode:
     if opened.rules.lockstep:
         return "lockstep"
-    return "out-of-core" if opened.subnets[k].alone else "in-core"
+    return "out-of-core" if opened.subnets[k].exclusive else "in-core"
 
 
-def _whole(mark: Payload) -> Tensor:
+def _whole(checkpoint: Payload) -> Tensor:
     """A mark as one buffer."""
-    return torch.frombuffer(bytearray().join(mark.frames), dtype=torch.float32)
+    return torch.frombuffer(bytearray().join(checkpoint.frames), dtype=torch.float32)
 
 
 def _own_host(scheduler: str) -> str:

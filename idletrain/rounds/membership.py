@@ -17,14 +17,14 @@ from idletrain.worker import tasks
 from idletrain.worker.lease_spec import version
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.1
+MEMBERSHIP_POLL_SECONDS = 0.1
 FIRST_WORKERS_SECONDS = 60.0  # the wait for the asked number of workers before starting with those that are there
 DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold disk can draw out
 REMIND_SECONDS = 10.0
 COUNT_SECONDS = 2.0
 
 
-class Crew:
+class Membership:
     """Watches a cluster and tells who may be leased work.
 
     Args:
@@ -78,15 +78,15 @@ class Crew:
             if waited - reminded >= REMIND_SECONDS:
                 reminded = waited
                 self._record("waiting", reason=f"for workers: {len(self.capacities)} of {count} are there")
-            await asyncio.sleep(POLL_SECONDS)
-            waited += POLL_SECONDS
+            await asyncio.sleep(MEMBERSHIP_POLL_SECONDS)
+            waited += MEMBERSHIP_POLL_SECONDS
 
     def _on_event(self, event: tuple[float, Any]) -> None:
         message = event[1]
         address = message.get("worker", "")
         match message.get("action"):
             case "add-worker":
-                self._spawn(self._welcome(address))
+                self._spawn(self._admit(address))
             case "remove-worker":
                 if address in self._known and address not in self.capacities:
                     self._record("joining_failed", worker=address)
@@ -105,10 +105,10 @@ class Crew:
             if self._client.status == "running":
                 with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
                     for address in (await self._client.scheduler.ncores()).keys() - self._known:
-                        self._spawn(self._welcome(address))
+                        self._spawn(self._admit(address))
             await asyncio.sleep(COUNT_SECONDS)
 
-    async def _welcome(self, address: str) -> None:
+    async def _admit(self, address: str) -> None:
         """Learn what a new worker can do, and let it in if it runs the same version."""
         if address in self._known:
             return

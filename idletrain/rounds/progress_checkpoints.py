@@ -7,7 +7,7 @@ from collections.abc import Collection
 from idletrain.rounds.durable.run_directory import Payload
 
 
-class Marks:
+class ProgressCheckpoints:
     """The open round's marks.
 
     Args:
@@ -18,12 +18,12 @@ class Marks:
         self._together = together
         self._held: dict[int, dict[int, Payload]] = {}
 
-    def keep(self, subnet: int, steps: int, mark: Payload) -> None:
+    def keep(self, subnet: int, steps: int, checkpoint: Payload) -> None:
         """Hold a mark, and drop those that nobody can need any more."""
         held = self._held.setdefault(subnet, {})
-        held[steps] = mark
+        held[steps] = checkpoint
         if not self._together:
-            self._held[subnet] = {steps: mark}
+            self._held[subnet] = {steps: checkpoint}
         elif len(self._held) == self._together:
             common = frozenset.intersection(*(frozenset(marks) for marks in self._held.values()))
             oldest = max(common, default=0)

@@ -10,14 +10,14 @@ from idletrain.exchange.messages import LeaseId, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class RoundEvent:
     """Something that happened at `now`, in seconds of the head's monotonic clock."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerJoined(Event):
+class WorkerJoined(RoundEvent):
     """A worker is ready."""
 
     worker: str
@@ -27,21 +27,21 @@ class WorkerJoined(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLeft(Event):
+class WorkerLeft(RoundEvent):
     """A worker is gone."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeGiven(Event):
+class NoticeReceived(RoundEvent):
     """A worker will be gone soon."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat(Event):
+class Heartbeat(RoundEvent):
     """A lease's holder is alive and has done `steps`."""
 
     lease: LeaseId
@@ -49,7 +49,7 @@ class Beat(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed(Event):
+class Pushed(RoundEvent):
     """A payload arrived, an `update` or a mark; `fault` says what is wrong with it."""
 
     lease: LeaseId
@@ -59,23 +59,23 @@ class Pushed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came(Event):
+class PartArrived(RoundEvent):
     """A part of a payload arrived; of an update's squared norm that share is here by now, 0 if it must be whole."""
 
     lease: LeaseId
     steps: int
-    covered: float = 0.0
+    norm_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored(Event):
+class Persisted(RoundEvent):
     """A subnet's update is durable."""
 
     subnet: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnded(Event):
+class AttemptEnded(RoundEvent):
     """An attempt's task on `worker` is over; `failed` if by an error of its own (not by the loss of its worker),
     `unfit` if the subnet is too large for the worker after all.
     """
@@ -83,34 +83,34 @@ class AttemptEnded(Event):
     lease: LeaseId
     worker: str
     failed: bool = False
-    unfit: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(Event):
+class ClockTick(RoundEvent):
     """Time passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed(Event):
+class Committed(RoundEvent):
     """The round is in the network; the next one's subnets need `needs` bytes each and are to be trained out of core if
     `alone`; a snapshot is or is not due.
     """
 
     needs: tuple[int, ...]
-    alone: frozenset[int] = frozenset()
+    exclusive: frozenset[int] = frozenset()
     snapshot_due: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked(Event):
+class Evaluated(RoundEvent):
     """The committed network was evaluated (accuracy, or None) and written as asked."""
 
     accuracy: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked(Event):
+class StopRequested(RoundEvent):
     """The user wants the run to stop; it can be resumed."""
 
 
@@ -118,7 +118,7 @@ class StopAsked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class GrantLease:
     """Have `worker` train from step `step`."""
 
     lease: LeaseId
@@ -127,21 +127,21 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Respond:
     """The reply to the push or beat that was the event."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepProgress:
     """Hold the pushed payload as the subnet's mark."""
 
     subnet: int
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Persist:
     """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored.
 
     Attributes:
@@ -151,11 +151,11 @@ class Store:
     subnet: int
     attempt: int
     steps: int
-    covered: float = 0.0
+    norm_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LeaseLost:
     """A lease is over without its update; for the record.
 
     Attributes:
@@ -172,7 +172,7 @@ class Lost:
     cause: str
     kept_steps: int
     lost_steps: int
-    covered: float = 0.0
+    norm_fraction: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Evaluate:
     """Evaluate the committed network and/or write a snapshot of it, then say Looked."""
 
     evaluate: bool
@@ -198,4 +198,4 @@ class Finish:
     status: str
 
 
-Command = Lease | Answer | Keep | Store | Lost | Commit | Look | Finish
+RoundCommand = GrantLease | Respond | KeepProgress | Persist | LeaseLost | Commit | Evaluate | Finish

@@ -10,9 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.exchange.codec import Codec, Got
-from idletrain.exchange.messages import Arrival, Bound, PushHeader, Reply, checksum, inspect, inspect_values
-from idletrain.exchange.parts import Parts, What
+from idletrain.exchange.codec import Codec, ReceivedMask
+from idletrain.exchange.messages import (
+    AcceptanceRule,
+    PartialPayload,
+    PushHeader,
+    Reply,
+    checksum,
+    inspect,
+    inspect_values,
+)
+from idletrain.exchange.parts import Parts, PayloadKey
 from idletrain.job import ExchangeSettings
 from idletrain.nn.ist.subnets import Subnet, views
 from idletrain.nn.network import Network
@@ -22,7 +30,7 @@ from idletrain.worker import encoding
 
 
 @dataclass(frozen=True)
-class Begun:
+class Baseline:
     """A subnet as a round began with it."""
 
     subnet: Subnet
@@ -30,7 +38,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Taken:
+class DecodedPush:
     """A push as values.
 
     Attributes:
@@ -43,12 +51,12 @@ class Taken:
 
     payload: Payload
     fault: Reply | None = None
-    covered: float = 1.0
-    lacking: Arrival | None = None
+    norm_fraction: float = 1.0
+    missing_rows: PartialPayload | None = None
     where: str = ""
 
 
-class Inbox:
+class Reassembly:
     """Pushes that are coming.
 
     Args:
@@ -58,7 +66,7 @@ class Inbox:
 
     def __init__(self, program: Program, *, salvage: bool) -> None:
         self._program, self._salvage, self._parts = program, salvage, Parts()
-        self._scattered: dict[tuple[int, int], Arrival] = {}
+        self._scattered: dict[tuple[int, int], PartialPayload] = {}
         self._gains: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def hold(self, header: PushHeader, start: int, frames: Sequence[memoryview], subnet: Subnet) -> bool:
@@ -66,12 +74,12 @@ class Inbox:
         most = self._size(subnet, update=header.update)
         return self._parts.hold(header.lease.attempt, _what(header), start, frames, most, header.train_seconds)
 
-    def note(self, header: PushHeader, content: memoryview, pieces: Got, piece: int, subnet: Subnet) -> None:
+    def note(self, header: PushHeader, content: memoryview, pieces: ReceivedMask, piece: int, subnet: Subnet) -> None:
         """Keep which pieces of so many bytes have come of an update, in any order, if they are of use yet."""
         codec = encoding.codec(self._program, subnet, "push") if header.update else None
         needed = -(-codec.first_row // piece) if codec else 0
         if codec and codec.nbytes == len(content) and pieces[:needed].all():
-            arrival = Arrival(content, codec.rows_within(pieces, piece), header.train_seconds)
+            arrival = PartialPayload(content, codec.rows_within(pieces, piece), header.train_seconds)
             self._scattered[header.lease.attempt, header.steps] = arrival
 
     def drop(self, attempt: int) -> None:
@@ -81,7 +89,7 @@ class Inbox:
             for key in [key for key in kept if key[0] == attempt]:
                 del kept[key]
 
-    def covered(self, attempt: int, steps: int, subnet: Subnet) -> float:
+    def norm_fraction(self, attempt: int, steps: int, subnet: Subnet) -> float:
         """Which share of an update's squared norm has come, if it is of use before it is whole; else 0."""
         codec = encoding.codec(self._program, subnet, "push") if self._salvage else None
         if not codec or not codec.rows:
@@ -97,91 +105,95 @@ class Inbox:
         got = self._got(attempt, steps, codec)
         return got is not None and _is_enough(codec, got, exchange, lambda: self._gains_of(attempt, steps, codec))
 
-    def bound(self, header: PushHeader, size: int, subnet: Subnet) -> Bound | Reply:
+    def acceptance_rule(self, header: PushHeader, size: int, subnet: Subnet) -> AcceptanceRule | Reply:
         """What of a payload of so many bytes is enough."""
         codec, exchange = encoding.codec(self._program, subnet, "push"), self._program.training.exchange
         if size != self._size(subnet, update=header.update):
             return Reply.WRONG_SHAPE
         if not exchange.loss or not codec or not codec.rows or not header.update:
-            return Bound(size, 1.0)
+            return AcceptanceRule(size, 1.0)
 
         known: list[NDArray[np.float64]] = []
 
-        def enough(content: memoryview, pieces: Got, piece_bytes: int) -> bool:
+        def enough(content: memoryview, pieces: ReceivedMask, piece_bytes: int) -> bool:
             if not known:
                 known.append(_gains(codec, torch.frombuffer(content, dtype=torch.uint8)))
             return _is_enough(codec, codec.rows_within(pieces, piece_bytes), exchange, lambda: known[0])
 
-        return Bound(codec.first_row, 1 - exchange.loss, enough)
+        return AcceptanceRule(codec.first_row, 1 - exchange.loss, enough)
 
-    def came(self, attempt: int, steps: int, begun: Begun) -> Arrival:
+    def arrived(self, attempt: int, steps: int, baseline: Baseline) -> PartialPayload:
         """What is here of an update, of its bytes in their places: in parts or scattered, whichever is more."""
-        codec = encoding.codec(self._program, begun.subnet, "push")
+        codec = encoding.codec(self._program, baseline.subnet, "push")
         assert codec
         content = bytearray().join(self._parts.payload(attempt, (steps, True)))
         got = codec.rows_before(len(content))
         found = self._scattered.get((attempt, steps))
-        if found and found.got.sum() > got.sum():
+        if found and found.received.sum() > got.sum():
             return found
         seconds = self.train_seconds(attempt, steps)
-        return Arrival(memoryview(content.ljust(codec.nbytes, b"\0")), got, seconds)
+        return PartialPayload(memoryview(content.ljust(codec.nbytes, b"\0")), got, seconds)
 
     def train_seconds(self, attempt: int, steps: int) -> float:
         """Time in the steps of an update that has begun to come."""
         found = self._scattered.get((attempt, steps))
         return found.train_seconds if found else self._parts.train_seconds(attempt, (steps, True))
 
-    def salvaged(self, came: Arrival, begun: Begun) -> Payload:
+    def salvaged(self, arrived: PartialPayload, baseline: Baseline) -> Payload:
         """What has come of an update whose worker is gone, as values; what has not is no change."""
-        codec = encoding.codec(self._program, begun.subnet, "push")
+        codec = encoding.codec(self._program, baseline.subnet, "push")
         assert codec
-        content = torch.frombuffer(came.content, dtype=torch.uint8)
-        return _as_payload(codec.decode(content, begun.network.pull(begun.subnet), came.got), came.train_seconds)
+        content = torch.frombuffer(arrived.content, dtype=torch.uint8)
+        return _as_payload(
+            codec.decode(content, baseline.network.pull(baseline.subnet), arrived.received), arrived.train_seconds
+        )
 
-    def read(self, header: PushHeader, frames: Sequence[memoryview], begun: Begun | None) -> Taken:
+    def read(self, header: PushHeader, frames: Sequence[memoryview], baseline: Baseline | None) -> DecodedPush:
         """A push as values; without frames, of what has come before."""
         attempt, steps = header.lease.attempt, header.steps
         whole = header.update and steps == self._program.training.local_steps
-        codec = encoding.codec(self._program, begun.subnet, "push") if begun and header.update else None
-        if not frames and codec and codec.rows and begun and (whole or self._is_part(header)):
-            return self._read_rows(header, codec, begun)
+        codec = encoding.codec(self._program, baseline.subnet, "push") if baseline and header.update else None
+        if not frames and codec and codec.rows and baseline and (whole or self._is_part(header)):
+            return self._read_rows(header, codec, baseline)
         frames = frames or self._parts.payload(attempt, _what(header))
         payload = Payload(frames, header.train_seconds, header.checksum)
-        if begun is None or not (whole or self._is_part(header)):
-            return Taken(payload, Reply.WRONG_SHAPE)
-        if fault := inspect(header, frames, self._size(begun.subnet, update=header.update)):
-            return Taken(payload, fault)
+        if baseline is None or not (whole or self._is_part(header)):
+            return DecodedPush(payload, Reply.WRONG_SHAPE)
+        if fault := inspect(header, frames, self._size(baseline.subnet, update=header.update)):
+            return DecodedPush(payload, fault)
         if codec:
-            values = codec.decode(_joined(frames), begun.network.pull(begun.subnet))
+            values = codec.decode(_joined(frames), baseline.network.pull(baseline.subnet))
             payload = _as_payload(values, header.train_seconds)
-        return _checked(Taken(payload), begun.subnet)
+        return _checked(DecodedPush(payload), baseline.subnet)
 
-    def _read_rows(self, header: PushHeader, codec: Codec, begun: Begun) -> Taken:
+    def _read_rows(self, header: PushHeader, codec: Codec, baseline: Baseline) -> DecodedPush:
         """An update that came in parts, of which some rows may be missing."""
         attempt, steps = header.lease.attempt, header.steps
-        came = replace(self.came(attempt, steps, begun), train_seconds=header.train_seconds)
+        came = replace(self.arrived(attempt, steps, baseline), train_seconds=header.train_seconds)
         payload = Payload([came.content], header.train_seconds, header.checksum)
-        whole = bool(came.got.all())
-        if not whole and not self.is_enough(attempt, steps, begun.subnet):
-            return Taken(payload, Reply.WRONG_SHAPE)
+        whole = bool(came.received.all())
+        if not whole and not self.is_enough(attempt, steps, baseline.subnet):
+            return DecodedPush(payload, Reply.WRONG_SHAPE)
         if whole and (fault := inspect(header, payload.frames, codec.nbytes)):
-            return Taken(payload, fault)
-        covered = 1.0 if whole else float(self._gains_of(attempt, steps, codec)[came.got].sum())
-        return _checked(Taken(self.salvaged(came, begun), None, covered, None if whole else came), begun.subnet)
+            return DecodedPush(payload, fault)
+        covered = 1.0 if whole else float(self._gains_of(attempt, steps, codec)[came.received].sum())
+        return _checked(
+            DecodedPush(self.salvaged(came, baseline), None, covered, None if whole else came), baseline.subnet
+        )
 
     def _size(self, subnet: Subnet, *, update: bool) -> int:
         """Bytes of a subnet's update or mark."""
         if update:
             return encoding.nbytes(self._program, subnet, "push")
-        return 4 * self._program.buffer_size(subnet, travelling=False)
+        return 4 * self._program.buffer_size(subnet, persistent=False)
 
-    def _got(self, attempt: int, steps: int, codec: Codec) -> Got | None:
+    def _got(self, attempt: int, steps: int, codec: Codec) -> ReceivedMask | None:
         """Which rows of an update are here; None before its head is."""
         size = sum(len(frame) for frame in self._parts.payload(attempt, (steps, True)))
         got = codec.rows_before(size)
         found = self._scattered.get((attempt, steps))
-        if found and found.got.sum() > got.sum():
-            return found.got
+        if found and found.received.sum() > got.sum():
+            return found.received
         return got if size >= codec.first_row else None
 
     def _gains_of(self, attempt: int, steps: int, codec: Codec) -> NDArray[np.float64]:
@@ -198,24 +210,26 @@ class Inbox:
         return early and (not header.update or (self._salvage and self._program.training.exchange.push != "fp32"))
 
 
-def _checked(taken: Taken, subnet: Subnet) -> Taken:
+def _checked(push: DecodedPush, subnet: Subnet) -> DecodedPush:
     """The same with its fault, if its values are not all finite."""
-    fault = inspect_values(taken.payload.frames)
+    fault = inspect_values(push.payload.frames)
     if fault is None:
-        return taken
-    values = torch.frombuffer(bytearray().join(taken.payload.frames), dtype=torch.float32)[: subnet.parameters]
+        return push
+    values = torch.frombuffer(bytearray().join(push.payload.frames), dtype=torch.float32)[: subnet.parameters]
     names = (tensor.name for tensor in subnet.layout.tensors)
     odd = (name for name, part in zip(names, views(values, subnet.shapes), strict=True) if not part.isfinite().all())
-    return replace(taken, fault=fault, where=next(odd, "the optimizer's state"))
+    return replace(push, fault=fault, where=next(odd, "the optimizer's state"))
 
 
-def _what(header: PushHeader) -> What:
+def _what(header: PushHeader) -> PayloadKey:
     return header.steps, header.update
 
 
-def _is_enough(codec: Codec, got: Got, exchange: ExchangeSettings, gains: Callable[[], NDArray[np.float64]]) -> bool:
+def _is_enough(
+    codec: Codec, received: ReceivedMask, exchange: ExchangeSettings, gains: Callable[[], NDArray[np.float64]]
+) -> bool:
     """Whether no more rows are lacking than the job allows, and no more of the squared norm."""
-    return bool((~got).sum() <= exchange.loss * codec.rows and gains()[~got].sum() <= exchange.norm_loss)
+    return bool((~received).sum() <= exchange.loss * codec.rows and gains()[~received].sum() <= exchange.norm_loss)
 
 
 def _gains(codec: Codec, content: Tensor) -> NDArray[np.float64]:
@@ -224,12 +238,12 @@ def _gains(codec: Codec, content: Tensor) -> NDArray[np.float64]:
     return codec.gains(content) * bool(exact.isfinite().all())
 
 
-def travelling(mark: Payload, size: int) -> Payload:
+def persistent_part(checkpoint: Payload, size: int) -> Payload:
     """What of a mark goes from round to round: its first so many bytes."""
-    if mark.size_bytes <= size:
-        return mark
-    frames = [memoryview(bytearray().join(mark.frames))[:size]]
-    return Payload(frames, mark.train_seconds, checksum(frames))
+    if checkpoint.size_bytes <= size:
+        return checkpoint
+    frames = [memoryview(bytearray().join(checkpoint.frames))[:size]]
+    return Payload(frames, checkpoint.train_seconds, checksum(frames))
 
 
 def _joined(frames: Sequence[memoryview]) -> Tensor:

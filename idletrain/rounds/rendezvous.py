@@ -8,17 +8,17 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from idletrain.exchange.messages import Gang, LeaseId, Reply
-from idletrain.rounds.state import State, standing
+from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
+from idletrain.rounds.state import RoundState, check_lease
 
 
-class Asked(NamedTuple):
+class JoinRequest(NamedTuple):
     """A member's question, and where its answer goes."""
 
     lease: LeaseId
     address: str
     steps: frozenset[int]
-    answer: asyncio.Future[Gang | Reply]
+    response: asyncio.Future[LockstepGroup | Reply]
 
 
 def common_step(offers: Iterable[Collection[int]]) -> int:
@@ -26,19 +26,21 @@ def common_step(offers: Iterable[Collection[int]]) -> int:
     return max(frozenset.intersection(*(frozenset({0, *steps}) for steps in offers)))
 
 
-class Gangs:
+class Rendezvous:
     """The gangs of a run, one after the other.
 
     Args:
         formed: Told the step that a gang goes on from, before its members are.
     """
 
-    def __init__(self, formed: Callable[[int], None]) -> None:
-        self._asked: dict[int, Asked] = {}
-        self._tell_step = formed
+    def __init__(self, group_formed: Callable[[int], None]) -> None:
+        self._requests: dict[int, JoinRequest] = {}
+        self._group_formed = group_formed
         self._formed = 0
 
-    async def join(self, lease: LeaseId, address: str, steps: Collection[int], now: State | None) -> Gang | Reply:
+    async def join(
+        self, lease: LeaseId, address: str, steps: Collection[int], now: RoundState | None
+    ) -> LockstepGroup | Reply:
         """Wait until all have asked; who asks again is answered again.
 
         Args:
@@ -49,32 +51,32 @@ class Gangs:
         """
         if not now:
             return Reply.STALE_ROUND
-        if (reply := standing(now, lease)) is not Reply.ACCEPTED:
+        if (reply := check_lease(now, lease)) is not Reply.ACCEPTED:
             return reply
-        answer: asyncio.Future[Gang | Reply] = asyncio.get_running_loop().create_future()
-        if (before := self._asked.pop(lease.subnet, None)) and not before.answer.done():
-            before.answer.set_result(Reply.NOT_LEASED)
-        self._asked[lease.subnet] = Asked(lease, address, frozenset(steps), answer)
-        self.settle(now)
+        answer: asyncio.Future[LockstepGroup | Reply] = asyncio.get_running_loop().create_future()
+        if (before := self._requests.pop(lease.subnet, None)) and not before.response.done():
+            before.response.set_result(Reply.NOT_LEASED)
+        self._requests[lease.subnet] = JoinRequest(lease, address, frozenset(steps), answer)
+        self.answer_waiting(now)
         return await answer
 
-    def settle(self, now: State | None) -> None:
+    def answer_waiting(self, now: RoundState | None) -> None:
         """Answer those that have nothing to wait for in this state, or all if they are complete."""
-        for k, asked in list(self._asked.items()):
-            reply = standing(now, asked.lease) if now else Reply.STALE_ROUND
+        for k, asked in list(self._requests.items()):
+            reply = check_lease(now, asked.lease) if now else Reply.STALE_ROUND
             if reply is not Reply.ACCEPTED:
-                _tell(self._asked.pop(k), reply)
-        if not now or len(self._asked) < len(now.subnets):
+                _resolve(self._requests.pop(k), reply)
+        if not now or len(self._requests) < len(now.subnets):
             return
         self._formed += 1
-        members = [self._asked.pop(k) for k in range(len(now.subnets))]
+        members = [self._requests.pop(k) for k in range(len(now.subnets))]
         step = common_step(member.steps for member in members)
-        self._tell_step(step)
-        gang = Gang(self._formed, step, tuple(member.address for member in members))
+        self._group_formed(step)
+        gang = LockstepGroup(self._formed, step, tuple(member.address for member in members))
         for member in members:
-            _tell(member, gang)
+            _resolve(member, gang)
 
 
-def _tell(asked: Asked, answer: Gang | Reply) -> None:
-    if not asked.answer.done():  # its connection may be gone
-        asked.answer.set_result(answer)
+def _resolve(request: JoinRequest, answer: LockstepGroup | Reply) -> None:
+    if not request.response.done():  # its connection may be gone
+        request.response.set_result(answer)

@@ -24,7 +24,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subnet:
+class SubnetState:
     """One subnet of the open round.
 
     Attributes:
@@ -39,7 +39,7 @@ class Subnet:
     """
 
     need_bytes: int
-    alone: bool = False
+    exclusive: bool = False
     phase: Phase = Phase.WAITING
     attempt: int = 0
     worker: str = ""
@@ -47,17 +47,17 @@ class Subnet:
     expires: float = 0.0
     steps: int = 0
     base_steps: int = 0
-    seen_steps: int = 0
-    seen_at: float = 0.0
+    reported_steps: int = 0
+    reported_at: float = 0.0
     lost: bool = False
-    ahead: bool = False
-    coming: tuple[int, float] = (0, 0.0)
+    queued: bool = False
+    in_flight: tuple[int, float] = (0, 0.0)
     diverged: int = 0
     failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Sequence[Subnet]):
+class SubnetTable(Sequence[SubnetState]):
     """Subnets by number.
 
     Attributes:
@@ -66,20 +66,20 @@ class Table(Sequence[Subnet]):
         begun: How many have steps at home.
     """
 
-    subnets: tuple[Subnet, ...]
+    subnets: tuple[SubnetState, ...]
     phases: Mapping[Phase, int]
     waiting: tuple[int, ...]
-    begun: int
+    started: int
 
     @classmethod
-    def of(cls, subnets: Iterable[Subnet]) -> Table:
+    def of(cls, subnets: Iterable[SubnetState]) -> SubnetTable:
         """The table of these subnets."""
         rows = tuple(subnets)
         waiting = sorted((k for k, s in enumerate(rows) if s.phase is Phase.WAITING), key=lambda k: _rank(rows, k))
         told = Counter(s.phase for s in rows)
         return cls(rows, {phase: told[phase] for phase in Phase}, tuple(waiting), sum(s.steps > 0 for s in rows))
 
-    def put(self, k: int, subnet: Subnet) -> Table:
+    def put(self, k: int, subnet: SubnetState) -> SubnetTable:
         """The table with another subnet `k`, of the same need."""
         old = self.subnets[k]
         rows = list(self.subnets)
@@ -92,26 +92,26 @@ class Table(Sequence[Subnet]):
                 waiting = waiting[:at] + waiting[at + 1 :]
             elif subnet.phase is Phase.WAITING:
                 waiting = (*waiting[:at], k, *waiting[at:])
-        return Table(tuple(rows), phases, waiting, self.begun + (subnet.steps > 0) - (old.steps > 0))
+        return SubnetTable(tuple(rows), phases, waiting, self.started + (subnet.steps > 0) - (old.steps > 0))
 
-    def are(self, *phases: Phase) -> int:
+    def count(self, *phases: Phase) -> int:
         """How many are in one of these phases."""
         return sum(self.phases[phase] for phase in phases)
 
     @overload
-    def __getitem__(self, k: int) -> Subnet: ...
+    def __getitem__(self, k: int) -> SubnetState: ...
     @overload
-    def __getitem__(self, k: slice) -> tuple[Subnet, ...]: ...
-    def __getitem__(self, k: int | slice) -> Subnet | tuple[Subnet, ...]:
+    def __getitem__(self, k: slice) -> tuple[SubnetState, ...]: ...
+    def __getitem__(self, k: int | slice) -> SubnetState | tuple[SubnetState, ...]:
         return self.subnets[k]
 
     def __len__(self) -> int:
         return len(self.subnets)
 
-    def __iter__(self) -> Iterator[Subnet]:
+    def __iter__(self) -> Iterator[SubnetState]:
         return iter(self.subnets)
 
 
-def _rank(rows: Sequence[Subnet], k: int) -> tuple[int, int]:
+def _rank(rows: Sequence[SubnetState], k: int) -> tuple[int, int]:
     """The order in which subnets are leased."""
     return -rows[k].need_bytes, k

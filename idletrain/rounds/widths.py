@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from idletrain.errors import RunError
 
-ALL = 1 - 1e-9  # shares that add up to this cover the network
-STEADY = 4  # 16 steps of memory from one power of two to the next
-STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
+WHOLE_NETWORK = 1 - 1e-9  # shares that add up to this cover the network
+STEADY_BITS = 4  # 16 steps of memory from one power of two to the next
+SEARCH_STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class OutOfCoreEstimate:
     """What out-of-core training makes of a worker.
 
     Attributes:
@@ -52,7 +52,7 @@ def shares(
     subnets: int,
     need_bytes: Callable[[float], int],
     neurons: int,
-    beyond: Beyond | None = None,
+    out_of_core: OutOfCoreEstimate | None = None,
 ) -> tuple[float, ...]:
     """Each subnet's share of every neuron group.
 
@@ -73,10 +73,10 @@ def shares(
         RunError: the narrowest subnet fits no worker.
     """
     if neurons == 1:
-        return _whole(workers, subnets, need_bytes, beyond)
-    everyone = _Deal.of(workers, subnets)
-    wide = _wide(everyone, need_bytes, beyond)
-    if beyond and wide and beyond.always:
+        return _in_core(workers, subnets, need_bytes, out_of_core)
+    everyone = _Assignment.of(workers, subnets)
+    wide = _widths(everyone, need_bytes, out_of_core)
+    if out_of_core and wide and out_of_core.always:
         return wide
     roomy = [worker for worker in workers if worker.memory_bytes >= need_bytes(1 / neurons)]
     if not roomy and wide:
@@ -88,16 +88,16 @@ def shares(
             f"{largest >> 20} MiB free; use workers with more memory, a smaller training.batch_size, or, of very many "
             "outputs, a sampler with fewer tables"
         )
-    deal = _Deal.of(roomy, subnets)
+    deal = _Assignment.of(roomy, subnets)
     caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in deal.workers]
     narrow = tuple(_fill(deal.weights, caps))
-    if beyond is None or wide is None or sum(narrow) > ALL:
+    if out_of_core is None or wide is None or sum(narrow) > WHOLE_NETWORK:
         return narrow
-    return wide if _cover_seconds(wide, everyone, beyond) < _cover_seconds(narrow, deal, beyond) else narrow
+    return wide if _cover_seconds(wide, everyone, out_of_core) < _cover_seconds(narrow, deal, out_of_core) else narrow
 
 
 @dataclass(frozen=True)
-class _Deal:
+class _Assignment:
     """Subnets dealt to workers in turn: each subnet's worker, how many that worker gets, and how wide it should be
     beside the others.
     """
@@ -107,7 +107,7 @@ class _Deal:
     weights: Sequence[float]
 
     @classmethod
-    def of(cls, workers: Sequence[Capacity], subnets: int) -> _Deal:
+    def of(cls, workers: Sequence[Capacity], subnets: int) -> _Assignment:
         ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
         fastest = max(worker.steps_per_second for worker in workers)
         mine = [ranked[k % len(ranked)] for k in range(subnets)]
@@ -116,34 +116,36 @@ class _Deal:
         return cls(mine, turns, [speed / turn for speed, turn in zip(speeds, turns, strict=True)])
 
 
-def _wide(deal: _Deal, need_bytes: Callable[[float], int], beyond: Beyond | None) -> tuple[float, ...] | None:
+def _widths(
+    deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
+) -> tuple[float, ...] | None:
     """Shares that cover the network, trained out of core where they do not fit; None if that is impossible, too."""
-    if beyond is None:
+    if out_of_core is None:
         return None
     wide = tuple(weight / sum(deal.weights) for weight in deal.weights)
     possible = all(
-        min(need_bytes(share), beyond.least_bytes(share)) <= steady(worker.memory_bytes)
+        min(need_bytes(share), out_of_core.least_bytes(share)) <= steady(worker.memory_bytes)
         for share, worker in zip(wide, deal.workers, strict=True)
     )
     return wide if possible else None
 
 
-def _cover_seconds(shares: Sequence[float], deal: _Deal, beyond: Beyond) -> float:
+def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreEstimate) -> float:
     """Seconds of compute per local step until every neuron had its turn."""
     slowest = max(
-        turn * beyond.seconds(share, steady(worker.memory_bytes))
+        turn * out_of_core.seconds(share, steady(worker.memory_bytes))
         for share, worker, turn in zip(shares, deal.workers, deal.turns, strict=True)
     )
     return slowest / min(1.0, sum(shares))
 
 
-def _whole(
-    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], beyond: Beyond | None
+def _in_core(
+    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
 ) -> tuple[float, ...]:
     """Local SGD: every worker trains the whole network."""
     largest = max(worker.memory_bytes for worker in workers)
-    if need_bytes(1.0) > largest and (beyond is None or beyond.least_bytes(1.0) > largest):
-        least = f", {beyond.least_bytes(1.0) >> 20} MiB out of core," if beyond else ""
+    if need_bytes(1.0) > largest and (out_of_core is None or out_of_core.least_bytes(1.0) > largest):
+        least = f", {out_of_core.least_bytes(1.0) >> 20} MiB out of core," if out_of_core else ""
         raise RunError(
             f"the whole network needs {need_bytes(1.0) >> 20} MiB{least} on a worker and the largest has "
             f"{largest >> 20} MiB; "
@@ -156,7 +158,7 @@ def steady(memory_bytes: int) -> int:
     """Memory to plan with: some less, in coarse steps, as what a worker measures is never twice the same. Its heir, and
     the same job's next run, so get the same widths, and subnets that they can hold.
     """
-    step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY)
+    step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY_BITS)
     return memory_bytes * 15 // 16 // step * step
 
 
@@ -166,7 +168,7 @@ def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: fl
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
     low, high = narrowest, 1.0
-    for _ in range(STEPS):
+    for _ in range(SEARCH_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if need_bytes(middle) <= memory_bytes else (low, middle)
     return low

@@ -13,8 +13,8 @@ from datetime import datetime
 
 from idletrain.cloud import record, workdir
 from idletrain.cloud.aws import doctor, iam, requests, user_data
-from idletrain.cloud.aws.account import Account, Instance, Remnant, explained
-from idletrain.cloud.aws.requests import TAG, Pool, Site
+from idletrain.cloud.aws.account import Account, Instance, LeftoverResource, explained
+from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
 from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.schedules import eventbridge
@@ -53,13 +53,13 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
     with explained():
         prefix.put(JOB, json.dumps(job.as_tree(), indent=1).encode())
         if packed is not None:
-            prefix.put(workdir.KEY, packed)
+            prefix.put(workdir.WORKDIR_KEY, packed)
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
     site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
     text = user_data.user_data_for(STARTER_SECONDS, job.cloud.image or "")
     body = requests.launch_template(_resource(schedule.name), site, iam.STARTER, text, tags)
-    starter = eventbridge.Starter(
+    starter = eventbridge.StarterSpec(
         site=dataclasses.replace(site, template=account.make_template(body)),
         pool=_starter_pool(account, job, site),
         profile=iam.STARTER,
@@ -70,7 +70,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
         eventbridge.install(account.client("scheduler"), schedule, starter)
 
 
-def _starter_pool(account: Account, job: Job, site: Site) -> Pool:
+def _starter_pool(account: Account, job: Job, site: LaunchSite) -> Pool:
     """Where starters come from; EventBridge sends one and the same request each time, so it names one zone."""
     zones = sorted(account.zones_of(job.cloud.head) & site.subnets.keys())
     if not zones:
@@ -88,9 +88,9 @@ def remove(account: Account, name: str, job: Job) -> None:
         templates = account.ec2.describe_launch_templates(Filters=mine)["LaunchTemplates"]
         groups = account.ec2.describe_security_groups(Filters=mine)["SecurityGroups"]
     for template in templates:
-        account.delete(Remnant("template", template["LaunchTemplateId"], {}))
+        account.delete(LeftoverResource("template", template["LaunchTemplateId"], {}))
     for group in groups:
-        account.delete(Remnant("group", group["GroupId"], {}))
+        account.delete(LeftoverResource("group", group["GroupId"], {}))
     prefix = prefix_of(account, name, job)
     with explained():
         prefix.delete(prefix.names())
@@ -143,7 +143,7 @@ def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
         return execution, False
     if kept.state != "ended" and not kept.failure:
         return execution, True
-    told = runs.below(execution.run).get(record.SUMMARY)
+    told = runs.below(execution.run).get(record.SUMMARY_KEY)
     well = told is not None and json.loads(told.content)["status"] in ("completed", "reached")
     return dataclasses.replace(execution, exit_code=0 if well and not kept.failure else RunError.exit_code), False
 

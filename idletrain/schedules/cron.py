@@ -77,7 +77,7 @@ class Execution:
     note: str = ""
 
 
-class Verdict(enum.Enum):
+class DueDecision(enum.Enum):
     """What to do about a due time."""
 
     RUN = "run"
@@ -145,7 +145,7 @@ def due(schedule: Schedule, history: Sequence[Execution], now: datetime) -> date
     return None
 
 
-def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, running: bool, waiting: bool) -> Verdict:
+def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, running: bool, waiting: bool) -> DueDecision:
     """What to do about a due time.
 
     Args:
@@ -153,11 +153,11 @@ def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, runnin
         waiting: Whether another one waits for that to end.
     """
     if running and schedule.if_running == "queue":
-        return Verdict.SKIP if waiting else Verdict.WAIT
+        return DueDecision.SKIP if waiting else DueDecision.WAIT
     covered = any(e.started and e.ended and e.started <= at < e.ended for e in history)
     if running or (covered and schedule.if_running == "skip"):
-        return Verdict.SKIP
-    return Verdict.RUN
+        return DueDecision.SKIP
+    return DueDecision.RUN
 
 
 def run_name(name: str, at: datetime) -> str:

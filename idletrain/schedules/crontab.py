@@ -16,7 +16,7 @@ from crontab import CronTab
 
 from idletrain.errors import RunError
 
-TIMEOUT_SECONDS = 30
+CRONTAB_TIMEOUT_SECONDS = 30
 HOUR_MINUTES = 60
 
 
@@ -81,7 +81,7 @@ def _crontab(argument: str, given: str = "") -> subprocess.CompletedProcess[str]
         input=given,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=CRONTAB_TIMEOUT_SECONDS,
         check=False,
         env={**os.environ, "LC_ALL": "C"},
     )

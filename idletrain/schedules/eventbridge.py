@@ -16,7 +16,7 @@ from typing import Any
 from cronsim import CronSim
 
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.requests import TAG, Pool, Site
+from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
 from idletrain.job import NO_IMAGE
 from idletrain.schedules.cron import EPOCH, Schedule, cron_fault
 
@@ -27,7 +27,7 @@ RETRY_SECONDS = 900
 RETRIES = 10
 MONTH_DAYS = range(1, 32)
 WEEKDAYS = range(1, 8)  # 1 is Sunday
-Item = int | tuple[int, int]
+CronItem = int | tuple[int, int]
 
 
 class NoAwsFormError(Exception):
@@ -35,7 +35,7 @@ class NoAwsFormError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Starter:
+class StarterSpec:
     """What the machine is made from that starts a schedule's runs.
 
     Attributes:
@@ -46,7 +46,7 @@ class Starter:
         tags: Its tags but for those that are known only when it starts.
     """
 
-    site: Site
+    site: LaunchSite
     pool: Pool
     profile: str
     role_arn: str
@@ -87,7 +87,7 @@ def faults(schedule: Schedule, image: str | None) -> list[str]:
     return found
 
 
-def create_schedule(schedule: Schedule, starter: Starter) -> dict[str, Any]:
+def create_schedule(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
     """The body of `scheduler.create_schedule`; the same one for the same schedule, so that it can be sent again.
 
     Raises:
@@ -111,7 +111,7 @@ def create_schedule(schedule: Schedule, starter: Starter) -> dict[str, Any]:
     return body | {"ClientToken": _digest(body, schedule.created)}
 
 
-def run_instances(schedule: Schedule, starter: Starter) -> dict[str, Any]:
+def run_instances(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
     """What EventBridge Scheduler sends to EC2 each time: one machine, and the same one however often it sends it."""
     body = requests.head(starter.site, starter.pool, starter.profile, starter.tags, 0)
     tags = {**starter.tags, f"{TAG}created": SCHEDULED_TIME}
@@ -122,7 +122,7 @@ def run_instances(schedule: Schedule, starter: Starter) -> dict[str, Any]:
     }
 
 
-def install(client: Any, schedule: Schedule, starter: Starter) -> None:
+def install(client: Any, schedule: Schedule, starter: StarterSpec) -> None:
     """Create a schedule on AWS.
 
     Args:
@@ -171,7 +171,7 @@ def _month_days(days: Collection[int]) -> str:
     return "L" if CronSim.LAST in days else _listed(days, MONTH_DAYS)
 
 
-def _week_days(weekdays: Collection[Item]) -> str:
+def _week_days(weekdays: Collection[CronItem]) -> str:
     if all(isinstance(day, int) for day in weekdays):
         return _listed(weekdays, WEEKDAYS)
     if len(weekdays) > 1:
@@ -180,7 +180,7 @@ def _week_days(weekdays: Collection[Item]) -> str:
     return f"{day}L" if nth == CronSim.LAST else f"{day}#{nth}"
 
 
-def _listed(values: Collection[Item], everything: range) -> str:
+def _listed(values: Collection[CronItem], everything: range) -> str:
     """Numbers as `*` or as a list with ranges: steps and names are written out, so that nothing is left to read."""
     numbers = sorted(v for v in values if isinstance(v, int))
     if len(numbers) == len(everything):

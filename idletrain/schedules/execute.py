@@ -17,9 +17,9 @@ from typing import IO
 from idletrain.cluster.shutdown import on_ending
 from idletrain.errors import DamageError, JobError
 from idletrain.schedules.cron import (
+    DueDecision,
     Execution,
     Schedule,
-    Verdict,
     due,
     judge,
     launch_arguments,
@@ -27,9 +27,9 @@ from idletrain.schedules.cron import (
     times,
     zone_fault,
 )
-from idletrain.schedules.store import Book
+from idletrain.schedules.store import ScheduleStore
 
-TICK_SECONDS = 20.0  # within a minute, the unit of cron: schedules come and go, and clocks are set
+SCHEDULE_TICK_SECONDS = 20.0  # within a minute, the unit of cron: schedules come and go, and clocks are set
 SIGNAL_EXIT = 128  # the shell's way to tell of a process ended by a signal
 NO_DIRECTORY_EXIT = 2
 LOCAL_TIME = Path("/etc/localtime")
@@ -51,7 +51,9 @@ def machine_zone(named: str) -> str:
     return next((zone for zone in (named.removeprefix(":"), linked) if zone and zone_fault(zone) is None), "UTC")
 
 
-def execute(book: Book, name: str, program: Sequence[str], now: datetime, *, if_due: bool) -> Execution | None:
+def execute(
+    store: ScheduleStore, name: str, program: Sequence[str], now: datetime, *, if_due: bool
+) -> Execution | None:
     """Run a schedule once, now; returns when it is over.
 
     Args:
@@ -61,39 +63,39 @@ def execute(book: Book, name: str, program: Sequence[str], now: datetime, *, if_
     Returns:
         What came of it; None if nothing was due.
     """
-    schedule = book.get(name)
+    schedule = store.get(name)
     with contextlib.ExitStack() as held:
-        with book.writing(name) as write:
-            history = book.history(name)
+        with store.writing(name) as write:
+            history = store.history(name)
             at = due(schedule, history, now) if if_due else now
             if at is None:
                 return None
-            lease = held.enter_context(book.locked(name, "lease"))
-            place = held.enter_context(book.locked(name, "waiting")) if lease is None else None
+            lease = held.enter_context(store.locked(name, "lease"))
+            place = held.enter_context(store.locked(name, "waiting")) if lease is None else None
             verdict = judge(schedule, history, at, running=lease is None, waiting=lease is None and place is None)
             execution = Execution(due=at, run=run_name(name, at), note=_note(verdict, running=lease is None))
-            if verdict is Verdict.RUN:
+            if verdict is DueDecision.RUN:
                 execution = replace(execution, started=now)
             write([*history, execution])
-        if verdict is Verdict.SKIP:
+        if verdict is DueDecision.SKIP:
             return execution
         if lease is None:
-            lease = held.enter_context(book.waited(name))
-            execution = _update(book, name, replace(execution, started=utc_now(), note=""))
+            lease = held.enter_context(store.waited(name))
+            execution = _update(store, name, replace(execution, started=utc_now(), note=""))
             if place:
                 place.close()
         command = [*program, *launch_arguments(schedule, execution.run)]
-        code = _launch(schedule, command, book.path(name, "log"), lease)
-        return _update(book, name, replace(execution, ended=utc_now(), exit_code=code))
+        code = _launch(schedule, command, store.path(name, "log"), lease)
+        return _update(store, name, replace(execution, ended=utc_now(), exit_code=code))
 
 
-def running(book: Book, name: str) -> bool:
+def running(store: ScheduleStore, name: str) -> bool:
     """Whether a run of a schedule goes on."""
-    with book.writing(name), book.locked(name, "lease") as lease:
+    with store.writing(name), store.locked(name, "lease") as lease:
         return lease is None
 
 
-def serve(book: Book, command: Callable[[str], Sequence[str]], stop: threading.Event) -> None:
+def serve(store: ScheduleStore, command: Callable[[str], Sequence[str]], stop: threading.Event) -> None:
     """Start whatever is due, as cron would, until told to stop; then stop what runs and wait for it.
 
     Args:
@@ -103,13 +105,13 @@ def serve(book: Book, command: Callable[[str], Sequence[str]], stop: threading.E
     children: list[subprocess.Popen[bytes]] = []
     while not stop.is_set():
         now = utc_now()
-        wait_seconds = TICK_SECONDS
-        for name in book.names():
+        wait_seconds = SCHEDULE_TICK_SECONDS
+        for name in store.names():
             with contextlib.suppress(JobError, DamageError):  # gone meanwhile, or told of by `schedule list`
-                schedule = book.get(name)
+                schedule = store.get(name)
                 if schedule.on == "aws":
                     continue
-                at = due(schedule, book.history(name), now)
+                at = due(schedule, store.history(name), now)
                 if at and started.get(name) != at:
                     started[name] = at
                     children.append(subprocess.Popen(command(name), stdin=subprocess.DEVNULL, start_new_session=True))
@@ -143,17 +145,17 @@ def _launch(schedule: Schedule, command: Sequence[str], log: Path, lease: IO[byt
     return code if code >= 0 else SIGNAL_EXIT - code
 
 
-def _note(verdict: Verdict, *, running: bool) -> str:
-    if verdict is Verdict.RUN:
+def _note(verdict: DueDecision, *, running: bool) -> str:
+    if verdict is DueDecision.RUN:
         return ""
-    if verdict is Verdict.WAIT:
+    if verdict is DueDecision.WAIT:
         return "waiting"
     return "skipped: still running" if running else "skipped: the run before went on until later"
 
 
-def _update(book: Book, name: str, execution: Execution) -> Execution:
+def _update(store: ScheduleStore, name: str, execution: Execution) -> Execution:
     """Write down how an execution stands now; not if its schedule was removed meanwhile."""
-    with contextlib.suppress(JobError), book.writing(name) as write:
-        history = book.history(name)
+    with contextlib.suppress(JobError), store.writing(name) as write:
+        history = store.history(name)
         write([execution if e.due == execution.due else e for e in history])
     return execution

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from idletrain.cloud import launcher
-from idletrain.cloud.aws.account import RUNNING, Account
+from idletrain.cloud.aws.account import RUNNING_STATES, Account
 from idletrain.cloud.aws.metadata import Metadata
 from idletrain.cloud.aws.requests import TAG
 from idletrain.cloud.workdir import unpack
@@ -22,10 +22,10 @@ from idletrain.schedules.cron import run_name
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
-WORKDIR = "workdir"
+WORKDIR_NAME = "workdir"
 
 
-def start(metadata: Metadata, place: Path) -> None:
+def start_run(metadata: Metadata, place: Path) -> None:
     """Start the run that is due, unless the one before still goes on.
 
     Args:
@@ -39,7 +39,7 @@ def start(metadata: Metadata, place: Path) -> None:
     name, due = tags[TAG + "schedule"], datetime.fromisoformat(tags[TAG + "created"])
     account = Account(metadata.region())
     prefix = S3Prefix.at(tags[TAG + "prefix"], account.s3)
-    if going_on := aws_resources.going_on(account.instances(states=RUNNING), name):
+    if going_on := aws_resources.going_on(account.instances(states=RUNNING_STATES), name):
         logger.info("skipped: %s is still running", going_on[0])
         aws_resources.note(prefix, name, due, "skipped: still running")
         return
@@ -57,11 +57,11 @@ def _start(account: Account, prefix: S3Prefix, run: str, place: Path) -> None:
         raise RunError(f"{prefix.url} holds no job; remove the schedule and add it again")
     job = Job.model_validate_json(kept.content)
     if job.workdir is not None:
-        (place / WORKDIR).mkdir()
-        unpack(prefix, place / WORKDIR)
-        job = job.model_copy(update={"workdir": os.fspath(place / WORKDIR)})
+        (place / WORKDIR_NAME).mkdir()
+        unpack(prefix, place / WORKDIR_NAME)
+        job = job.model_copy(update={"workdir": os.fspath(place / WORKDIR_NAME)})
     job = job.model_copy(update={"name": run})
-    plan = launcher.make_plan(job, account, place)
+    plan = launcher.make_spot_plan(job, account, place)
     launcher.start(
         plan, account, aws_resources.runs_of(account, job).below(run), image=job.cloud.image or "", resume=False
     )

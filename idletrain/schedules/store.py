@@ -23,10 +23,10 @@ from idletrain.schedules.cron import Execution, Schedule
 from idletrain.storage import write_whole
 
 KEPT = 20
-History = tuple[Execution, ...]
+Executions = tuple[Execution, ...]
 
 
-class Book:
+class ScheduleStore:
     """The schedules of one directory.
 
     Args:
@@ -66,7 +66,7 @@ class Book:
         for path in self.directory.glob(f"{name}.*"):
             path.unlink()
 
-    def history(self, name: str) -> History:
+    def history(self, name: str) -> Executions:
         """A schedule's last executions, the oldest first."""
         path = self.path(name, "history.jsonl")
         try:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from idletrain.errors import RunError
 
-TIMEOUT_SECONDS = 30
+SYSTEMCTL_TIMEOUT_SECONDS = 30
 
 
-class Timers:
+class SystemdTimers:
     """The user's timers.
 
     Args:
@@ -85,6 +85,6 @@ def _systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=SYSTEMCTL_TIMEOUT_SECONDS,
         check=False,
     )

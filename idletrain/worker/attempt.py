@@ -30,7 +30,7 @@ from torch import Tensor
 from idletrain.errors import RefusedError
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.codec import ROW_BYTES, Codec
-from idletrain.exchange.messages import TAKEN, LeaseId, PushHeader, Receipt, Reply, checksum
+from idletrain.exchange.messages import DONE_REPLIES, LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.exchange.peers import Mailbox
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.ist.subnets import Subnet
@@ -39,7 +39,7 @@ from idletrain.nn.program import Program
 from idletrain.worker import encoding
 from idletrain.worker.cohort import numeric_cohort
 from idletrain.worker.encoding import ROUNDS_KEPT
-from idletrain.worker.lease_spec import Spec
+from idletrain.worker.lease_spec import LeaseSpec
 from idletrain.worker.memory_limits import memory_limit_bytes
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
-BEATS = 10  # to a lease
-TURN_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
-WAYS = ("pull", "push")
-ACCOUNT = (
+HEARTBEATS_PER_LEASE = 10  # to a lease
+COMPUTE_WAIT_POLL_SECONDS = 0.1  # between two looks whether a subnet that waits for its turn is still wanted
+TRANSFERS = ("pull", "push")
+ACCOUNT_FIELDS = (
     "wait_seconds",
     "train_seconds",
-    *(f"{w}_{what}" for w in WAYS for what in ("wait_seconds", "seconds", "bytes")),
+    *(f"{w}_{what}" for w in TRANSFERS for what in ("wait_seconds", "seconds", "bytes")),
 )
 RUNS_KEPT = 2  # programs of runs that share this worker
 LOSS_STEPS = 10  # whose mean loss is reported: the last ones, as the network then stands
@@ -72,14 +72,14 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Debt:
+class UnsentRows:
     """Rows of an update that its push lacked."""
 
     lease: LeaseId
     rows: Tensor
 
 
-class LocalRun:
+class WorkerRun:
     """One epoch of a run on this worker: its store, and its program, fetched and unpickled once.
 
     Attributes:
@@ -88,7 +88,7 @@ class LocalRun:
 
     def __init__(self, client: StoreClient) -> None:
         self.client = client
-        self.owed: deque[Debt] = deque()
+        self.unsent_rows: deque[UnsentRows] = deque()
         self._loading = threading.Lock()
         self._loaded: Loaded | None = None
 
@@ -105,7 +105,7 @@ class LocalRun:
         return self._loaded
 
 
-class Node:
+class WorkerNode:
     """What a worker process keeps between tasks; also how `idletrain worker` tells a running task of a notice.
 
     Attributes:
@@ -116,29 +116,29 @@ class Node:
 
     def __init__(self) -> None:
         self.draining = threading.Event()
-        self.mark_now = threading.Event()
+        self.checkpoint_now = threading.Event()
         self.computing = threading.Lock()
         self.moving = threading.Lock()
         self.mailbox = Mailbox()
         self.memory_bytes: int | None = None
         self.free_bytes = 0  # when it joined
-        self._runs: dict[tuple[str, str, int], LocalRun] = {}
+        self._runs: dict[tuple[str, str, int], WorkerRun] = {}
         self._entering = threading.Lock()
 
     @classmethod
-    def of(cls, worker: Worker) -> Node:
+    def of(cls, worker: Worker) -> WorkerNode:
         """The node of a Dask worker, ours or a stock one."""
-        node: Node = worker.extensions.setdefault("idletrain", cls())
+        node: WorkerNode = worker.extensions.setdefault("idletrain", cls())
         return node
 
-    def run_of(self, spec: Spec, worker: Worker) -> LocalRun:
+    def run_of(self, spec: LeaseSpec, worker: Worker) -> WorkerRun:
         """The run that a lease belongs to (another head's run may have the same name)."""
         key = (spec.store, spec.lease.run, spec.lease.epoch)
         with self._entering:
             run = self._runs.pop(key, None)
             if run is None:
                 arguments = worker.security.get_connection_args("worker")
-                run = LocalRun(StoreClient(spec.store, arguments, worker.address))
+                run = WorkerRun(StoreClient(spec.store, arguments, worker.address))
             self._runs[key] = run
             for oldest in list(self._runs)[:-RUNS_KEPT]:
                 former = self._runs.pop(oldest)
@@ -151,7 +151,7 @@ def describe() -> dict[str, Any]:
     many leases it can hold at once.
     """
     worker = get_worker()
-    node = Node.of(worker)
+    node = WorkerNode.of(worker)
     device = pick_device()
     process = psutil.Process()
     if device.type == "cuda":
@@ -196,7 +196,7 @@ def measure_speed(device: torch.device) -> float:
     return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)
 
 
-def carry_out(kind: type[Attempt], spec: Spec) -> None:
+def carry_out(kind: type[Attempt], spec: LeaseSpec) -> None:
     """Train one subnet until it has all its steps, a notice comes, or the lease is taken back.
 
     The account (how it ended: `done`, `drained`, `revoked`, or `unfit` when this node cannot train such a subnet after
@@ -205,99 +205,99 @@ def carry_out(kind: type[Attempt], spec: Spec) -> None:
     between three processes.
     """
     worker = get_worker()
-    attempt = kind(spec, Node.of(worker), worker)
+    attempt = kind(spec, WorkerNode.of(worker), worker)
     try:
         account = attempt.run()
     except (RefusedError, CancelledError) as refusal:
-        account = attempt.told("revoked", reason=str(refusal))
+        account = attempt.report("revoked", reason=str(refusal))
     worker.log_event(spec.store, {"attempt": spec.lease.attempt, "account": account})
 
 
 class Attempt:
     """One try at one lease, on a task thread of the worker; its calls to the store run on the worker's event loop."""
 
-    def __init__(self, spec: Spec, node: Node, worker: Worker) -> None:
-        self._spec, self._node, self._worker = spec, node, worker
+    def __init__(self, spec: LeaseSpec, node: WorkerNode, worker: Worker) -> None:
+        self._lease_spec, self._node, self._worker = spec, node, worker
         self._run = node.run_of(spec, worker)
         self._revoked = threading.Event()
         self._calls: set[Future[Any]] = set()
         self._flat = torch.empty(0)
-        self._begun: Tensor | None = None  # as it was pulled, where updates travel as changes from it
+        self._baseline: Tensor | None = None  # as it was pulled, where updates travel as changes from it
         self.steps = 0
         self._losses: deque[Tensor] = deque(maxlen=LOSS_STEPS)
-        self.account: dict[str, Any] = dict.fromkeys(ACCOUNT, 0.0)
+        self.account: dict[str, Any] = dict.fromkeys(ACCOUNT_FIELDS, 0.0)
 
     def run(self) -> dict[str, Any]:
         """Pull, wait for the turn to train, train, push; returns the account."""
         beating = self._start(self._beat())
         try:
             loaded = self._run.load(self._call)
-            subnet = loaded.program.subnet(self._spec.lease.round, self._spec.blocks)
-            with self._moving("pull"):
+            subnet = loaded.program.subnet(self._lease_spec.lease.round, self._lease_spec.blocks)
+            with self._transferring("pull"):
                 self._pull(loaded, subnet)
             began = self.steps
             with self._timed("wait_seconds"):
-                mine = self._take(self._node.computing)
+                mine = self._acquire(self._node.computing)
             if mine:
                 try:
                     self._train(loaded, subnet)
                 finally:
                     self._node.computing.release()
             if self._revoked.is_set():
-                return self.told("revoked")
+                return self.report("revoked")
             if self.steps == began:
-                return self.told("drained")
+                return self.report("drained")
             whole = self.steps == loaded.program.training.local_steps
-            with self._moving("push"):
+            with self._transferring("push"):
                 reply = self._push(loaded, subnet, whole=whole)
         finally:
             beating.cancel()
-        ended = ("done" if whole else "drained") if reply in TAKEN else "revoked"
-        return self.told(ended, reply=reply.value)
+        ended = ("done" if whole else "drained") if reply in DONE_REPLIES else "revoked"
+        return self.report(ended, reply=reply.value)
 
-    def _take(self, turn: threading.Lock) -> bool:
+    def _acquire(self, turn: threading.Lock) -> bool:
         """Wait until the other subnet is done with it; False if this one cannot wait for that or is not wanted."""
-        while not turn.acquire(timeout=TURN_SECONDS):
-            if self._unwanted():
+        while not turn.acquire(timeout=COMPUTE_WAIT_POLL_SECONDS):
+            if self._is_unwanted():
                 return False
         return True
 
-    def _unwanted(self) -> bool:
+    def _is_unwanted(self) -> bool:
         return self._node.draining.is_set() or self._revoked.is_set()
 
     @contextlib.contextmanager
-    def _moving(self, way: str) -> Iterator[None]:
-        with self._timed(f"{way}_wait_seconds"):
-            mine = self._take(self._node.moving)
+    def _transferring(self, direction: str) -> Iterator[None]:
+        with self._timed(f"{direction}_wait_seconds"):
+            mine = self._acquire(self._node.moving)
         try:
-            with self._timed(f"{way}_seconds"):
+            with self._timed(f"{direction}_seconds"):
                 yield
         finally:
             if mine:
                 self._node.moving.release()
 
-    def told(self, ended: str, **why: str) -> dict[str, Any]:
+    def report(self, ended: str, **why: str) -> dict[str, Any]:
         """The account as it stands."""
         return {"ended": ended, **why, "steps": self.steps, "transport": self._run.client.transport, **self.account}
 
     def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
-        self.steps, pulled = self._call(self._run.client.pull(self._spec.lease))
+        self.steps, pulled = self._call(self._run.client.pull(self._lease_spec.lease))
         self.account["pull_bytes"] = pulled.nbytes
-        self._flat = pulled if self.steps else encoding.received(loaded.program, subnet, pulled)
+        self._flat = pulled if self.steps else encoding.decode_pull(loaded.program, subnet, pulled)
         if not self.steps and loaded.program.training.exchange.push != "fp32":
-            self._begun = pulled.clone()  # training works in place on what came uncoded
+            self._baseline = pulled.clone()  # training works in place on what came uncoded
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
         """Do the steps that are left."""
-        program, lease = loaded.program, self._spec.lease
-        self._flat = all_slots(self._flat, program.buffer_size(subnet, travelling=False)).to(device_for(program))
+        program, lease = loaded.program, self._lease_spec.lease
+        self._flat = all_slots(self._flat, program.buffer_size(subnet, persistent=False)).to(device_for(program))
         work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round)
         order = self._open_shard(loaded, work, subnet) if program.output else loaded.order
         self._steps(loaded, work, order)
         if program.output:
-            self._tell_draws(work)
+            self._count_draws(work)
 
-    def _tell_draws(self, work: LocalSteps) -> None:
+    def _count_draws(self, work: LocalSteps) -> None:
         from idletrain.nn.wide import label_shards
 
         found = label_shards.wide_output(work.module)
@@ -308,31 +308,31 @@ class Attempt:
         """Ready a very wide output; its tables are those of the round's start, also in the middle of it."""
         from idletrain.nn.wide import label_shards  # and with it Numba
 
-        lease, begun = self._spec.lease, self._flat
+        lease, begun = self._lease_spec.lease, self._flat
         if self.steps and label_shards.keeps_tables(loaded.program):
             _, begun = self._call(self._run.client.pull(lease, at=0))
-        place = label_shards.Place(lease.round, lease.subnet)
+        place = label_shards.ShardPlace(lease.round, lease.subnet)
         return label_shards.open_output(loaded.program, work.module, subnet, loaded.samples, begun, place)
 
     def _steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """The steps that are left, with marks."""
         all_steps, began = loaded.program.training.local_steps, self.steps
         started = marked = time.perf_counter()
-        while self.steps < all_steps and not self._unwanted():
+        while self.steps < all_steps and not self._is_unwanted():
             self._losses.append(work.step(loaded.samples, order, self.steps))
             self.steps += 1
             now = time.perf_counter()
             left = all_steps - self.steps  # after the last comes the update itself
             seconds_left = left * (now - started) / (self.steps - began)
-            due = self._is_mark_due(now - marked, seconds_left)
-            if due and left and self._send_beside(functools.partial(self._mark, now - started)):
-                self._node.mark_now.clear()
+            due = self._is_checkpoint_due(now - marked, seconds_left)
+            if due and left and self._send_in_background(functools.partial(self._save_progress, now - started)):
+                self._node.checkpoint_now.clear()
                 marked = now
-            elif self._has_debts():
-                self._send_beside(self._repay)
+            elif self._has_unsent_rows():
+                self._send_in_background(self._send_late_rows)
         self.account["train_seconds"] = time.perf_counter() - started
 
-    def _send_beside(self, what: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
+    def _send_in_background(self, what: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
         """Send something while steps go on; False if something else is on its way."""
         if not self._node.moving.acquire(blocking=False):
             return False
@@ -343,72 +343,72 @@ class Attempt:
         sent.add_done_callback(lambda _: self._node.moving.release())
         return True
 
-    def _has_debts(self) -> bool:
+    def _has_unsent_rows(self) -> bool:
         """Whether rows of an earlier round's update are to be sent; those that nobody takes any more are given up."""
-        owed, now = self._run.owed, self._spec.lease.round
+        owed, now = self._run.unsent_rows, self._lease_spec.lease.round
         while owed and owed[0].lease.round < now - ROUNDS_KEPT:
             self._count("given_up_bytes", owed.popleft())
         return bool(owed) and owed[0].lease.round < now
 
-    async def _repay(self) -> None:
+    async def _send_late_rows(self) -> None:
         """Send the rows that an update of an earlier round lacked, now that the link is idle."""
-        if not self._run.owed:  # another attempt was first
+        if not self._run.unsent_rows:  # another attempt was first
             return
-        debt = self._run.owed.popleft()
+        debt = self._run.unsent_rows.popleft()
         try:
-            reply = await self._run.client.repair(debt.lease, debt.rows)
+            reply = await self._run.client.late_rows(debt.lease, debt.rows)
         except ConnectionError:
-            self._run.owed.appendleft(debt)
+            self._run.unsent_rows.appendleft(debt)
             raise
         self._count("repaid_bytes" if reply is Reply.ACCEPTED else "given_up_bytes", debt)
 
-    def _count(self, what: str, debt: Debt) -> None:
-        self.account[what] = self.account.get(what, 0) + debt.rows.nbytes
+    def _count(self, what: str, unsent: UnsentRows) -> None:
+        self.account[what] = self.account.get(what, 0) + unsent.rows.nbytes
 
-    def _is_mark_due(self, since_last: float, seconds_left: float) -> bool:
+    def _is_checkpoint_due(self, since_last: float, seconds_left: float) -> bool:
         takes = self.account["pull_seconds"] * self._flat.nbytes / self.account["pull_bytes"]  # as long as the pull
-        return self._node.mark_now.is_set() or self._spec.wants_mark(since_last, seconds_left, takes)
+        return self._node.checkpoint_now.is_set() or self._lease_spec.wants_checkpoint(since_last, seconds_left, takes)
 
-    def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
+    def _save_progress(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         return self._send(self._flat.cpu().clone(), seconds, update=False)
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
-        size = loaded.program.buffer_size(subnet, travelling=True)
+        size = loaded.program.buffer_size(subnet, persistent=True)
         coded = loaded.program.training.exchange.push != "fp32"
         # Of few steps, what is small gets home before the node is gone; only `salvage` can do with a change.
-        update = whole or (coded and self._spec.salvage)
+        update = whole or (coded and self._lease_spec.salvage)
         payload = (self._flat[:size] if update else self._flat).cpu()
         codec = encoding.codec(loaded.program, subnet, "push") if update else None
         if codec:
-            payload = self._coded(loaded, subnet, payload)
+            payload = self._encoded(loaded, subnet, payload)
         self.account["push_bytes"] = payload.nbytes
         prompt = codec.first_row + ROW_BYTES * codec.chunks if codec else payload.nbytes
         seconds = self.account["train_seconds"]
         receipt = self._call(self._send(payload, seconds, update=update, prompt=prompt, urgent=not whole))
         if codec and receipt.missing:
-            self._owe(codec, payload, receipt.missing)
+            self._keep_unsent_rows(codec, payload, receipt.missing)
         return receipt.reply
 
-    def _owe(self, codec: Codec, payload: Tensor, missing: bytes) -> None:
+    def _keep_unsent_rows(self, codec: Codec, payload: Tensor, missing: bytes) -> None:
         rows_RB = payload[codec.first_row :].view(-1, ROW_BYTES)
         bits = np.unpackbits(np.frombuffer(missing, np.uint8), count=codec.rows, bitorder="little").astype(bool)
         rows = rows_RB[torch.from_numpy(bits)].flatten()
         self.account |= {"late_bytes": rows.nbytes}
-        self._run.owed.append(Debt(self._spec.lease, rows))
+        self._run.unsent_rows.append(UnsentRows(self._lease_spec.lease, rows))
 
-    def _coded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
+    def _encoded(self, loaded: Loaded, subnet: Subnet, flat: Tensor) -> Tensor:
         """The update by what the round began with, which whoever goes on from a mark has yet to ask for."""
-        if self._begun is None:
-            _, self._begun = self._call(self._run.client.pull(self._spec.lease, at=0))
-            self.account["pull_bytes"] += self._begun.nbytes
-        begun = encoding.received(loaded.program, subnet, self._begun)
-        return encoding.update(loaded.program, subnet, flat, begun, self._spec.lease)
+        if self._baseline is None:
+            _, self._baseline = self._call(self._run.client.pull(self._lease_spec.lease, at=0))
+            self.account["pull_bytes"] += self._baseline.nbytes
+        begun = encoding.decode_pull(loaded.program, subnet, self._baseline)
+        return encoding.encode_update(loaded.program, subnet, flat, begun, self._lease_spec.lease)
 
     def _send(
         self, payload: Tensor, seconds: float, *, update: bool, prompt: int = 0, urgent: bool = False
     ) -> Coroutine[Any, Any, Receipt]:
         digest = checksum([payload.numpy().data.cast("B")])
-        header = PushHeader(self._spec.lease, self.steps, seconds, digest, update, self._loss)
+        header = PushHeader(self._lease_spec.lease, self.steps, seconds, digest, update, self._loss)
         return self._run.client.push(header, payload, prompt, urgent=urgent)
 
     @property
@@ -420,12 +420,12 @@ class Attempt:
         """Prolong the lease until told that it is over; give all up when there is nobody to work for any more."""
         heard = time.monotonic()
         while not self._revoked.is_set():
-            await asyncio.sleep(self._spec.lease_seconds / BEATS)
+            await asyncio.sleep(self._lease_spec.lease_seconds / HEARTBEATS_PER_LEASE)
             try:
-                reply = await self._run.client.beat(self._spec.lease, self.steps)
+                reply = await self._run.client.beat(self._lease_spec.lease, self.steps)
             except ConnectionError as error:
-                logger.warning("beat of subnet %d failed: %s", self._spec.lease.subnet, error)
-                silent = time.monotonic() - heard > self._spec.lease_seconds
+                logger.warning("beat of subnet %d failed: %s", self._lease_spec.lease.subnet, error)
+                silent = time.monotonic() - heard > self._lease_spec.lease_seconds
                 if silent or self._worker.status not in WORKER_ANY_RUNNING:  # the head, or its scheduler, is dead
                     self._revoked.set()
                     for call in tuple(self._calls):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-CPU = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
     """The processor's name."""
-    lines = CPU.read_text().splitlines() if CPU.exists() else []
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
     )

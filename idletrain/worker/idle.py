@@ -25,7 +25,7 @@ from idletrain.cluster.shutdown import on_ending, when_parent_ends
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0  # reading all processes takes some 15 ms: a hundredth of a core
 LEAVE_SECONDS = 2.0  # any shorter, and a program that starts would send the worker away
-JOIN_SECONDS = 10.0  # a pause in somebody's work is no reason to come: starting a worker takes seconds, too
+QUIET_SECONDS = 10.0  # a pause in somebody's work is no reason to come: starting a worker takes seconds, too
 KEPT_SAMPLES = 60  # more than any window holds
 STOPPED_EXIT = 0
 
@@ -51,7 +51,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_seconds: float = JOIN_SECONDS) -> bool:
+def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_seconds: float = QUIET_SECONDS) -> bool:
     """Whether the machine should be lent now.
 
     It is taken back once others used more than `share` over the last LEAVE_SECONDS, and lent again once they used less
@@ -78,7 +78,7 @@ def others_share() -> Iterator[float]:
         then, busy_then, ours_then = now, busy, ours
 
 
-def lend(worker: Sequence[str], share: float) -> int:
+def lend_while_idle(worker: Sequence[str], share: float) -> int:
     """Lend this machine as `watch` does, until SIGTERM or Ctrl-C; returns the exit code."""
     stop = threading.Event()
     others = others_share()
@@ -95,7 +95,7 @@ def watch(
     others: Iterator[float],
     say: Callable[[str], None],
     *,
-    join_seconds: float = JOIN_SECONDS,
+    join_seconds: float = QUIET_SECONDS,
 ) -> int:
     """Lend this machine whenever others leave it alone, until told to stop or until the worker ends by itself.
 

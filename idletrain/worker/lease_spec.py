@@ -9,11 +9,11 @@ from typing import Literal
 from idletrain.exchange.messages import LeaseId
 from idletrain.nn.ist.partition import Block
 
-How = Literal["in-core", "out-of-core", "lockstep"]
+TrainingMode = Literal["in-core", "out-of-core", "lockstep"]
 
 
 @dataclass(frozen=True)
-class Spec:
+class LeaseSpec:
     """One lease as it is sent to a worker; picklable in under 1 KB.
 
     Attributes:
@@ -24,12 +24,12 @@ class Spec:
     lease: LeaseId
     store: str
     blocks: tuple[Block, ...]
-    how: How
-    mark_seconds: float
+    how: TrainingMode
+    progress_seconds: float
     lease_seconds: float
     salvage: bool = False
 
-    def wants_mark(self, since_last: float, seconds_left: float, takes: float) -> bool:
+    def wants_checkpoint(self, since_last: float, seconds_left: float, takes: float) -> bool:
         """Whether to send a mark while steps go on; one that is still under way at the end would hold up the update.
 
         Args:
@@ -37,7 +37,7 @@ class Spec:
             seconds_left: Until the last step is done.
             takes: Seconds that a mark is on its way.
         """
-        return since_last > self.mark_seconds and seconds_left > takes
+        return since_last > self.progress_seconds and seconds_left > takes
 
 
 def version() -> str:

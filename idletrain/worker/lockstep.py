@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from idletrain.errors import RunError
-from idletrain.exchange.messages import TAKEN, Gang, Reply, checksum
-from idletrain.exchange.peers import OPERATION, CutOffError, Link
+from idletrain.exchange.messages import DONE_REPLIES, LockstepGroup, Reply, checksum
+from idletrain.exchange.peers import OPERATION, CutOffError, PeerLinks
 from idletrain.nn.ist.subnets import Subnet, views
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.wide import label_shards
 from idletrain.nn.wide.layers import SparseLinear
-from idletrain.worker.attempt import TURN_SECONDS, Attempt, Loaded, all_slots
+from idletrain.worker.attempt import COMPUTE_WAIT_POLL_SECONDS, Attempt, Loaded, all_slots
 
 logger = logging.getLogger(__name__)
-MARKS_KEPT = 2  # here: the latest may not have reached the head for all members; older ones can be had from there
+CHECKPOINTS_KEPT = 2  # here: the latest may not have reached the head for all members; older ones can be had from there
 
 
 class JointExchange:
-    """What a shard's layer asks of the others (`idletrain.nn.wide.layers.Together`), and their agreement on marks.
+    """What a shard's layer asks of the others (`idletrain.nn.wide.layers.JointSoftmax`), and their agreement on marks.
 
     Args:
         link: To the others.
@@ -43,7 +43,7 @@ class JointExchange:
         exchanges: Denominators that were asked for.
     """
 
-    def __init__(self, link: Link, call: Callable[[Coroutine[Any, Any, list[bytes]]], list[bytes]]) -> None:
+    def __init__(self, link: PeerLinks, call: Callable[[Coroutine[Any, Any, list[bytes]]], list[bytes]]) -> None:
         self._link, self._call = link, call
         self.wish, self.marked, self.exchanges = (False, False), False, 0
 
@@ -79,8 +79,8 @@ class JointExchange:
                 "other bits; take machines of one kind (the cohort in their worker_joined records)"
             )
 
-    def _swap(self, letters: Any) -> list[bytes]:
-        return self._call(self._link.swap([letter.contiguous().numpy().tobytes() for letter in letters]))
+    def _swap(self, messages: Any) -> list[bytes]:
+        return self._call(self._link.swap([letter.contiguous().numpy().tobytes() for letter in messages]))
 
 
 def _read(content: bytes) -> Tensor:
@@ -95,14 +95,14 @@ class LockstepAttempt(Attempt):
     _why = ""  # the last gang was cut off, where it is not that a member left
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
-        program, lease = loaded.program, self._spec.lease
+        program, lease = loaded.program, self._lease_spec.lease
         self._worker.handlers.setdefault(OPERATION, self._node.mailbox.put)
-        self._flat = all_slots(self._flat, program.buffer_size(subnet, travelling=False))
+        self._flat = all_slots(self._flat, program.buffer_size(subnet, persistent=False))
         work = LocalSteps(program, subnet, self._flat, 0, lease.round)  # 0: hidden layers draw the same numbers
         order = self._open_shard(loaded, work, subnet)
-        self._marks = {self.steps: self._flat.clone()} if self.steps else {}
+        self._checkpoints = {self.steps: self._flat.clone()} if self.steps else {}
         while gang := self._form():
-            self._go_back(gang.step)
+            self._roll_back(gang.step)
             self._why = ""
             try:
                 self._take_steps(loaded, work, order, gang, subnet)
@@ -110,55 +110,59 @@ class LockstepAttempt(Attempt):
                 self._why = str(error)
                 logger.info("subnet %d was cut off after step %d: %s", lease.subnet, self.steps, error or "a peer left")
             if self._agreed and self._reply is None:
-                with self._moving("push"):
+                with self._transferring("push"):
                     self._reply = super()._push(loaded, subnet, whole=True)
-        self._tell_draws(work)
-        if self._reply in TAKEN:  # by now the lease may be over because the round is
+        self._count_draws(work)
+        if self._reply in DONE_REPLIES:  # by now the lease may be over because the round is
             self._revoked.clear()
 
-    def _form(self) -> Gang | None:
+    def _form(self) -> LockstepGroup | None:
         """Wait for all others; None when there is nothing left to do.
 
         A mark that is still on its way gets home first: behind the gang's start it would count as of this gang.
         """
-        while self._node.moving.locked() and not self._unwanted():
-            self._revoked.wait(TURN_SECONDS)
-        if self._unwanted():
+        while self._node.moving.locked() and not self._is_unwanted():
+            self._revoked.wait(COMPUTE_WAIT_POLL_SECONDS)
+        if self._is_unwanted():
             return None
-        mine = self._spec.lease, self._worker.address, [self.steps, *self._marks], self._why
+        mine = self._lease_spec.lease, self._worker.address, [self.steps, *self._checkpoints], self._why
         with self._timed("wait_seconds"):
             asked = self._start(self._run.client.join(*mine))
-            while not self._unwanted():
+            while not self._is_unwanted():
                 with contextlib.suppress(TimeoutError):
-                    answer = asked.result(timeout=TURN_SECONDS)
+                    answer = asked.result(timeout=COMPUTE_WAIT_POLL_SECONDS)
                     break
             else:
                 asked.cancel()
                 return None
-        if isinstance(answer, Gang):
+        if isinstance(answer, LockstepGroup):
             return answer
-        if answer not in TAKEN:
+        if answer not in DONE_REPLIES:
             self._revoked.set()
         return None
 
-    def _go_back(self, step: int) -> None:
+    def _roll_back(self, step: int) -> None:
         """To the step that all can go on from; parameters move when a step's exchange is over, and not before."""
         if step != self.steps:
             self._agreed, self._reply = False, None
-            if step in self._marks:
-                self._flat.copy_(self._marks[step])
+            if step in self._checkpoints:
+                self._flat.copy_(self._checkpoints[step])
             else:
-                self._marks.clear()  # room for what comes
-                _, pulled = self._call(self._run.client.pull(self._spec.lease, at=step))
+                self._checkpoints.clear()  # room for what comes
+                _, pulled = self._call(self._run.client.pull(self._lease_spec.lease, at=step))
                 self._flat.copy_(all_slots(pulled, len(self._flat)))
             self.steps = step
 
-    def _take_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder, gang: Gang, subnet: Subnet) -> None:
+    def _take_steps(
+        self, loaded: Loaded, work: LocalSteps, order: BatchOrder, group: LockstepGroup, subnet: Subnet
+    ) -> None:
         """All steps that are left, unless a member is lost or this one leaves."""
-        lease, node = self._spec.lease, self._node
-        to = (f"{self._spec.store} {lease.run}", lease.epoch, lease.round, gang.number)
+        lease, node = self._lease_spec.lease, self._node
+        to = (f"{self._lease_spec.store} {lease.run}", lease.epoch, lease.round, group.number)
         security = self._worker.security.get_connection_args("worker")
-        opening = Link.open(node.mailbox, to, lease.subnet, gang.members, self._spec.lease_seconds, security)
+        opening = PeerLinks.open(
+            node.mailbox, to, lease.subnet, group.members, self._lease_spec.lease_seconds, security
+        )
         link = self._call(opening)
         together = JointExchange(link, self._call)
         found = label_shards.wide_output(work.module)
@@ -170,16 +174,16 @@ class LockstepAttempt(Attempt):
         try:
             while self.steps < all_steps and not self._revoked.is_set():
                 began = time.perf_counter()
-                due = began - marked > self._spec.mark_seconds
+                due = began - marked > self._lease_spec.progress_seconds
                 leaving = node.draining.is_set()
-                together.wish = due or leaving or node.mark_now.is_set(), node.moving.locked()
+                together.wish = due or leaving or node.checkpoint_now.is_set(), node.moving.locked()
                 self._losses.append(work.step(loaded.samples, order, self.steps))
                 self.steps += 1
-                if together.exchanges != self.steps - gang.step:
+                if together.exchanges != self.steps - group.step:
                     raise RuntimeError("training.loss: lockstep needs one that calls outputs.loss(labels), once a step")
                 self.account["train_seconds"] += time.perf_counter() - began
                 if together.marked and self.steps < all_steps:
-                    self._keep_mark(send=not leaving)
+                    self._keep_checkpoint(send=not leaving)
                     marked = time.perf_counter()
                     if leaving:
                         return
@@ -192,19 +196,19 @@ class LockstepAttempt(Attempt):
             self.account["peer_bytes"] = self.account.get("peer_bytes", 0) + link.sent_bytes
             self._call(link.close())
 
-    def _keep_mark(self, *, send: bool) -> None:
+    def _keep_checkpoint(self, *, send: bool) -> None:
         """Keep the state as it is, and send it home if nothing else is on its way."""
-        for oldest in sorted(self._marks)[: 1 - MARKS_KEPT]:
-            del self._marks[oldest]
-        self._marks[self.steps] = self._flat.clone()
+        for oldest in sorted(self._checkpoints)[: 1 - CHECKPOINTS_KEPT]:
+            del self._checkpoints[oldest]
+        self._checkpoints[self.steps] = self._flat.clone()
         if send:
-            mark, seconds = self._marks[self.steps], self.account["train_seconds"]
-            if self._send_beside(lambda: self._send(mark, seconds, update=False)):
-                self._node.mark_now.clear()
+            mark, seconds = self._checkpoints[self.steps], self.account["train_seconds"]
+            if self._send_in_background(lambda: self._send(mark, seconds, update=False)):
+                self._node.checkpoint_now.clear()
 
     def _push(self, loaded: Loaded, subnet: Subnet, *, whole: bool) -> Reply:
         if whole and self._reply:
             return self._reply
-        if self.steps not in self._marks:  # a state that the others do not have
+        if self.steps not in self._checkpoints:  # a state that the others do not have
             return Reply.DUPLICATE
         return super()._push(loaded, subnet, whole=whole)

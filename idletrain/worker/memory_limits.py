@@ -17,16 +17,16 @@ def available_bytes() -> int:
     return min(psutil.virtual_memory().available, memory_limit_bytes())
 
 
-def memory_limit_bytes(mounts: Path = MOUNTS, mine: Path = MINE) -> int:
+def memory_limit_bytes(mounts: Path = MOUNTS, own: Path = MINE) -> int:
     """The tightest limit of this process' cgroup and of those above it; `sys.maxsize` if there is none.
 
     Dask reads the one at the root of the hierarchy alone: right in a container, not in a systemd unit with `MemoryMax`.
     """
-    return min(_limits(mounts, mine), default=sys.maxsize)
+    return min(_limits(mounts, own), default=sys.maxsize)
 
 
-def _limits(mounts: Path, mine: Path) -> Iterator[int]:
-    groups = dict(_groups(mine))
+def _limits(mounts: Path, own: Path) -> Iterator[int]:
+    groups = dict(_groups(own))
     for line in mounts.read_text().splitlines() if mounts.exists() else ():
         _, place, kind, options, *_ = line.split()
         if kind not in FILES or (kind == "cgroup" and "memory" not in options.split(",")):
@@ -42,9 +42,9 @@ def _limits(mounts: Path, mine: Path) -> Iterator[int]:
                 break
 
 
-def _groups(mine: Path) -> Iterator[tuple[str, str]]:
+def _groups(own: Path) -> Iterator[tuple[str, str]]:
     """This process' group of every controller, "" for all of version 2."""
-    for line in mine.read_text().splitlines() if mine.exists() else ():
+    for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             yield controller, path.lstrip("/")

@@ -21,9 +21,9 @@ from idletrain.exchange.messages import PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import LocalSteps, Update
 from idletrain.nn.memory import SCRATCH_BYTES
-from idletrain.nn.outofcore.executing.backing_file import Home, order_of
+from idletrain.nn.outofcore.executing.backing_file import StateFile, order_of
 from idletrain.nn.outofcore.executing.disk import ScratchError, in_memory
-from idletrain.nn.outofcore.executing.trainer import PlannedSteps, Room
+from idletrain.nn.outofcore.executing.trainer import MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
 from idletrain.worker.attempt import Attempt, Loaded, pick_device
 
@@ -44,12 +44,12 @@ class OutOfCoreAttempt(Attempt):
         self._sent: list[tuple[Sequence[int], Future[None]]] = []
         self._line = asyncio.Lock()  # one part at a time
         self._arriving: Future[None] | None = None
-        self._homes: list[Home] = []
+        self._homes: list[StateFile] = []
         try:
             return super().run()
         except (ScratchError, InfeasibleError) as lack:
-            logger.warning("subnet %d: %s", self._spec.lease.subnet, lack)
-            return self.told("unfit", reason=str(lack))
+            logger.warning("subnet %d: %s", self._lease_spec.lease.subnet, lack)
+            return self.report("out_of_memory", reason=str(lack))
         finally:
             for call in (self._arriving, *(sent for _, sent in self._sent)):
                 if call:
@@ -66,54 +66,54 @@ class OutOfCoreAttempt(Attempt):
         if in_memory(scratch):
             raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
         for _ in ("the subnet", "its marks"):
-            self._homes.append(Home(scratch, subnet.shapes, len(program.slots), self._unwanted))
-        self._home, self._marked = self._homes
+            self._homes.append(StateFile(scratch, subnet.shapes, len(program.slots), self._is_unwanted))
+        self._state_file, self._marked = self._homes
         self._order = order_of(program.module, program.memory.units)
-        self.steps, _ = self._call(self._run.client.pull(self._spec.lease, 0, 0))
-        slots = len(program.slots) if self.steps else program.travelling[0]
+        self.steps, _ = self._call(self._run.client.pull(self._lease_spec.lease, 0, 0))
+        slots = len(program.slots) if self.steps else program.persistent_slots[0]
         self._arriving = self._start(self._fill(slots))
-        self._arriving.add_done_callback(lambda _: self._home.fail(RefusedError("the pull was given up")))
+        self._arriving.add_done_callback(lambda _: self._state_file.fail(RefusedError("the pull was given up")))
 
     async def _fill(self, slots: int) -> None:
         try:
             for numbers in self._order:
-                for start, stop in self._home.parts(numbers, slots):
-                    _, values = await self._run.client.pull(self._spec.lease, start, stop)
-                    await asyncio.to_thread(self._home.put, start, values)
+                for start, stop in self._state_file.parts(numbers, slots):
+                    _, values = await self._run.client.pull(self._lease_spec.lease, start, stop)
+                    await asyncio.to_thread(self._state_file.put, start, values)
                     self.account["pull_bytes"] += values.nbytes
-                self._home.came(numbers)
+                self._state_file.mark_arrived(numbers)
         except Exception as error:  # noqa: BLE001 (raised where the parameters are needed)
-            self._home.fail(error)
+            self._state_file.fail(error)
 
     # --- train --------------------------------------------------------------------------------------------------
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
-        program, lease = loaded.program, self._spec.lease
-        memory, free, slots = program.memory, self._node.free_bytes, program.travelling[0]
+        program, lease = loaded.program, self._lease_spec.lease
+        memory, free, slots = program.memory, self._node.free_bytes, program.persistent_slots[0]
 
         def planned(module: nn.Module, update: Update) -> PlannedSteps:
             self._planned = PlannedSteps(
                 module,
                 program.loss,
-                self._home,
+                self._state_file,
                 update,
-                Room(min(memory.budget or free, free), SCRATCH_BYTES, _scratch(loaded)),
-                leaving=(slots, lambda numbers: self._leave(numbers, slots)),
+                MemoryRoom(min(memory.budget or free, free), SCRATCH_BYTES, _scratch(loaded)),
+                on_leave=(slots, lambda numbers: self._leave(numbers, slots)),
                 known=loaded.plans,
                 units=memory.units,
             )
             return self._planned
 
-        work = LocalSteps(program, subnet, self._home.flat, lease.subnet, lease.round, pick_device(), planned)
+        work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), planned)
         try:
             self._steps(loaded, work, loaded.order)
             if self.steps < program.training.local_steps:
-                self._planned.store(self._home)
+                self._planned.store(self._state_file)
         finally:
             self._planned.close()
         plan = self._planned.plan
         self.account |= {
-            "plan": "".join(plan.letters) if plan else "",
+            "plan": "".join(plan.unit_modes) if plan else "",
             "streamed": bool(plan and plan.streamed),
             "swapped_bytes": self._planned.swapped_bytes,
             "saved_peak_bytes": self._planned.peak_bytes,
@@ -124,48 +124,52 @@ class OutOfCoreAttempt(Attempt):
     def _leave(self, numbers: Sequence[int], slots: int) -> None:
         """Send tensors that are final, and at home."""
         self._sent.append(
-            (numbers, self._start(self._parts(self._home, [numbers], slots, self.steps + 1, update=True)))
+            (numbers, self._start(self._parts(self._state_file, [numbers], slots, self.steps + 1, update=True)))
         )
 
-    def _mark(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
+    def _save_progress(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
         self._planned.store(self._marked)
         return self._send_all(self._marked, self._marked.slots, self.steps, seconds, update=False)
 
     def _push(self, loaded: Loaded, _subnet: Subnet, *, whole: bool) -> Reply:
         seconds = self.account["train_seconds"]
         if not whole:
-            return self._call(self._send_all(self._home, self._home.slots, self.steps, seconds, update=False)).reply
-        slots, _ = loaded.program.travelling
+            return self._call(
+                self._send_all(self._state_file, self._state_file.slots, self.steps, seconds, update=False)
+            ).reply
+        slots, _ = loaded.program.persistent_slots
         for numbers, sent in self._sent:
             try:
                 sent.result()
             except ConnectionError:  # all its steps are done: once more
-                self._call(self._parts(self._home, [numbers], slots, self.steps, update=True))
-        return self._call(self._seal(self._home, slots, self.steps, seconds, update=True)).reply
+                self._call(self._parts(self._state_file, [numbers], slots, self.steps, update=True))
+        return self._call(self._seal(self._state_file, slots, self.steps, seconds, update=True)).reply
 
-    async def _send_all(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
-        await self._parts(home, self._order, slots, steps, update=update)
-        return await self._seal(home, slots, steps, seconds, update=update)
+    async def _send_all(
+        self, state_file: StateFile, slots: int, steps: int, seconds: float, *, update: bool
+    ) -> Receipt:
+        await self._parts(state_file, self._order, slots, steps, update=update)
+        return await self._seal(state_file, slots, steps, seconds, update=update)
 
     async def _parts(
-        self, home: Home, groups: Iterable[Sequence[int]], slots: int, steps: int, *, update: bool
+        self, state_file: StateFile, groups: Iterable[Sequence[int]], slots: int, steps: int, *, update: bool
     ) -> None:
         for numbers in groups:
-            for start, stop in home.parts(numbers, slots):
+            for start, stop in state_file.parts(numbers, slots):
                 async with self._line:
-                    values = await asyncio.to_thread(home.read, start, stop)
-                    header = PushHeader(self._spec.lease, steps, self.account["train_seconds"], 0, update)
+                    values = await asyncio.to_thread(state_file.read, start, stop)
+                    header = PushHeader(self._lease_spec.lease, steps, self.account["train_seconds"], 0, update)
                     reply = await self._run.client.part(header, values.element_size() * start, values)
                 if reply is not Reply.ACCEPTED:
-                    raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
-                if home is self._home:
+                    raise RefusedError(f"a part of subnet {self._lease_spec.lease.subnet}: {reply.value}")
+                if state_file is self._state_file:
                     self.account["push_bytes"] += values.nbytes
 
-    async def _seal(self, home: Home, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
+    async def _seal(self, state_file: StateFile, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
         """Say that all parts are sent, and what they add up to."""
-        digest = await asyncio.to_thread(checksum, home.frames(slots))
+        digest = await asyncio.to_thread(checksum, state_file.frames(slots))
         return await self._run.client.push(
-            PushHeader(self._spec.lease, steps, seconds, digest, update, self._loss), None
+            PushHeader(self._lease_spec.lease, steps, seconds, digest, update, self._loss), None
         )
 
 

@@ -18,13 +18,13 @@ from distributed.security import Security
 
 from idletrain.cluster import dask_settings
 from idletrain.errors import JobError, RefusedError, RunError
-from idletrain.worker.attempt import LEASES, Node
+from idletrain.worker.attempt import LEASES, WorkerNode
 from idletrain.worker.lease_spec import version
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.02
-CONNECT_SECONDS = 10
-JOIN_SECONDS = 30  # Dask would knock for ever at a scheduler that died after our first look at it
+DRAIN_POLL_SECONDS = 0.02
+WORKER_CONNECT_SECONDS = 10
+WORKER_JOIN_SECONDS = 30  # Dask would knock for ever at a scheduler that died after our first look at it
 
 
 async def serve(scheduler: str, memory_bytes: int | None, name: str | None, security: Security) -> None:
@@ -50,9 +50,9 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
         memory_limit=0,
         security=security,
         dashboard=False,
-        death_timeout=JOIN_SECONDS,
+        death_timeout=WORKER_JOIN_SECONDS,
     )
-    node = Node.of(worker)
+    node = WorkerNode.of(worker)
     node.memory_bytes = memory_bytes
     notice = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -67,19 +67,19 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
         noticed.cancel()
 
 
-def warn(worker: Worker, node: Node) -> None:
+def warn(worker: Worker, node: WorkerNode) -> None:
     """The machine may be taken before long: bring the running subnet's state home, and tell the head."""
     worker.log_event("idletrain", {"action": "at-risk", "worker": worker.address})
-    node.mark_now.set()
+    node.checkpoint_now.set()
 
 
-async def drain(worker: Worker, node: Node) -> None:
+async def drain(worker: Worker, node: WorkerNode) -> None:
     """Take no more work and wait until the running subnet is home."""
     worker.log_event("idletrain", {"action": "notice", "worker": worker.address})
     node.draining.set()
     while worker.state.executing_count:
-        await asyncio.sleep(POLL_SECONDS)
-    await asyncio.sleep(POLL_SECONDS)  # the stream to the scheduler is batched: let the task's end go out first
+        await asyncio.sleep(DRAIN_POLL_SECONDS)
+    await asyncio.sleep(DRAIN_POLL_SECONDS)  # the stream to the scheduler is batched: let the task's end go out first
 
 
 def _on_sigterm(notice: asyncio.Event) -> None:
@@ -91,7 +91,7 @@ def _on_sigterm(notice: asyncio.Event) -> None:
 async def _check_version(scheduler: str, security: Security) -> None:
     try:
         async with rpc(
-            scheduler, connection_args=security.get_connection_args("worker"), timeout=CONNECT_SECONDS
+            scheduler, connection_args=security.get_connection_args("worker"), timeout=WORKER_CONNECT_SECONDS
         ) as remote:
             head = await remote.get_metadata(keys=["idletrain"], default=None)
     except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from idletrain.worker.lease_spec import Spec
+from idletrain.worker.lease_spec import LeaseSpec
 
 if TYPE_CHECKING:
     from idletrain.worker.attempt import Attempt
@@ -21,14 +21,14 @@ def describe() -> dict[str, Any]:
     return attempt.describe()
 
 
-def train_subnet(spec: Spec) -> None:
+def train_subnet(spec: LeaseSpec) -> None:
     """See `attempt.carry_out`. What a lease does not need is not imported: a worker's start is counted in seconds."""
     from idletrain.worker import attempt
 
     attempt.carry_out(_kind_of(spec), spec)
 
 
-def _kind_of(spec: Spec) -> type[Attempt]:
+def _kind_of(spec: LeaseSpec) -> type[Attempt]:
     if spec.how == "out-of-core":
         from idletrain.worker.out_of_core import OutOfCoreAttempt
 

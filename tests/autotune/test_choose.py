@@ -10,7 +10,7 @@ import pytest
 from idletrain.autotune import choose, forecast
 from idletrain.errors import JobError
 from idletrain.job import Job, parse_job
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import from_settings
 
 from .test_forecast import FLEET, LOOPBACK
@@ -29,20 +29,20 @@ def job(**training: Any) -> Job:
 
 def test_what_the_job_says_stays_and_its_rounds_are_foreseen() -> None:
     said = job(method="ist", subnets=2, local_steps=7)
-    decided, choice = choose.chosen(said, FLEET)
+    decided, choice = choose.choose_settings(said, FLEET)
     assert decided == said
     assert (choice.option.subnets, choice.local_steps) == (2, 7)
     assert choice.expected.round > 0
 
 
 def test_steps_that_nodes_were_timed_at_are_taken() -> None:
-    timed = replace(FLEET, step_seconds={forecast.key_of("ist", 2): 123.0})
-    _, choice = choose.chosen(job(method="ist", subnets=2, local_steps=7), timed)
+    timed = replace(FLEET, step_seconds={forecast.option_key("ist", 2): 123.0})
+    _, choice = choose.choose_settings(job(method="ist", subnets=2, local_steps=7), timed)
     assert choice.expected.compute == 7 * 123.0
 
 
 def test_what_it_leaves_open_is_chosen_for_the_fleet() -> None:
-    decided, choice = choose.chosen(job(), FLEET)
+    decided, choice = choose.choose_settings(job(), FLEET)
     training = decided.training
     assert (training.method, training.subnets) == (choice.option.method, choice.option.subnets)
     assert training.local_steps == choice.local_steps
@@ -51,7 +51,7 @@ def test_what_it_leaves_open_is_chosen_for_the_fleet() -> None:
 
 
 def test_part_of_it_may_be_said() -> None:
-    decided, _ = choose.chosen(job(method="ist", exchange={"pull": "bf16"}), LOOPBACK)
+    decided, _ = choose.choose_settings(job(method="ist", exchange={"pull": "bf16"}), LOOPBACK)
     assert decided.training.method == "ist"
     assert decided.training.subnets in (8, 16)
     assert (decided.training.exchange.pull, decided.training.exchange.push) == ("bf16", "fp32")
@@ -65,7 +65,7 @@ def test_very_wide_outputs_and_lockstep_are_left_alone() -> None:
 
 
 def test_a_network_too_large_for_a_node_is_cut() -> None:
-    decided, _ = choose.chosen(job(), replace(FLEET, memory_bytes=1))
+    decided, _ = choose.choose_settings(job(), replace(FLEET, memory_bytes=1))
     assert decided.training.method == "ist"
 
 
@@ -74,19 +74,22 @@ def test_what_has_no_room_for_codes_travels_as_it_is() -> None:
     wide = said.model.model_copy(update={"args": {"widths": [64, 512, 512, 10]}})
     said = said.model_copy(update={"model": wide})
     slow = replace(FLEET, down=1e3, up=1e3, down_all=1e3, up_all=1e3)
-    assert choose.chosen(said, slow)[0].training.exchange.push != "fp32"
+    assert choose.choose_settings(said, slow)[0].training.exchange.push != "fp32"
     program = from_settings(said.model, said.data, said.training).program
-    assert choose.chosen(said, replace(slow, memory_bytes=need_of(program)(0.5)))[0].training.exchange.push == "fp32"
+    assert (
+        choose.choose_settings(said, replace(slow, memory_bytes=subnet_need(program)(0.5)))[0].training.exchange.push
+        == "fp32"
+    )
 
 
 def test_a_job_that_fits_in_no_way_is_a_sentence() -> None:
     with pytest.raises(JobError, match=r"training\.subnets: 100 is more than the 64 neurons"):
-        choose.chosen(job(method="ist", subnets=100), FLEET)
+        choose.choose_settings(job(method="ist", subnets=100), FLEET)
 
 
 def test_a_choice_is_told_in_lines() -> None:
-    _, choice = choose.chosen(job(), FLEET)
-    first, *why = choose.lines(choice)
+    _, choice = choose.choose_settings(job(), FLEET)
+    first, *why = choose.choice_lines(choice)
     assert first.startswith("expected ")
     for part in ("pull", "compute", "push", "commit"):
         assert f"s {part}" in first

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idletrain.autotune import forecast
-from idletrain.autotune.forecast import Fleet, Option
+from idletrain.autotune.forecast import FleetFigures, TrainingOption
 from idletrain.observe import time_use
 
-FLEET = Fleet(
+FLEET = FleetFigures(
     nodes=8,
     down=12e6,
     up=12e6,
@@ -24,7 +24,7 @@ FLEET = Fleet(
 )
 LOOPBACK = replace(FLEET, down=2e9, up=2e9, down_all=2e9, up_all=2e9)
 fleets = st.builds(
-    Fleet,
+    FleetFigures,
     st.integers(1, 64),
     *(st.floats(1e4, 1e10) for _ in range(4)),
     st.floats(1e-4, 1),
@@ -35,10 +35,10 @@ sizes = st.integers(4, 10**9)
 
 
 @st.composite
-def options(draw: st.DrawFn) -> Option:
+def options(draw: st.DrawFn) -> TrainingOption:
     plain = draw(sizes)
     kinds = draw(st.sampled_from(forecast.WIRES))
-    return Option(
+    return TrainingOption(
         draw(st.sampled_from(["ist", "local-sgd"])),
         draw(st.integers(1, 128)),
         *kinds,
@@ -49,16 +49,16 @@ def options(draw: st.DrawFn) -> Option:
     )
 
 
-def ist(subnets: int = 8, size: int = 2_640_000, step: float = 0.02) -> Option:
-    return Option("ist", subnets, "fp32", "fp32", size, size, size, step)
+def ist(subnets: int = 8, size: int = 2_640_000, step: float = 0.02) -> TrainingOption:
+    return TrainingOption("ist", subnets, "fp32", "fp32", size, size, size, step)
 
 
-def whole(size: int = 80_000_000, step: float = 0.2, nodes: int = 8) -> Option:
-    return Option("local-sgd", nodes, "fp32", "fp32", size, size, size, step)
+def whole(size: int = 80_000_000, step: float = 0.2, nodes: int = 8) -> TrainingOption:
+    return TrainingOption("local-sgd", nodes, "fp32", "fp32", size, size, size, step)
 
 
 def test_a_round_by_hand() -> None:
-    found = forecast.expected(ist(size=1_200_000, step=0.01), 50, FLEET)
+    found = forecast.forecast_round(ist(size=1_200_000, step=0.01), 50, FLEET)
     assert found.compute == pytest.approx(0.5)
     assert found.pull == found.push == pytest.approx((8 * 0.1 + 2 * 0.1 + 0.01) / 2)  # two at once
     assert found.commit == pytest.approx(8 * 1.2e6 / 5e8 + 0.01)
@@ -67,7 +67,7 @@ def test_a_round_by_hand() -> None:
 
 
 def test_nodes_with_slow_links_move_all_at_once() -> None:
-    slow = forecast.expected(ist(size=1_200_000), 50, replace(FLEET, down=1.5e6, up=1.5e6))
+    slow = forecast.forecast_round(ist(size=1_200_000), 50, replace(FLEET, down=1.5e6, up=1.5e6))
     assert slow.pull + slow.push == pytest.approx(0.8 + 0.8 + 0.01)
 
 
@@ -79,51 +79,55 @@ def test_nodes_that_share_a_processor_end_together_and_others_wait_for_the_slowe
 
 
 def test_nodes_that_share_a_machine_make_each_other_slow() -> None:
-    looked = replace(FLEET, step_seconds={forecast.key_of("ist", 8): 0.02})
-    assert looked.crowded(2.0) == replace(looked, step_seconds={"ist 8": 0.04})
+    looked = replace(FLEET, step_seconds={forecast.option_key("ist", 8): 0.02})
+    assert looked.sharing_cores(2.0) == replace(looked, step_seconds={"ist 8": 0.04})
 
 
 def test_with_twice_as_many_subnets_pulls_and_pushes_hide_behind_compute() -> None:
-    once, twice = (forecast.expected(ist(n, size=120_000, step=0.02), 50, FLEET) for n in (8, 16))
+    once, twice = (forecast.forecast_round(ist(n, size=120_000, step=0.02), 50, FLEET) for n in (8, 16))
     assert twice.compute == 2 * once.compute
     assert (twice.pull, twice.push) == (once.pull, once.push)
 
 
 def test_what_does_not_hide_counts() -> None:
-    once, twice = (forecast.expected(ist(n, size=12_000_000, step=0.001), 10, FLEET) for n in (8, 16))
+    once, twice = (forecast.forecast_round(ist(n, size=12_000_000, step=0.001), 10, FLEET) for n in (8, 16))
     assert twice.pull + twice.push == pytest.approx(once.pull + once.push + 8 * 12e6 / 12e6 - once.compute)
 
 
 @given(options(), st.integers(1, 200), fleets)
-def test_a_round_takes_time_and_a_quicker_link_never_more(option: Option, steps: int, fleet: Fleet) -> None:
-    slow = forecast.expected(option, steps, fleet)
+def test_a_round_takes_time_and_a_quicker_link_never_more(
+    option: TrainingOption, steps: int, fleet: FleetFigures
+) -> None:
+    slow = forecast.forecast_round(option, steps, fleet)
     links = {name: 2 * getattr(fleet, name) for name in ("down", "up", "down_all", "up_all")}
-    quick = forecast.expected(option, steps, replace(fleet, **links))
+    quick = forecast.forecast_round(option, steps, replace(fleet, **links))
     assert all(getattr(slow, part) > 0 for part in time_use.ROUND_PARTS)
     assert quick.round <= slow.round * (1 + 1e-9)
 
 
 @given(options(), fleets)
-def test_the_fewest_steps_that_are_enough_are_taken(option: Option, fleet: Fleet) -> None:
-    steps = forecast.least_steps(option, fleet, forecast.STEPS)
-    share = forecast.expected(option, steps, fleet).exchange_share
-    assert steps <= forecast.MOST_STEPS[option.method]
-    assert share <= forecast.AMORTISED or steps == forecast.MOST_STEPS[option.method]
-    fewer = [s for s in forecast.STEPS if s < steps]
-    assert all(forecast.expected(option, s, fleet).exchange_share > forecast.AMORTISED for s in fewer)
+def test_the_fewest_steps_that_are_enough_are_taken(option: TrainingOption, fleet: FleetFigures) -> None:
+    steps = forecast.min_steps(option, fleet, forecast.TRIED_STEPS)
+    share = forecast.forecast_round(option, steps, fleet).exchange_share
+    assert steps <= forecast.MAX_STEPS[option.method]
+    assert share <= forecast.AMORTISED or steps == forecast.MAX_STEPS[option.method]
+    fewer = [s for s in forecast.TRIED_STEPS if s < steps]
+    assert all(forecast.forecast_round(option, s, fleet).exchange_share > forecast.AMORTISED for s in fewer)
 
 
 @given(st.lists(options(), min_size=1, max_size=5), fleets)
-def test_nothing_left_out_is_worth_much_more_than_the_choice(several: list[Option], fleet: Fleet) -> None:
-    choice = forecast.choose(several, fleet)
+def test_nothing_left_out_is_worth_much_more_than_the_choice(
+    several: list[TrainingOption], fleet: FleetFigures
+) -> None:
+    choice = forecast.choose_option(several, fleet)
     mine = forecast.progress(choice.option, choice.local_steps, fleet)
-    best = max(forecast.progress(o, forecast.least_steps(o, fleet, forecast.STEPS), fleet) for o in several)
+    best = max(forecast.progress(o, forecast.min_steps(o, fleet, forecast.TRIED_STEPS), fleet) for o in several)
     assert best <= forecast.WORTH * mine * (1 + 1e-9)
     assert choice.why
 
 
 def test_wide_layers_over_slow_links_are_cut() -> None:
-    choice = forecast.choose([whole(), ist()], FLEET)
+    choice = forecast.choose_option([whole(), ist()], FLEET)
     assert choice.option.method == "ist"
     assert choice.local_steps == 100
     assert any("x by local-sgd" in reason for reason in choice.why)
@@ -132,45 +136,45 @@ def test_wide_layers_over_slow_links_are_cut() -> None:
 def test_more_subnets_than_nodes_have_to_be_worth_the_rounds_that_they_take() -> None:
     """A step of half the width takes half the time at best: then a round is as long, and learns less."""
     eight, sixteen = ist(8, 2_640_000, 0.02), ist(16, 1_000_000, 0.01)
-    assert forecast.expected(sixteen, 100, FLEET).round < forecast.expected(eight, 100, FLEET).round
-    assert forecast.choose([eight, sixteen], FLEET).option.subnets == 8
+    assert forecast.forecast_round(sixteen, 100, FLEET).round < forecast.forecast_round(eight, 100, FLEET).round
+    assert forecast.choose_option([eight, sixteen], FLEET).option.subnets == 8
 
 
 def test_over_fast_links_whole_networks_are_averaged() -> None:
-    choice = forecast.choose([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
+    choice = forecast.choose_option([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
     assert choice.option.method == "local-sgd"
     assert choice.local_steps <= 10
 
 
 def test_where_the_exchange_is_next_to_nothing_it_happens_at_every_step() -> None:
-    choice = forecast.choose([whole(40_000, 1.0)], LOOPBACK)
+    choice = forecast.choose_option([whole(40_000, 1.0)], LOOPBACK)
     assert (choice.name, choice.local_steps) == ("data parallel", 1)
 
 
 def test_codes_are_taken_where_the_link_is_what_counts() -> None:
     plain = ist(8, 24_000_000, 0.005)
     coded = replace(plain, pull="int8", push="int4", down_bytes=6_100_000, up_bytes=3_100_000)
-    assert forecast.choose([plain, coded], FLEET).option.push == "int4"
-    assert forecast.choose([plain, coded], LOOPBACK).option.push == "fp32"
+    assert forecast.choose_option([plain, coded], FLEET).option.push == "int4"
+    assert forecast.choose_option([plain, coded], LOOPBACK).option.push == "fp32"
 
 
 def test_reasons_are_of_what_was_compared() -> None:
     plain = ist(8, 24_000_000, 0.005)
     coded = replace(plain, pull="int8", push="int4", down_bytes=6_100_000, up_bytes=3_100_000)
-    assert forecast.choose([plain, coded], LOOPBACK).why[-1].endswith("coding them would save too little")
-    assert forecast.choose([plain, coded], FLEET).why[-1].endswith("fewer bytes on a slow link")
+    assert forecast.choose_option([plain, coded], LOOPBACK).why[-1].endswith("coding them would save too little")
+    assert forecast.choose_option([plain, coded], FLEET).why[-1].endswith("fewer bytes on a slow link")
     for only in (plain, coded):
-        assert forecast.choose([only], FLEET).why[-1].endswith("the job or the memory leaves no other way")
+        assert forecast.choose_option([only], FLEET).why[-1].endswith("the job or the memory leaves no other way")
 
 
 def test_what_the_job_says_of_local_steps_is_kept() -> None:
-    assert forecast.choose([ist()], FLEET, (7,)).local_steps == 7
-    assert forecast.choose([whole()], FLEET, (500,)).local_steps == 500
+    assert forecast.choose_option([ist()], FLEET, (7,)).local_steps == 7
+    assert forecast.choose_option([whole()], FLEET, (500,)).local_steps == 500
 
 
 def test_a_choice_is_settings_of_a_job() -> None:
-    choice = forecast.choose([ist()], FLEET)
-    assert forecast.settings_of(choice) == {
+    choice = forecast.choose_option([ist()], FLEET)
+    assert forecast.training_settings(choice) == {
         "method": "ist",
         "subnets": 8,
         "local_steps": choice.local_steps,

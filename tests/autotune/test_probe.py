@@ -13,7 +13,7 @@ from .test_forecast import FLEET
 
 
 def test_a_fleet_of_two_is_looked_at() -> None:
-    fleet = on(2, lambda client: probe.survey(client, job()))
+    fleet = on(2, lambda client: probe.probe_fleet(client, job()))
     assert fleet.nodes == 2
     assert min(fleet.down, fleet.up, fleet.down_all, fleet.up_all) > 1e6
     assert 0 < fleet.call_seconds < 5
@@ -23,17 +23,17 @@ def test_a_fleet_of_two_is_looked_at() -> None:
 
 
 def test_what_was_seen_is_kept_for_a_day(tmp_path: Path) -> None:
-    key = probe.key_of("local", 2)
-    assert probe.kept(tmp_path, key, 1000.0) is None
-    probe.keep(tmp_path / "new", key, FLEET, 1000.0)
-    assert probe.kept(tmp_path / "new", key, 1000.0 + probe.KEPT_SECONDS - 1) == FLEET
-    assert probe.kept(tmp_path / "new", key, 1000.0 + probe.KEPT_SECONDS) is None
-    assert probe.kept(tmp_path / "new", probe.key_of("local", 3), 1001.0) is None
+    key = probe.fleet_key("local", 2)
+    assert probe.load_figures(tmp_path, key, 1000.0) is None
+    probe.save_figures(tmp_path / "new", key, FLEET, 1000.0)
+    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_KEPT_SECONDS - 1) == FLEET
+    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_KEPT_SECONDS) is None
+    assert probe.load_figures(tmp_path / "new", probe.fleet_key("local", 3), 1001.0) is None
 
 
 def test_a_damaged_file_is_looked_past(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"seen": 1, "fleet": {"nodes": 1}}')
-    assert probe.kept(tmp_path, "a", 1.0) is None
+    assert probe.load_figures(tmp_path, "a", 1.0) is None
 
 
 def test_updates_are_committed_at_some_rate() -> None:

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from idletrain.autotune import sampler_trial
-from idletrain.autotune.sampler_trial import Trial, best, choose
+from idletrain.autotune.sampler_trial import SamplerTrial, best_trial, choose_sampler
 from idletrain.errors import JobError
 from idletrain.job import OptimizerSettings, parse_job
 
 
-def scored(name: str, right: int, of: int = 1000) -> Trial:
-    return Trial(name, 1, np.arange(of) < right)
+def scored(name: str, right: int, of: int = 1000) -> SamplerTrial:
+    return SamplerTrial(name, 1, np.arange(of) < right)
 
 
 def test_the_first_stays_unless_another_is_better_beyond_chance() -> None:
-    assert best([scored("uniform", 100), scored("simhash", 102)]).sampler == "uniform"
-    assert best([scored("uniform", 100), scored("simhash", 130), scored("dwta", 140)]).sampler == "dwta"
-    assert best([scored("uniform", 100), scored("simhash", 50)]).sampler == "uniform"
-    assert best([scored("uniform", 100), scored("simhash", 100)]).sampler == "uniform"
+    assert best_trial([scored("uniform", 100), scored("simhash", 102)]).sampler == "uniform"
+    assert best_trial([scored("uniform", 100), scored("simhash", 130), scored("dwta", 140)]).sampler == "dwta"
+    assert best_trial([scored("uniform", 100), scored("simhash", 50)]).sampler == "uniform"
+    assert best_trial([scored("uniform", 100), scored("simhash", 100)]).sampler == "uniform"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_every_candidate_is_trained_for_its_time(job: object, monkeypatch: pytes
     clock = itertools.count(1)  # a look at it takes a second, however busy the machine is
     monkeypatch.setattr(sampler_trial, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     candidates = ({"name": "uniform", "negatives": 10}, {"name": "simhash", "k": 3, "tables": 4, "negatives": 5})
-    chosen, trials = choose(job.model, job.data, job.training, seconds=300, candidates=candidates)
+    chosen, trials = choose_sampler(job.model, job.data, job.training, seconds=300, candidates=candidates)
     assert [t.sampler for t in trials] == list(candidates)
     assert chosen in candidates
     assert [t.steps for t in trials] == [149, 149]
@@ -69,8 +69,8 @@ def test_a_job_is_settled_once_and_resumed_with_what_it_began_with(
 ) -> None:
     from idletrain.run import settle
 
-    monkeypatch.setattr(sampler_trial, "SECONDS", 0.2)
-    monkeypatch.setattr(sampler_trial, "CANDIDATES", ({"name": "uniform", "negatives": 7},))
+    monkeypatch.setattr(sampler_trial, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(sampler_trial, "SAMPLER_CANDIDATES", ({"name": "uniform", "negatives": 7},))
     settled = settle(job)
     assert settled.model.args["sampler"] == {"name": "uniform", "negatives": 7}
     assert settle(settled) is settled
@@ -79,21 +79,21 @@ def test_a_job_is_settled_once_and_resumed_with_what_it_began_with(
         update={"model": settled.model.model_copy(update={"args": {**settled.model.args, "sampler": "dwta"}})}
     )
     (job.run_dir / "job.json").write_text(begun.model_dump_json())
-    (job.run_dir / "ledger").touch()
+    (job.run_dir / "wal").touch()
     assert settle(job).model.args["sampler"] == "dwta"
 
 
 def test_state_that_does_not_travel_begins_at_zero_in_a_trial_too(job: object) -> None:
     optimizer = job.training.optimizer.model_copy(update={"state": "reset"})
     training = job.training.model_copy(update={"optimizer": optimizer})
-    _, (tried,) = choose(job.model, job.data, training, seconds=0.1, candidates=("uniform",))
+    _, (tried,) = choose_sampler(job.model, job.data, training, seconds=0.1, candidates=("uniform",))
     assert tried.steps > 0
 
 
 def test_too_few_rows_to_hold_some_out_are_refused(job: object, tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("4 60 50\n" + "1 1:1\n" * 4)
     with pytest.raises(JobError, match="sampler: auto needs 5 rows or more"):
-        choose(job.model, job.data, job.training, seconds=0.1)
+        choose_sampler(job.model, job.data, job.training, seconds=0.1)
 
 
 def test_a_candidate_that_diverges_is_left_out(job: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_candidate_that_diverges_is_left_out(job: object, monkeypatch: pytest.
     monkeypatch.setattr(sampler_trial, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     training = job.training.model_copy(update={"optimizer": OptimizerSettings(name="sgd", lr=1e30)})
     candidates = ("uniform", {"name": "simhash", "k": 3, "tables": 4})
-    chosen, trials = choose(job.model, job.data, training, seconds=100, candidates=candidates)
+    chosen, trials = choose_sampler(job.model, job.data, training, seconds=100, candidates=candidates)
     assert chosen == "uniform"
     assert [t.sampler for t in trials] == ["uniform"]
 
@@ -109,6 +109,6 @@ def test_a_candidate_that_diverges_is_left_out(job: object, monkeypatch: pytest.
 def test_a_candidate_whose_tables_do_not_fit_is_left_out(job: object) -> None:
     args = {**job.model.args, "most_table_bytes": 1}
     model = job.model.model_copy(update={"args": args})
-    chosen, trials = choose(model, job.data, job.training, seconds=0.2, candidates=("uniform", "simhash"))
+    chosen, trials = choose_sampler(model, job.data, job.training, seconds=0.2, candidates=("uniform", "simhash"))
     assert chosen == "uniform"
     assert len(trials) == 1

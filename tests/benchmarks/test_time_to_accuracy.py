@@ -17,7 +17,7 @@ from benchmarks.peers.node import build
 from benchmarks.standings import figures_of, levels_of, standings, tables_of
 from benchmarks.time_to_accuracy import main
 from idletrain.job import parse_job
-from idletrain.nn.ist.discovery import find
+from idletrain.nn.ist.discovery import find_groups
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),
@@ -134,7 +134,7 @@ def test_every_case_can_be_cut_for_eight_nodes(name, tmp_path):
     entry = next(entry for entry in candidates(name, "100mbit") if entry.method == "ist")
     model = job_tree(CASES[name], entry, 8, tmp_path, 1.0)["model"]
     with torch.device("meta"):
-        layout = find(build(model), batch.to("meta"), model["exclude"])
+        layout = find_groups(build(model), batch.to("meta"), model["exclude"])
     assert layout.groups
     assert all(group.size >= 8 for group in layout.groups)
 

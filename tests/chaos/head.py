@@ -15,7 +15,7 @@ from pathlib import Path
 
 from idletrain.job import load_job
 from idletrain.nn.prepare import from_settings
-from idletrain.run import Options, launch
+from idletrain.run import RunOptions, launch
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
 
     job = load_job(Path(sys.argv[1]))
     prepared = from_settings(job.model, job.data, job.training)
-    options = Options(scheduler=asked.get("scheduler"), resume=asked.get("resume", False), reached=reached)
+    options = RunOptions(scheduler=asked.get("scheduler"), resume=asked.get("resume", False), reached=reached)
     ending = asyncio.run(launch(job, prepared, options))
     print(json.dumps({"status": ending.status, "params_sha256": ending.params_sha256}))
 

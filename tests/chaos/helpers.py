@@ -98,7 +98,7 @@ def job_tree(
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
         },
         "nodes": {"count": nodes, "memory": "1GiB"},
-        "preemption": {"mark_every": "50ms"},
+        "preemption": {"progress_every": "50ms"},
         "checkpoint": {"to": str(to), "every": "1h"},
     }
     for section, values in sections.items():
@@ -120,20 +120,22 @@ def train_alone(job: Job) -> list[str]:
         for round_ in range(training.rounds):
             updates = []
             for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
-                pulled = encoding.received(program, subnet, encoding.sent(program, subnet, network.pull(subnet)))
-                flat = torch.zeros(program.buffer_size(subnet, travelling=False))  # untravelled state begins at 0
+                pulled = encoding.decode_pull(
+                    program, subnet, encoding.encode_pull(program, subnet, network.pull(subnet))
+                )
+                flat = torch.zeros(program.buffer_size(subnet, persistent=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
                 if program.output:
                     order = label_shards.open_output(
-                        program, work.module, subnet, samples, flat, label_shards.Place(round_, k)
+                        program, work.module, subnet, samples, flat, label_shards.ShardPlace(round_, k)
                     )
                 for step in range(training.local_steps):
                     work.step(samples, order, step)
                 trained = flat[: len(pulled)]
                 if coder := encoding.codec(program, subnet, "push"):
                     lease = LeaseId(job.name, 1, round_, k, 1)
-                    content = encoding.update(program, subnet, trained, pulled, lease)
+                    content = encoding.encode_update(program, subnet, trained, pulled, lease)
                     trained = coder.decode(content, network.pull(subnet))
                 updates.append((subnet, trained, training.local_steps))
             network.commit(updates)
@@ -248,9 +250,9 @@ class Run:
 
         return until(what, seen)[0]
 
-    def records(self, *kinds: str) -> list[write_ahead_log.Record]:
+    def records(self, *kinds: str) -> list[write_ahead_log.LogRecord]:
         """The ledger's records; reading verifies it."""
-        return [r for r in write_ahead_log.read(self.dir / "ledger").records if not kinds or r["kind"] in kinds]
+        return [r for r in write_ahead_log.read(self.dir / "wal").records if not kinds or r["kind"] in kinds]
 
     def workers(self) -> dict[str, psutil.Process]:
         """The processes of the workers that joined and did not leave, by address."""
@@ -290,7 +292,7 @@ class Run:
         (listening,) = [s.laddr for s in sockets if s.status == psutil.CONN_LISTEN]
         return f"tcp://{listening.ip}:{listening.port}"
 
-    def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.Record:
+    def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.LogRecord:
         """What must hold of every run that was disturbed: returns the ledger's last record."""
         end = self.records()[-1]
         assert end["kind"] == "end"

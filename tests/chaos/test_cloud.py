@@ -50,7 +50,7 @@ def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
         "data": {"name": "digits"},
         "training": {"method": "ist", **training},
         "nodes": {"count": 3, "memory": "1GiB"},
-        "preemption": {"mark_every": "200ms"},
+        "preemption": {"progress_every": "200ms"},
     }
 
 
@@ -298,7 +298,7 @@ def launch_until(step: str, cache: Path) -> Job:
     pid = os.fork()
     if not pid:
         account = Account()
-        plan = launcher.make_plan(job, account, cache)
+        plan = launcher.make_spot_plan(job, account, cache)
 
         def reached(name: str) -> None:
             if name == step:
@@ -311,8 +311,8 @@ def launch_until(step: str, cache: Path) -> Job:
     return job
 
 
-def run_command(*words: str) -> str:
-    done = subprocess.run([*IDLETRAIN, *words, "--cloud", "sandbox"], capture_output=True, text=True, check=False)
+def run_command(*arguments: str) -> str:
+    done = subprocess.run([*IDLETRAIN, *arguments, "--cloud", "sandbox"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -378,7 +378,7 @@ def test_a_launch_asks_before_it_makes_anything_and_detached_goes_on_by_itself(
     declined = launch("n\n")
     assert (declined.returncode, "Start it? [y/N]" in declined.stdout) == (130, True), declined.stderr
     assert not any(cloud.inventory().values())
-    assert S3Prefix.at(f"s3://{account.bucket}/runs/asked", account.s3).get(record.KEY) is None
+    assert S3Prefix.at(f"s3://{account.bucket}/runs/asked", account.s3).get(record.RUN_RECORD_KEY) is None
     agreed = launch("y\n")
     assert agreed.returncode == 0, agreed.stderr
     assert "asked goes on by itself" in agreed.stdout

@@ -42,7 +42,7 @@ def test_a_full_disk(
     undisturbed: Callable[..., list[str]],
 ) -> None:
     every = "1h" if what == "staging" else "1ms"
-    run = make_run(rounds=4, to=small_disk, checkpoint={"every": every}, preemption={"mark_every": "1h"})
+    run = make_run(rounds=4, to=small_disk, checkpoint={"every": every}, preemption={"progress_every": "1h"})
     for _ in range(2):
         cluster.idletrain_worker()
     control.pace(0.05)

@@ -26,14 +26,14 @@ SGD = {"name": "sgd", "lr": 0.05}
 
 def marked(run: Run) -> set[str]:
     """Workers whose present lease has left a mark."""
-    attempts = {event["attempt"] for event in run.events("marked")}
+    attempts = {event["attempt"] for event in run.events("progress_saved")}
     return {worker for worker, event in run.busy().items() if event["attempt"] in attempts}
 
 
 def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..., Run], control: Control) -> None:
     """The test sends half of an update in the place of a worker that it holds, and kills that."""
     training = {"exchange": {"push": "int8"}, "optimizer": SGD}
-    run = make_run(rounds=1, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    run = make_run(rounds=1, model=WIDE, training=training, preemption={"policy": "salvage", "progress_every": "1h"})
     control.hold()
     head = run.launch()
     leased = run.wait("leases", "leased", count=2)
@@ -45,7 +45,7 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
 
     async def send_half(client: StoreClient) -> Reply:
         _, flat = await client.pull(lease)
-        content = encoding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
+        content = encoding.encode_update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease)
         header = PushHeader(lease, 20, 2.5, 0)
         half = (codec.first_row + codec.nbytes) // 2
         replies = {
@@ -59,20 +59,20 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
     run.workers()[leased["worker"]].send_signal(signal.SIGKILL)
     lost = run.wait("the loss", "lost", lambda e: e["attempt"] == leased["attempt"])
     assert (lost["cause"], lost["kept_steps"], lost["lost_steps"], lost["kept_seconds"]) == ("kill", 20, 0, 2.5)
-    assert 0.5 < lost["covered"] < 1
+    assert 0.5 < lost["norm_fraction"] < 1
     control.release()
     assert head.exit_code() == 0, head.text
     run.check(None)
     (stage,) = [r for r in run.records("stage") if r["subnet"] == lease.subnet]
     assert stage["steps"] == 20
-    assert stage["covered"] == lost["covered"]
+    assert stage["norm_fraction"] == lost["norm_fraction"]
     assert dict(run.records("commit")[0]["staged"])[lease.subnet] == 20
 
 
 def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable[..., Run], control: Control) -> None:
     """The test sends an update in the place of a worker that it holds: half before the others close the round."""
     training = {"exchange": {"push": "int8"}, "optimizer": SGD}
-    run = make_run(rounds=4, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1h"})
+    run = make_run(rounds=4, model=WIDE, training=training, preemption={"policy": "salvage", "progress_every": "1h"})
     control.hold()
     head = run.launch()
     leased = run.wait("leases", "leased", count=2)
@@ -86,14 +86,14 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
 
     async def send_half(client: StoreClient) -> Reply:
         _, flat = await client.pull(lease)
-        contents.append(encoding.update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease))
+        contents.append(encoding.encode_update(program, subnet, flat + 0.01 * torch.randn(len(flat)), flat, lease))
         return await client.part(header, 0, contents[0][:half])
 
     async def send_rest(client: StoreClient) -> tuple[Reply, int, Reply]:
         receipt = await client.push(header, contents[0])
         bits = np.unpackbits(np.frombuffer(receipt.missing, np.uint8), count=codec.rows, bitorder="little")
         rows = contents[0][codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(bits.astype(bool))]
-        return receipt.reply, len(rows), await client.repair(lease, rows.flatten())
+        return receipt.reply, len(rows), await client.late_rows(lease, rows.flatten())
 
     assert ask_store(run.store(head), send_half) is Reply.ACCEPTED
     control.hold(held.pid)
@@ -102,7 +102,7 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     control.pace(0.05)
     (stage,) = [r for r in run.records("stage") if (r["round"], r["subnet"]) == (0, lease.subnet)]
     assert stage["steps"] == 20
-    assert 0.5 < stage["covered"] < 1
+    assert 0.5 < stage["norm_fraction"] < 1
     reply, rows, taken = ask_store(run.store(head), send_rest)
     assert (reply, taken) == (Reply.DUPLICATE, Reply.ACCEPTED)
     assert 0 < rows <= codec.rows
@@ -168,11 +168,11 @@ def test_under_reissue_half_an_update_is_nothing(make_run: Callable[..., Run], c
 def test_a_warned_worker_sends_its_change_under_salvage(make_run: Callable[..., Run], control: Control) -> None:
     """Of the steps since its last mark, too, in an eighth of a mark's bytes."""
     training = {"exchange": {"push": "int4"}, "optimizer": SGD}
-    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "mark_every": "1s"})
+    run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "progress_every": "1s"})
     control.pace(0.15)
     head = run.launch()
     worker = until("a marked worker", lambda: marked(run) & run.workers().keys()).pop()
-    (mark,) = [event for event in run.events("marked") if event["attempt"] == run.busy()[worker]["attempt"]]
+    (mark,) = [event for event in run.events("progress_saved") if event["attempt"] == run.busy()[worker]["attempt"]]
     time.sleep(0.5)  # some steps more
     run.workers()[worker].send_signal(signal.SIGTERM)
     ended = run.wait("its end", "attempt_ended", lambda e: e["attempt"] == mark["attempt"])
@@ -214,11 +214,11 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
     exchange = {"push": "int8", "loss": 0.3, "transport": transport}
     training = {"exchange": exchange, "optimizer": SGD}
     model = {"args": {"widths": [64, 4096, 4096, 10]}}  # an update of many parts
-    salvage = {"policy": "salvage", "mark_every": "1h"}
+    salvage = {"policy": "salvage", "progress_every": "1h"}
     run = make_run(rounds=6, local_steps=5, model=model, training=training, preemption=salvage)
     control.pace(0.02)
     head = run.launch()
-    repaired = run.wait("rows that come late", "repaired", count=2)
+    repaired = run.wait("rows that come late", "late_rows_added", count=2)
     for process in [psutil.Process(head.pid), *run.workers().values()]:
         process.send_signal(signal.SIGKILL)
     head.exit_code()
@@ -229,9 +229,9 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
     assert len(late) >= 2
     assert repaired["round"] in {record["of"] for record in late}
     assert all(record["of"] < record["round"] for record in late)
-    lacking = [record for record in run.records("stage") if record["covered"] < 1]
+    lacking = [record for record in run.records("stage") if record["norm_fraction"] < 1]
     assert lacking, "nothing came late"
-    assert all(record["covered"] >= 1 - run.job.training.exchange.norm_loss for record in lacking)
+    assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in lacking)
     # The network of the ledger, what came late included, is the one that the last head ended with.
     program = from_settings(run.job.model, run.job.data, run.job.training).program
     network, rounds = recovery.load_network(run.dir, program)
@@ -249,9 +249,9 @@ def test_rows_that_nobody_owes_are_refused(make_run: Callable[..., Run], control
 
     async def send(client: StoreClient) -> list[Reply]:
         return [
-            await client.repair(LeaseId(lease.run, lease.epoch, 0, 0, 99), rows),
-            await client.repair(LeaseId(lease.run, lease.epoch - 1, 0, 0, 1), rows),
-            await client.repair(lease, rows),
+            await client.late_rows(LeaseId(lease.run, lease.epoch, 0, 0, 99), rows),
+            await client.late_rows(LeaseId(lease.run, lease.epoch - 1, 0, 0, 1), rows),
+            await client.late_rows(lease, rows),
         ]
 
     assert ask_store(run.store(head), send) == [Reply.NOT_LEASED, Reply.STALE_EPOCH, Reply.STALE_ROUND]

@@ -44,5 +44,5 @@ def test_two_of_three_machines_whose_packets_are_dropped_are_named_and_the_third
     blamed = [fault for fault in found.faults if "cannot reach" in fault]
     assert [fault.split(" at ")[0] for fault in blamed] == ["n0 cannot reach n1", "n1 cannot reach n0"]
     assert all(fault.endswith("; let TCP through between them, all ports") for fault in blamed)
-    measured = {(point.source, point.target) for point in statistics.of_kind(found, "one way")}
+    measured = {(point.source, point.target) for point in statistics.points_of_kind(found, "one way")}
     assert measured == {(0, 2), (2, 0), (1, 2), (2, 1)}

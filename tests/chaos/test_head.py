@@ -31,7 +31,7 @@ POINTS = (
 
 
 def staged_subnets(run: Run) -> set[tuple[int, int]]:
-    return {(r["round"], r["subnet"]) for r in run.records("stage")} if (run.dir / "ledger").exists() else set()
+    return {(r["round"], r["subnet"]) for r in run.records("stage")} if (run.dir / "wal").exists() else set()
 
 
 def test_the_head_dies_at_every_point(
@@ -42,7 +42,7 @@ def test_the_head_dies_at_every_point(
         cluster.idletrain_worker()
     for point, nth in POINTS:
         before, seen = staged_subnets(run), len(run.events())
-        resume = (run.dir / "ledger").exists()
+        resume = (run.dir / "wal").exists()
         head = run.launch_until(point, nth, scheduler=cluster.address, resume=resume)
         assert head.exit_code() == -signal.SIGKILL, f"{point}: {head.text}"
         again = {(e["round"], e["subnet"]) for e in run.events()[seen:] if e["kind"] == "leased"}
@@ -77,7 +77,7 @@ def test_nothing_outlives_a_killed_head(
     run = make_run(rounds=3)
     control.pace(0.05)
     head = run.launch()
-    run.wait("marks in the second round", "marked", lambda e: e["round"] == 1)
+    run.wait("marks in the second round", "progress_saved", lambda e: e["round"] == 1)
     family = head.survivors()
     assert len(family) >= 4  # the head, the scheduler and two workers
     head.send(signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_the_scheduler_dies(
     control.pace(0.05)
     head = run.launch()
     if when == "training":
-        run.wait("a mark in the second round", "marked", lambda e: e["round"] == 1)
+        run.wait("a mark in the second round", "progress_saved", lambda e: e["round"] == 1)
     else:
         run.wait("the start", "run_started")
     before = staged_subnets(run)
@@ -124,7 +124,7 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     run = make_run(rounds=3)
     control.pace(0.05)
     head = run.launch()
-    run.wait("a mark in the second round", "marked", lambda e: e["round"] == 1)
+    run.wait("a mark in the second round", "progress_saved", lambda e: e["round"] == 1)
     control.hold()
     second = run.launch("--resume")
     assert second.exit_code() == 1
@@ -172,17 +172,17 @@ def test_flipped_bits(
     first = min(run.records("stage")[-2:], key=lambda r: r["offset"])
     flip(run.dir / "updates" / "00000003", first["offset"] + 100)
     seen = len(run.events())
-    whole = (run.dir / "ledger").read_bytes()
+    whole = (run.dir / "wal").read_bytes()
     lines = whole.splitlines(keepends=True)
     offset = sum(map(len, lines[:4]))
-    flip(run.dir / "ledger", offset + 30)
+    flip(run.dir / "wal", offset + 30)
     refused = run.launch("--resume", "--scheduler", cluster.address)
     assert refused.exit_code() == 1
     assert f"byte {offset} " in refused.text
-    (run.dir / "ledger").write_bytes(whole + lines[-1][:20])  # a torn last line is cut off
+    (run.dir / "wal").write_bytes(whole + lines[-1][:20])  # a torn last line is cut off
     run.resume("--scheduler", cluster.address)
     assert older.parent.name < newest.parent.name
     leased = [e for e in run.events()[seen:] if e["kind"] == "leased" and e["round"] == 3]
     assert {e["subnet"] for e in leased} == {first["subnet"]}, "the damaged update, and only it, is trained again"
-    end = write_ahead_log.read(run.dir / "ledger").records[-1]
+    end = write_ahead_log.read(run.dir / "wal").records[-1]
     assert end["params_sha256"] == undisturbed()[6]

@@ -75,7 +75,7 @@ def test_a_member_that_is_killed_sets_all_back_to_the_last_mark_and_changes_no_b
 def test_a_member_that_is_warned_leaves_a_mark_of_all_and_nothing_is_lost(
     make_run: Callable[..., Run], control: Control, wide_job: Callable[..., dict[str, Any]], calm_digest: str
 ) -> None:
-    run = make_run(**job(wide_job, preemption={"mark_every": "1h"}))
+    run = make_run(**job(wide_job, preemption={"progress_every": "1h"}))
     control.pace(0.3)
     head = run.launch()
     run.wait("all members", "leased", count=MEMBERS)
@@ -115,7 +115,7 @@ def test_members_that_lack_one_wait_and_the_run_says_so(
     workers = [cluster.idletrain_worker() for _ in range(MEMBERS)]
     control.pace(0.1)
     head = run.launch("--scheduler", cluster.address)
-    run.wait("marks", "marked", count=MEMBERS)
+    run.wait("marks", "progress_saved", count=MEMBERS)
     workers[0].send(signal.SIGKILL)
     missing = "3 subnets in lockstep need a worker each, whose machines are alike; 2 workers are here"
     run.wait("the head to miss a worker", "waiting", lambda event: missing in event["reason"])

@@ -13,7 +13,7 @@ import pytest
 
 from idletrain.job import parse_job
 from idletrain.nn.outofcore.executing.disk import in_memory
-from idletrain.nn.outofcore.executing.requirements import Foresight
+from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.outofcore.planning.plan import least_bytes
 from idletrain.nn.prepare import from_settings
 
@@ -33,7 +33,7 @@ DEEP: dict[str, Any] = {
 def streaming_budget(tmp_path: Path) -> int:
     """What is too little for the parameters and optimizer state of half of a deep network."""
     job = parse_job(job_tree(tmp_path, **DEEP))
-    foresight = Foresight(from_settings(job.model, job.data, job.training).program)
+    foresight = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
     budget = int(1.03 * foresight.least_bytes(0.5))
     assert budget < least_bytes(foresight.profile(0.5), stream=False)
     return budget
@@ -42,9 +42,9 @@ def streaming_budget(tmp_path: Path) -> int:
 def tight_budget(tmp_path: Path) -> int:
     """What is too little in core and enough by a plan, for half of the network."""
     job = parse_job(job_tree(tmp_path, **WIDE))
-    foresight = Foresight(from_settings(job.model, job.data, job.training).program)
+    foresight = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
     budget = int(1.03 * foresight.least_bytes(0.5))
-    assert set(foresight.plan(0.5, budget).letters) != {"K"}
+    assert set(foresight.plan(0.5, budget).unit_modes) != {"K"}
     return budget
 
 
@@ -95,7 +95,7 @@ def test_parameters_that_do_not_fit_are_streamed_and_end_in_the_same_bits_whoeve
     run = make_run(**DEEP, memory=memory)
     control.pace(0.3)
     head = run.launch()
-    marked = run.wait("a mark, sent in parts", "marked")
+    marked = run.wait("a mark, sent in parts", "progress_saved")
     victim = next(event["worker"] for event in run.events("leased") if event["attempt"] == marked["attempt"])
     process = run.workers()[victim]
     process.kill()
@@ -125,6 +125,6 @@ def test_a_worker_whose_scratch_is_full_gets_no_more_such_work(
         lambda: [e for e in run.events("waiting") if "the largest worker has" in e["reason"]],
     )
     ended = run.events("attempt_ended")
-    assert [event["ended"] for event in ended] == ["unfit"] * 2
+    assert [event["ended"] for event in ended] == ["out_of_memory"] * 2
     assert len({event["worker"] for event in ended}) == 2
     assert all("MiB free and" in event["reason"] for event in ended)

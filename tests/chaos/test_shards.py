@@ -104,8 +104,12 @@ def test_salvage_keeps_the_steps_of_shards_that_a_killed_worker_marked(
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(None)
-    same = [e for e in run.events("marked", "leased") if (e["round"], e["subnet"]) == (lost["round"], lost["subnet"])]
-    kept = max(e["steps"] for e in same if e["kind"] == "marked" and e["attempt"] == lost["attempt"])
+    same = [
+        e
+        for e in run.events("progress_saved", "leased")
+        if (e["round"], e["subnet"]) == (lost["round"], lost["subnet"])
+    ]
+    kept = max(e["steps"] for e in same if e["kind"] == "progress_saved" and e["attempt"] == lost["attempt"])
     commit = next(commit for commit in run.records("commit") if commit["round"] == lost["round"])
     assert dict(commit["staged"])[lost["subnet"]] >= kept > 0
     assert all(e["step"] >= kept for e in same if e["kind"] == "leased" and e["attempt"] > lost["attempt"])

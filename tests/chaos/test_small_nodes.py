@@ -16,7 +16,7 @@ from idletrain_testbed import Testbed, cgroups, missing
 from benchmarks.machines import Cast, Shaped, free_port
 from benchmarks.peers.node import Spec
 from idletrain.job import parse_job
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import from_settings
 
 from .helpers import job_tree, train_alone
@@ -80,7 +80,7 @@ def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_one
         pytest.skip("torch's CUDA build alone takes what such a machine has; its CPU build is not installed")
     tree = job_tree(tmp_path / "run", **DEEP)
     job = parse_job(tree)
-    assert need_of(from_settings(job.model, job.data, job.training).program)(1.0) > 3 * NODE_BYTES
+    assert subnet_need(from_settings(job.model, job.data, job.training).program)(1.0) > 3 * NODE_BYTES
     try:
         lines = told(tree, tmp_path)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ def kill(process: psutil.Process) -> None:
 
 def marked(run: Run) -> set[str]:
     """The workers that hold a lease of which a mark is home."""
-    marks = {event["attempt"] for event in run.events("marked")}
+    marks = {event["attempt"] for event in run.events("progress_saved")}
     return {worker for worker, lease in run.busy().items() if lease["attempt"] in marks}
 
 
@@ -58,7 +58,7 @@ def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbe
 
 
 def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
-    run = make_run(rounds=3, subnets=3, nodes=3, preemption={"mark_every": "1h"})
+    run = make_run(rounds=3, subnets=3, nodes=3, preemption={"progress_every": "1h"})
     control.pace(0.1)
     head = run.launch()
     dice = random.Random(1)
@@ -152,20 +152,20 @@ def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., 
 
 
 def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[..., Run], control: Control) -> None:
-    run = make_run(rounds=1, local_steps=100, preemption={"mark_every": "1h"})
+    run = make_run(rounds=1, local_steps=100, preemption={"progress_every": "1h"})
     control.pace(0.1)
     head = run.launch()
     busy = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
     warned = min(busy)
     run.workers()[warned].send_signal(signal.SIGUSR1)
     assert run.wait("the warning", "worker_at_risk")["worker"] == warned
-    marked = run.wait("its mark", "marked")
+    marked = run.wait("its mark", "progress_saved")
     assert run.busy()[warned]["subnet"] == marked["subnet"]
     assert 0 < marked["steps"] < 100
     control.pace(0)
     assert head.exit_code() == 0, head.text
     assert not run.events("lost")
-    assert len(run.events("marked")) == 1
+    assert len(run.events("progress_saved")) == 1
 
 
 def test_no_mark_goes_ahead_of_the_update_itself(make_run: Callable[..., Run], control: Control) -> None:
@@ -180,7 +180,7 @@ def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed
     run = make_run(rounds=3)
     control.pace(0.1)
     head = run.launch()
-    run.wait("marks in the second round", "marked", lambda e: e["round"] == 1 and e["steps"] > 4, count=2)
+    run.wait("marks in the second round", "progress_saved", lambda e: e["round"] == 1 and e["steps"] > 4, count=2)
     victims = list(run.workers().values())
     assert len(victims) == 2
     for victim in victims:
@@ -196,7 +196,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.worker.attempt.BEATS", 1e-3).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.worker.attempt.HEARTBEATS_PER_LEASE", 1e-3).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli.main import main
 
@@ -221,7 +221,7 @@ def test_a_stopped_worker_comes_back_too_late(
     def is_sleepers(event: Event) -> bool:  # its first lease may be over before there is a mark
         return event["attempt"] in {e["attempt"] for e in run.events("leased") if e["worker"] == at}
 
-    attempt = run.wait("a mark of the sleeper", "marked", is_sleepers)["attempt"]
+    attempt = run.wait("a mark of the sleeper", "progress_saved", is_sleepers)["attempt"]
     for each in run.workers().values():  # the others wait, so that the subnet is still open when the push comes
         control.hold(each.pid)
     sleeper.suspend()
@@ -318,7 +318,7 @@ def test_a_stock_cluster(
     cluster.dask_worker("--nanny")
     control.pace(0.05)
     head = run.launch("--scheduler", cluster.address)
-    busy = run.wait("a mark", "marked")
+    busy = run.wait("a mark", "progress_saved")
     victim = run.workers()[next(e["worker"] for e in run.events("leased") if e["attempt"] == busy["attempt"])]
     kill(victim)
     lost = run.wait("the loss", "lost")
@@ -352,7 +352,7 @@ def test_salvage(make_run: Callable[..., Run], control: Control) -> None:
     control.pace(0.05)
     head = run.launch()
     for round_ in (1, 2):
-        run.wait("a mark", "marked", lambda e, r=round_: e["round"] == r and e["steps"] > 2)
+        run.wait("a mark", "progress_saved", lambda e, r=round_: e["round"] == r and e["steps"] > 2)
         worker = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
         process = run.workers()[min(worker)]
         process.send_signal(signal.SIGKILL if round_ == 1 else signal.SIGTERM)
@@ -365,7 +365,7 @@ def test_salvage(make_run: Callable[..., Run], control: Control) -> None:
 
 
 def test_salvage_without_anything_to_salvage(make_run: Callable[..., Run], control: Control) -> None:
-    run = make_run(rounds=1, preemption={"policy": "salvage", "mark_every": "1h"})
+    run = make_run(rounds=1, preemption={"policy": "salvage", "progress_every": "1h"})
     control.hold()
     head = run.launch()
     run.wait("leases", "leased", count=2)

@@ -23,9 +23,9 @@ from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
 EVENTS = [
-    {"v": 1, "t": 0.0, "s": 0.0, "kind": "waiting", "reason": "for workers"},
+    {"v": 2, "t": 0.0, "s": 0.0, "kind": "waiting", "reason": "for workers"},
     {
-        "v": 1,
+        "v": 2,
         "t": 0.0,
         "s": 0.0,
         "kind": "instance_launched",
@@ -37,13 +37,13 @@ EVENTS = [
         "usd_per_hour": 1.0,
         "on_demand_usd_per_hour": 3.0,
     },
-    {"v": 1, "t": 3600.0, "s": 3600.0, "kind": "instance_ended", "instance": "i-1", "reason": "Server.Spot"},
+    {"v": 2, "t": 3600.0, "s": 3600.0, "kind": "instance_ended", "instance": "i-1", "reason": "Server.Spot"},
 ]
 
 
-def run(*words: str, code: int = 0, **environment: str) -> str:
+def run(*arguments: str, code: int = 0, **environment: str) -> str:
     """What a command prints, with its errors behind."""
-    command = [sys.executable, "-m", "idletrain", *words]
+    command = [sys.executable, "-m", "idletrain", *arguments]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
     )
@@ -248,7 +248,7 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "arguments"),
     [
         ((), "cloud.image: is missing"),
         (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
@@ -256,7 +256,9 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
         (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_before_anything_starts(
+    options: tuple[str, ...], arguments: str, tmp_path: Path
+) -> None:
     job = tmp_path / "job.yaml"
     job.write_text('name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\n')
-    assert words in run("launch", str(job), "--spot", *options, code=2)
+    assert arguments in run("launch", str(job), "--spot", *options, code=2)

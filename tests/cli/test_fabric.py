@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from idletrain.autotune.forecast import Fleet
+from idletrain.autotune.forecast import FleetFigures
 from idletrain.cli import fabric
 from idletrain.cli import main as cli
 from idletrain.errors import RunError
@@ -20,7 +20,7 @@ from idletrain.fabric.measuring import cluster
 from idletrain.fabric.measuring.nodes import occupied
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import from_settings
-from idletrain.run import Options, launch
+from idletrain.run import RunOptions, launch
 
 
 def main(*arguments: str) -> object:
@@ -110,7 +110,7 @@ def job(**training: object) -> Job:
     return parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
 
 
-FLEET = Fleet(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
+FLEET = FleetFigures(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
 
 
 def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
@@ -118,34 +118,34 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
 ) -> None:
     looks: list[int] = []
 
-    async def look(_address: str | None, count: int, _job: Job) -> Fleet:
+    async def look(_address: str | None, count: int, _job: Job) -> FleetFigures:
         looks.append(count)
         return FLEET
 
-    monkeypatch.setattr(fabric, "_survey", look)
+    monkeypatch.setattr(fabric, "_probe", look)
     said: list[str] = []
     stated = job(method="ist", subnets=2, local_steps=3)
-    assert fabric.decided(stated, None, said.append) == (stated, None)
+    assert fabric.choose_settings(stated, None, said.append) == (stated, None)
     lockstep = job(mode="lockstep", subnets=2)
-    assert fabric.decided(lockstep, None, said.append, always=True) == (lockstep, None)
+    assert fabric.choose_settings(lockstep, None, said.append, always=True) == (lockstep, None)
     assert (looks, said) == ([], [])
-    open_, choice = fabric.decided(job(), None, said.append)
+    open_, choice = fabric.choose_settings(job(), None, said.append)
     assert choice is not None
     assert open_.training.subnets == choice.option.subnets
     assert looks == [4]
-    longer, choice = fabric.decided(job(rounds=9), None, said.append)
+    longer, choice = fabric.choose_settings(job(rounds=9), None, said.append)
     assert choice is not None
     assert choice.expected.round > 0
     assert longer.training.rounds == 9
     assert looks == [4]
-    fabric.decided(job(batch_size=16), None, said.append)
+    fabric.choose_settings(job(batch_size=16), None, said.append)
     assert looks == [4, 4]
-    assert fabric.decided(stated, None, said.append, always=True)[0] == stated
+    assert fabric.choose_settings(stated, None, said.append, always=True)[0] == stated
     assert looks == [4, 4, 4]
     small = job().model_copy(update={"nodes": job().nodes.model_copy(update={"memory": 1 << 30})})
-    fabric.decided(small, None, said.append)
+    fabric.choose_settings(small, None, said.append)
     assert looks == [4, 4, 4, 4]
-    again, choice = fabric.decided(stated, None, said.append)
+    again, choice = fabric.choose_settings(stated, None, said.append)
     assert again == stated
     assert choice is not None
     assert choice.expected.round > 0
@@ -155,7 +155,7 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
 def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
     said = job(method="ist", subnets=2, local_steps=3)
     said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": 600 << 20})})
-    fleet = asyncio.run(fabric._survey(None, 2, said))
+    fleet = asyncio.run(fabric._probe(None, 2, said))
     assert fleet is not None
     assert 0 < fleet.memory_bytes < 600 << 20
 
@@ -166,9 +166,9 @@ def test_more_local_nodes_than_are_looked_at_share_a_machine_only_beyond_its_cor
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for cores, times in ((2, 2.0), (8, 2.0), (12, 16 / 12), (32, 1.0)):
         monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
-        assert fabric._crowding(16, 8) == pytest.approx(times)
+        assert fabric._processes_per_node(16, 8) == pytest.approx(times)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert fabric._crowding(16, 8) == 2.0
+    assert fabric._processes_per_node(16, 8) == 2.0
 
 
 @pytest.mark.parametrize(("answer", "goes_on"), [(None, False), (False, False), (True, True)])
@@ -182,7 +182,7 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
     settings = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"to": str(tmp_path)})})
 
     async def go() -> None:
-        async with cluster.here(1, 1 << 30) as client:
+        async with cluster.local_cluster(1, 1 << 30) as client:
             begun = asyncio.Event()
             stops: list[Callable[[], None]] = []
 
@@ -192,7 +192,7 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
 
             address = client.scheduler.address
             prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
-            running = asyncio.ensure_future(launch(settings, prepared, Options(scheduler=address, begun=took)))
+            running = asyncio.ensure_future(launch(settings, prepared, RunOptions(scheduler=address, on_begun=took)))
             await begun.wait()
             while not await occupied(client):
                 await asyncio.sleep(0.05)
@@ -213,9 +213,9 @@ def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     async def busy(_address: str | None, _count: int, _job: Job) -> None:
         return None
 
-    monkeypatch.setattr(fabric, "_survey", busy)
+    monkeypatch.setattr(fabric, "_probe", busy)
     said: list[str] = []
-    assert fabric.decided(job(), None, said.append) == (job(), None)
+    assert fabric.choose_settings(job(), None, said.append) == (job(), None)
     assert said[-1] == "the fleet is at work: the job is taken as it is"
 
 
@@ -223,7 +223,7 @@ def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: py
     async def empty(_address: str | None, _count: int, _job: Job) -> None:
         raise RunError("the cluster has no worker")
 
-    monkeypatch.setattr(fabric, "_survey", empty)
+    monkeypatch.setattr(fabric, "_probe", empty)
     said: list[str] = []
-    assert fabric.decided(job(), None, said.append) == (job(), None)
+    assert fabric.choose_settings(job(), None, said.append) == (job(), None)
     assert said[-1] == "the fleet cannot be looked at (the cluster has no worker): the job is taken as it is"

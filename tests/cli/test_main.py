@@ -145,7 +145,7 @@ def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("idletrain.run.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.run.CLUSTER_CONNECT_SECONDS", 1)
     (tmp_path / "job.yaml").write_text(GOOD)
     code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
     assert code == 2
@@ -211,9 +211,9 @@ def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 RECORDS = (
-    '{"v": 1, "t": 1.0, "s": 0.0, "kind": "run_started", "run": "night", "subnets": 2, "rounds": 3, "target": null,'
+    '{"v": 2, "t": 1.0, "s": 0.0, "kind": "run_started", "run": "night", "subnets": 2, "rounds": 3, "target": null,'
     ' "parameters": 9, "resumed_at": 0, "run_dir": "runs/night", "dashboard": ""}\n'
-    '{"v": 1, "t": 2.0, "s": 1.0, "kind": "evaluated", "round": 0, "accuracy": 0.25, "loss": 1.5, "seconds": 0.1}\n'
+    '{"v": 2, "t": 2.0, "s": 1.0, "kind": "evaluated", "round": 0, "accuracy": 0.25, "loss": 1.5, "seconds": 0.1}\n'
 )
 
 
@@ -225,7 +225,7 @@ def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
 
 
 def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
-    run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 1, "t": 2.0, "s": 2.0, "kind": "round_com')
+    run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 2, "t": 2.0, "s": 2.0, "kind": "round_com')
     result = run("report", "night", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -248,7 +248,7 @@ def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
         "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
     ]
     recorded(tmp_path, "day")
-    recorded(tmp_path, "newer", RECORDS.replace('"v": 1', '"v": 7'))
+    recorded(tmp_path, "newer", RECORDS.replace('"v": 2', '"v": 7'))
     (tmp_path / "runs" / "empty").mkdir()
     assert told(run("report", "night", cwd=tmp_path), 1) == [
         "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
@@ -259,7 +259,7 @@ def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
             f"idletrain: run {name} has no records in runs/{name}/events.jsonl yet; look again once it trains"
         ]
     assert told(run("report", "newer", cwd=tmp_path), 1) == [
-        "idletrain: these records are of schema 7 and this idletrain reads 1; install a newer one"
+        "idletrain: these records are of schema 7 and this idletrain reads 2; use a newer version"
     ]
     assert run("report", "day", "--to", "none/report.html", cwd=tmp_path).stderr == (
         "idletrain: none/report.html cannot be written (No such file or directory); name another with --to\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from idletrain.cli.offers import plan_lines, table
+from idletrain.cli.offers import spot_plan_lines, table
 from idletrain.cloud.aws.instance_types import GIB, InstanceType, Market, Offer, Pools
 from idletrain.cloud.quote import Quote
 
@@ -116,7 +116,7 @@ SMALL = [offer(f"{family}.large", 0.03 + n / 1000) for n, family in enumerate(("
 
 
 def test_the_plan_of_a_fleet() -> None:
-    assert plan_lines(quote(SMALL), estimate=False) == [
+    assert spot_plan_lines(quote(SMALL), estimate=False) == [
         "nodes      8 spot, of 5 types in 1 zone:",
         "           m7i.large, m7a.large, c7i.large and 2 more",
         "head       1 on-demand t3.medium",
@@ -129,44 +129,46 @@ def test_the_plan_of_a_fleet() -> None:
 
 
 def test_a_budget_that_is_tight_shortens_the_plan() -> None:
-    lines = plan_lines(quote(SMALL, budget_usd=2.0), estimate=True)
+    lines = spot_plan_lines(quote(SMALL, budget_usd=2.0), estimate=True)
     worst = quote(SMALL).worst_usd_per_hour
     assert f"           so that $2.00 hold at up to ${worst:.2f} an hour" in lines
     assert "deadline   every machine ends by itself after 1 h 56 min" in lines
     assert "total      $0.72 if it takes all of 1 h 56 min" in lines
-    resumed = plan_lines(quote(SMALL, budget_usd=5.0, spent_usd=3.0), estimate=True)
+    resumed = spot_plan_lines(quote(SMALL, budget_usd=5.0, spent_usd=3.0), estimate=True)
     assert "           and $3.00 of them are spent already" in resumed
     assert "deadline   every machine ends by itself after 1 h 56 min" in resumed
     assert "on-demand  about $1.79; 60% saved" in lines
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "arguments"),
     [
         ({"offers": SMALL[:4]}, "so few types run dry together"),
         ({"offers": SMALL, "max_price": 0.05}, "nodes.max_price brings interruptions"),
     ],
 )
-def test_what_makes_a_fleet_fragile_is_warned_of(fields: dict[str, Any], words: str) -> None:
-    assert any(words in line for line in plan_lines(quote(**fields), estimate=False) if line.startswith("warning"))
-    assert not any("warning" in line for line in plan_lines(quote(SMALL), estimate=False))
+def test_what_makes_a_fleet_fragile_is_warned_of(fields: dict[str, Any], arguments: str) -> None:
+    assert any(
+        arguments in line for line in spot_plan_lines(quote(**fields), estimate=False) if line.startswith("warning")
+    )
+    assert not any("warning" in line for line in spot_plan_lines(quote(SMALL), estimate=False))
 
 
 def test_a_plan_on_demand_compares_with_nothing() -> None:
-    lines = plan_lines(quote([offer("m7i.large", 0.1, market="on-demand")]), estimate=False)
+    lines = spot_plan_lines(quote([offer("m7i.large", 0.1, market="on-demand")]), estimate=False)
     assert lines[0] == "nodes      8 on-demand, of 1 type in 1 zone:"
     assert not any("saved" in line for line in lines)
 
 
 def test_a_plan_that_falls_back_is_priced_at_what_it_prefers() -> None:
     both = [*SMALL, offer("m7i.large", 0.1008, market="on-demand")]
-    lines = plan_lines(quote(both), estimate=False)
+    lines = spot_plan_lines(quote(both), estimate=False)
     assert "           on-demand where there are no spot machines" in lines
     assert "expected   $0.37 an hour: 8 nodes at $0.0320," in lines
-    assert len(lines) == len(plan_lines(quote(SMALL), estimate=False)) + 1
+    assert len(lines) == len(spot_plan_lines(quote(SMALL), estimate=False)) + 1
 
 
 def test_a_plan_fits_a_narrow_terminal() -> None:
     long = [offer("c7i-flex.24xlarge", 1.5), offer("u7in-32tb.224xlarge", 1.5), offer("m8i-flex.16xlarge", 1.5)]
-    lines = plan_lines(quote(long, nodes=1000, budget_usd=99999.0, max_price=2.0), estimate=True)
+    lines = spot_plan_lines(quote(long, nodes=1000, budget_usd=99999.0, max_price=2.0), estimate=True)
     assert max(map(len, lines)) <= 80

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from idletrain.cli.plan_table import preview
+from idletrain.cli.plan_table import plan_table
 from idletrain.errors import RunError
 from idletrain.job import Job, load_job, parse_job
-from idletrain.nn.memory import HEAD_BYTES
+from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.prepare import Prepared, from_settings
 
 DIGITS = load_job(Path(__file__).parents[2] / "workflows" / "digits.yaml")
@@ -30,7 +30,7 @@ def with_memory(job: Job, memory_bytes: int | None) -> Job:
 
 def shown(prepared: Prepared, memory_bytes: int | None, job: Job = DIGITS) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(preview(with_memory(job, memory_bytes), prepared))
+    Console(file=out, width=160).print(plan_table(with_memory(job, memory_bytes), prepared))
     return out.getvalue()
 
 
@@ -61,7 +61,7 @@ def test_sums_over_cut_neurons_are_listed_with_what_becomes_of_them_and_whole_gr
 
 def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:
     with pytest.raises(RunError, match="narrowest subnet needs"):
-        preview(with_memory(DIGITS, 1 << 20), prepared)
+        plan_table(with_memory(DIGITS, 1 << 20), prepared)
 
 
 def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
@@ -113,4 +113,4 @@ def test_this_machine_s_memory_is_shared_out_as_a_launch_does(prepared: Prepared
     free = psutil.virtual_memory().available
     budget = re.search(r"of ([0-9.]+) GiB", shown(prepared, None, job))
     assert budget is not None
-    assert float(budget[1]) * 2**30 < free - HEAD_BYTES + (1 << 28)
+    assert float(budget[1]) * 2**30 < free - HEAD_RESERVE_BYTES + (1 << 28)

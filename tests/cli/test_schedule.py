@@ -25,7 +25,7 @@ from idletrain.cloud.aws.account import Account
 from idletrain.errors import JobError, RunError
 from idletrain.schedules.cron import Execution
 from idletrain.schedules.execute import utc_now
-from idletrain.schedules.store import Book
+from idletrain.schedules.store import ScheduleStore
 
 GOOD = """
 name: t
@@ -57,7 +57,7 @@ class Home:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
-        self.book = Book(path / "config" / "idletrain" / "schedules")
+        self.book = ScheduleStore(path / "config" / "idletrain" / "schedules")
         (path / "bin").mkdir()
         (path / "job.yaml").write_text(GOOD)
         monkeypatch.chdir(path)

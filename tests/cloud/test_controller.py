@@ -12,8 +12,8 @@ import pytest
 from rehearsal import SPOT_POOLS, Sandbox, sleeping
 
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.controller import PRICE_SECONDS, UNSEEN_SECONDS, Keeper
-from idletrain.cloud.reconcile import Machine
+from idletrain.cloud.controller import PRICE_CHECK_SECONDS, UNSEEN_SECONDS, FleetController
+from idletrain.cloud.reconcile import FleetMachine
 from idletrain.errors import RunError
 
 SECONDS = 20.0
@@ -27,9 +27,9 @@ class Kept:
         self.told: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Kept:
-        self.keeper = Keeper(self.account, self.record, "tls://127.0.0.1:1")
+        self.keeper = FleetController(self.account, self.record, "tls://127.0.0.1:1")
         self.keeper.attach(lambda **event: self.told.append(event))
-        self._keeping = asyncio.ensure_future(self.keeper.keep())
+        self._keeping = asyncio.ensure_future(self.keeper.run())
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -127,20 +127,20 @@ def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, 
         cloud.ask("POST", "calls/reset")
         fleet.keeper._prices_due = 0.0
         for _ in range(3):
-            await fleet.keeper.look()
+            await fleet.keeper.check()
         assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
         pools = {instance.pool for instance in account.instances(fleet.record.run)}
         asked = account.spot_prices({pool.type for pool in pools})
         told = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.told if e["kind"] == "spot_price"}
         assert told == {(pool.type, pool.zone): asked[pool.type, pool.zone] for pool in pools}
-        assert fleet.keeper._prices_due > time.monotonic() + PRICE_SECONDS / 2
+        assert fleet.keeper._prices_due > time.monotonic() + PRICE_CHECK_SECONDS / 2
 
     asyncio.run(check())
 
 
 def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -> None:
     before = replace(sleeping(account), spent_usd=1.25)
-    assert Keeper(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
+    assert FleetController(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
 
 
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
@@ -186,13 +186,15 @@ def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, 
         fleet = Kept(account)
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
-        unlisted = Keeper(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
-        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time()) for id_ in ("i-1", "i-2")}
+        unlisted = FleetController(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
+        unlisted._expected = {id_: FleetMachine(id_, SPOT_POOLS[0], time.time()) for id_ in ("i-1", "i-2")}
         account.terminate(fleet.alive())
-        await unlisted.look()
+        await unlisted.check()
         assert fleet.alive() == []
-        unlisted._expected = {id_: Machine(id_, SPOT_POOLS[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")}
-        await unlisted.look()
+        unlisted._expected = {
+            id_: FleetMachine(id_, SPOT_POOLS[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")
+        }
+        await unlisted.check()
         assert len(fleet.alive()) == 2
 
     asyncio.run(check())
@@ -204,7 +206,7 @@ def test_a_cloud_that_does_not_answer_ends_no_run(cloud: Sandbox, account: Accou
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
             looked = calls(cloud, "DescribeInstances")
             cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403, times=1)
-            assert await fleet.keeper.look() > 0
+            assert await fleet.keeper.check() > 0
             assert calls(cloud, "DescribeInstances") > looked
         assert len(fleet.alive()) == 2
 
@@ -231,7 +233,7 @@ def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_
         for instance in fleet.alive():
             fleet.keeper(joined(f"tls://{instance}", instance))
         cloud.ask("POST", "calls/reset")
-        pauses = [await fleet.keeper.look() for _ in range(3)]
+        pauses = [await fleet.keeper.check() for _ in range(3)]
         assert cloud.ask("GET", "calls") == {"ec2": {"DescribeInstances": 3}}
         assert all(60 / pause <= 12 for pause in pauses)
 

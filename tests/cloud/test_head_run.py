@@ -15,7 +15,7 @@ from rehearsal import Sandbox, sleeping
 
 from idletrain.cloud import head_run, record, teardown
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.controller import Keeper
+from idletrain.cloud.controller import FleetController
 from idletrain.cluster import certificates, dask_scheduler
 from idletrain.cluster.local import LocalFleet
 from idletrain.job import parse_job
@@ -41,14 +41,14 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
 
     async def check() -> str:
         async with dask_scheduler.started(tmp_path, identity=identities["head"]) as address:
-            keeper = Keeper(account, run, address)
-            await keeper.look()
+            keeper = FleetController(account, run, address)
+            await keeper.check()
             (machine,) = account.instances(run.run)
             _lose_at_the_end(monkeypatch, cloud, keeper, machine.id)
             fleet = LocalFleet(address, 1 << 30, tmp_path / "logs", options=options)
             try:
                 fleet.start(1)
-                await head_run.work(run, prefix, keeper, identities["head"], address)
+                await head_run.lead_run(run, prefix, keeper, identities["head"], address)
             finally:
                 await fleet.close()
         return machine.id
@@ -71,13 +71,13 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
     assert [(e["instance"], e["reason"]) for e in ends] == [(lost, "Server.SpotInstanceTermination")]
 
 
-def _lose_at_the_end(patch: pytest.MonkeyPatch, cloud: Sandbox, keeper: Keeper, machine: str) -> None:
+def _lose_at_the_end(patch: pytest.MonkeyPatch, cloud: Sandbox, controller: FleetController, machine: str) -> None:
     """Take the machine when the last round is done and the run's results are on their way, and have the keeper look."""
-    bring_home, loop = head_run._bring_home, asyncio.get_running_loop()
+    bring_home, loop = head_run._upload_results, asyncio.get_running_loop()
 
     def late(*what: Any) -> None:
         cloud.ask("POST", "take", instance=machine)
-        asyncio.run_coroutine_threadsafe(keeper.look(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(controller.check(), loop).result(30)
         bring_home(*what)
 
-    patch.setattr(head_run, "_bring_home", late)
+    patch.setattr(head_run, "_upload_results", late)

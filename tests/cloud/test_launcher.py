@@ -41,13 +41,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plan_names_pools_of_the_job_s_market(account: Account, cache: Path) -> None:
     for policy, markets in (("spot", {"spot"}), ("on-demand", {"on-demand"}), ("auto", {"spot", "on-demand"})):
-        plan = launcher.make_plan(job(nodes={"spot_policy": policy}), account, cache)
+        plan = launcher.make_spot_plan(job(nodes={"spot_policy": policy}), account, cache)
         assert {offer.market for offer in plan.offers} == markets
         assert len({offer.zone for offer in plan.offers}) == 3
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words"),
+    ("nodes", "arguments"),
     [
         ({"budget_usd": 0.01}, r"nodes\.budget_usd: \$0\.01 does not pay the first hour"),
         ({"memory": "90000GiB"}, r"nodes\.memory: no machine has .*the nearest is"),
@@ -55,23 +55,23 @@ def test_a_plan_names_pools_of_the_job_s_market(account: Account, cache: Path) -
     ],
 )
 def test_what_no_machine_or_budget_can_do_is_refused_with_the_nearest(
-    nodes: dict[str, Any], words: str, account: Account, cache: Path
+    nodes: dict[str, Any], arguments: str, account: Account, cache: Path
 ) -> None:
-    with pytest.raises(JobError, match=words):
-        launcher.make_plan(job(nodes=nodes), account, cache)
+    with pytest.raises(JobError, match=arguments):
+        launcher.make_spot_plan(job(nodes=nodes), account, cache)
 
 
 def test_a_head_that_is_no_type_is_refused(account: Account, cache: Path) -> None:
     with pytest.raises(JobError, match=r"cloud\.head: there is no machine type m9\.odd"):
-        launcher.make_plan(job(cloud={"head": "m9.odd"}), account, cache)
+        launcher.make_spot_plan(job(cloud={"head": "m9.odd"}), account, cache)
 
 
 def test_the_head_stands_where_the_best_nodes_do_among_the_zones_that_offer_it(account: Account, cache: Path) -> None:
-    plan = launcher.make_plan(job(), account, cache)
+    plan = launcher.make_spot_plan(job(), account, cache)
     zones = [pool.zone for pool in plan.heads]
     assert zones == list(dict.fromkeys(offer.zone for offer in plan.offers))
     assert len(zones) == 3
-    rare = launcher.make_plan(job(cloud={"head": RARE}), account, cache)
+    rare = launcher.make_spot_plan(job(cloud={"head": RARE}), account, cache)
     assert [pool.zone for pool in rare.heads] == [zone for zone in zones if zone in account.zones_of(RARE)]
     assert 0 < len(rare.heads) < 3
 
@@ -90,9 +90,9 @@ def test_data_that_machines_may_not_read_are_refused() -> None:
 
 
 def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account, cache: Path) -> None:
-    free = launcher.make_plan(job(), account, cache).quote
+    free = launcher.make_spot_plan(job(), account, cache).quote
     worst = free.worst_usd_per_hour
-    bound = launcher.make_plan(job(nodes={"budget_usd": 2 * worst}), account, cache).quote
+    bound = launcher.make_spot_plan(job(nodes={"budget_usd": 2 * worst}), account, cache).quote
     assert free.deadline_seconds == job().nodes.max_duration
     assert bound.deadline_seconds == pytest.approx(2 * 3600, abs=1)
 
@@ -100,7 +100,7 @@ def test_machines_may_live_as_long_as_the_budget_pays_for_them(account: Account,
 def test_a_start_that_fails_half_way_takes_down_what_it_made(
     cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
 ) -> None:
-    plan = launcher.make_plan(job(), account, cache)
+    plan = launcher.make_spot_plan(job(), account, cache)
     cloud.ask("POST", "fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1)
     with pytest.raises(RunError, match="AWS refuses RunInstances: UnauthorizedOperation"):
         launcher.start(plan, account, prefix, image="idletrain", resume=False)
@@ -109,8 +109,8 @@ def test_a_start_that_fails_half_way_takes_down_what_it_made(
 
 
 def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path) -> None:
-    plan = launcher.make_plan(job(), account, cache)
-    prefix.put(record.KEY, b"{}")
+    plan = launcher.make_spot_plan(job(), account, cache)
+    prefix.put(record.RUN_RECORD_KEY, b"{}")
     with pytest.raises(JobError, match="name: run night exists"):
         launcher.start(plan, account, prefix, image="idletrain", resume=False)
     assert not any(cloud.inventory().values())
@@ -119,12 +119,12 @@ def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, pr
 def test_a_run_of_the_same_name_elsewhere_is_left_alone(
     cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
 ) -> None:
-    plan = launcher.make_plan(job(), account, cache)
+    plan = launcher.make_spot_plan(job(), account, cache)
     made = launcher.start(plan, account, prefix, image="idletrain", resume=False)
     with pytest.raises(JobError, match=rf"name: a run night is there already, in {prefix.url}; choose another --name"):
         launcher.start(plan, account, prefix.below("mine"), image="idletrain", resume=False)
     (head,) = account.instances("night")
-    assert (head.state in ("pending", "running"), head.sitting) == (True, made.sitting)
+    assert (head.state in ("pending", "running"), head.head_session) == (True, made.head_session)
     teardown.down(account, "night", prefix)
 
 
@@ -143,7 +143,7 @@ def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_ar
             r"training\.exchange\.push: int8 is not what the run began with, fp32",
         ),
     ):
-        plan = launcher.make_plan(changed, account, cache)
+        plan = launcher.make_spot_plan(changed, account, cache)
         with pytest.raises(JobError, match=fault):
             launcher.start(plan, account, prefix, image="idletrain", resume=True)
     assert not any(cloud.inventory().values())
@@ -151,18 +151,18 @@ def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_ar
 
 def test_machines_that_would_end_before_they_train_are_refused(account: Account, cache: Path) -> None:
     with pytest.raises(JobError, match=r"nodes\.max_duration: machines would live for 5 min, of which the last 7"):
-        launcher.make_plan(job(nodes={"max_duration": "5m"}), account, cache)
+        launcher.make_spot_plan(job(nodes={"max_duration": "5m"}), account, cache)
 
 
 def test_what_was_never_started_cannot_be_resumed(account: Account, prefix: S3Prefix, cache: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
-        launcher.start(launcher.make_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
+        launcher.start(launcher.make_spot_plan(job(), account, cache), account, prefix, image="idletrain", resume=True)
 
 
 def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
 ) -> None:
-    worst = launcher.make_plan(job(), account, cache).quote.worst_usd_per_hour
+    worst = launcher.make_spot_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
     tags = requests.tags("night", prefix.url, "arn:me", "0", time.time() - 7200, time.time())
     record.claim(
@@ -175,13 +175,13 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     last = {
         "kind": "waiting",
         "reason": "",
-        "t": now - hour - machine_log.SILENT_SECONDS,
+        "t": now - hour - machine_log.UNSEEN_CLOSES_SECONDS,
         "s": 1.0,
     }  # and then its head died
     s3_mirror.append_events(prefix, [launched, last])
     spent = launcher.spent_usd(account, prefix, "night")
     assert spent == pytest.approx(3 * worst)
-    plan = launcher.make_plan(tight, account, cache, spent)
+    plan = launcher.make_spot_plan(tight, account, cache, spent)
     assert plan.quote.deadline_seconds == pytest.approx(1.5 * hour, abs=1)
     made = launcher.start(plan, account, prefix, image="idletrain", resume=True)
     assert made.generation == 3
@@ -194,7 +194,7 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     assert booted.splitlines()[2] == f"deadline={int(made.deadline)}"  # each machine's own, whoever is dead
     teardown.down(account, "night", prefix)
     with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
-        launcher.make_plan(tight, account, cache, 3.6 * worst)
+        launcher.make_spot_plan(tight, account, cache, 3.6 * worst)
 
 
 def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
@@ -219,14 +219,14 @@ def test_a_head_that_only_renews_its_lease_is_alive(
     account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.claim(prefix, replace(RECORD, run="beating", created=time.time()))
-    for name, seconds in (("LOOK_SECONDS", 0.2), ("SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
+    for name, seconds in (("ALIVE_CHECK_SECONDS", 0.2), ("RUN_SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
         monkeypatch.setattr(launcher, name, seconds)
     over = threading.Event()
 
     def lead() -> None:
         for beat in range(1, 8):
             time.sleep(0.5)
-            prefix.put(leader_lease.KEY, json.dumps({"holder": "i-1", "renewed": float(beat)}).encode())
+            prefix.put(leader_lease.LEADER_LEASE_KEY, json.dumps({"holder": "i-1", "renewed": float(beat)}).encode())
         over.set()
 
     leading = threading.Thread(target=lead)
@@ -241,6 +241,6 @@ def test_following_tells_that_a_head_is_gone_which_said_nothing(
     account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
-    monkeypatch.setattr(launcher, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "ALIVE_CHECK_SECONDS", 0.5)
     with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
         launcher.follow(prefix, lambda _event: None, account)

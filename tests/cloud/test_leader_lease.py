@@ -8,13 +8,13 @@ import json
 import pytest
 
 from idletrain.cloud import leader_lease
-from idletrain.cloud.leader_lease import Lease
+from idletrain.cloud.leader_lease import LeaderLease
 from idletrain.errors import RefusedError
 from idletrain.storage import S3Prefix
 
 
 def holder(prefix: S3Prefix) -> str:
-    found = prefix.get(leader_lease.KEY)
+    found = prefix.get(leader_lease.LEADER_LEASE_KEY)
     assert found is not None
     name: str = json.loads(found.content)["holder"]
     return name
@@ -22,11 +22,11 @@ def holder(prefix: S3Prefix) -> str:
 
 def test_a_lease_is_taken_given_back_and_taken_by_the_next_at_once(prefix: S3Prefix) -> None:
     async def check() -> None:
-        first, second = Lease(prefix, "i-1"), Lease(prefix, "i-2")
-        await first.take()
+        first, second = LeaderLease(prefix, "i-1"), LeaderLease(prefix, "i-2")
+        await first.acquire()
         assert holder(prefix) == "i-1"
-        await first.give_back()
-        await asyncio.wait_for(second.take(), 5)
+        await first.release()
+        await asyncio.wait_for(second.acquire(), 5)
         assert holder(prefix) == "i-2"
 
     asyncio.run(check())
@@ -38,12 +38,12 @@ def test_the_lease_of_a_head_that_is_gone_can_be_taken_away_and_a_zombie_loses_i
     monkeypatch.setattr(leader_lease, "RENEW_SECONDS", 0.1)
 
     async def check() -> None:
-        first, second = Lease(prefix, "i-1"), Lease(prefix, "i-2")
-        await first.take()
+        first, second = LeaderLease(prefix, "i-1"), LeaderLease(prefix, "i-2")
+        await first.acquire()
         leader_lease.end(prefix)
-        await asyncio.wait_for(second.take(), 5)
+        await asyncio.wait_for(second.acquire(), 5)
         with pytest.raises(RefusedError, match="another head leads the run"):
-            await asyncio.wait_for(first.keep(), 5)
+            await asyncio.wait_for(first.renew(), 5)
         assert holder(prefix) == "i-2"
         leader_lease.end(prefix)
         leader_lease.end(prefix)
@@ -55,11 +55,11 @@ def test_a_second_head_is_refused_while_the_first_renews(prefix: S3Prefix, monke
     monkeypatch.setattr(leader_lease, "RENEW_SECONDS", 0.2)
 
     async def check() -> None:
-        first = Lease(prefix, "i-1")
-        await first.take()
-        keeping = asyncio.ensure_future(first.keep())
+        first = LeaderLease(prefix, "i-1")
+        await first.acquire()
+        keeping = asyncio.ensure_future(first.renew())
         with pytest.raises(RefusedError, match="i-1 leads the run"):
-            await Lease(prefix, "i-2").take()
+            await LeaderLease(prefix, "i-2").acquire()
         assert not keeping.done()
         keeping.cancel()
         assert holder(prefix) == "i-1"
@@ -71,8 +71,8 @@ def test_a_dead_head_s_lease_runs_out(prefix: S3Prefix, monkeypatch: pytest.Monk
     monkeypatch.setattr(leader_lease, "LEASE_SECONDS", 0.5)
 
     async def check() -> None:
-        await Lease(prefix, "i-1").take()
-        await asyncio.wait_for(Lease(prefix, "i-2").take(), 10)
+        await LeaderLease(prefix, "i-1").acquire()
+        await asyncio.wait_for(LeaderLease(prefix, "i-2").acquire(), 10)
         assert holder(prefix) == "i-2"
 
     asyncio.run(check())
@@ -83,11 +83,11 @@ def test_a_head_that_lost_its_lease_learns_it_when_it_renews(prefix: S3Prefix, m
     monkeypatch.setattr(leader_lease, "RENEW_SECONDS", 0.1)
 
     async def check() -> None:
-        first = Lease(prefix, "i-1")
-        await first.take()
-        await Lease(prefix, "i-2").take()
+        first = LeaderLease(prefix, "i-1")
+        await first.acquire()
+        await LeaderLease(prefix, "i-2").acquire()
         with pytest.raises(RefusedError, match="leads the run"):
-            await asyncio.wait_for(first.keep(), 10)
+            await asyncio.wait_for(first.renew(), 10)
 
     asyncio.run(check())
 
@@ -108,10 +108,10 @@ def test_renewals_that_fail_or_whose_answer_is_lost_cost_no_lease(
         return new
 
     async def check() -> None:
-        first = Lease(prefix, "i-1")
-        await first.take()
+        first = LeaderLease(prefix, "i-1")
+        await first.acquire()
         monkeypatch.setattr(prefix, "put_if", flaky)
-        keeping = asyncio.ensure_future(first.keep())
+        keeping = asyncio.ensure_future(first.renew())
         while troubles:
             await asyncio.sleep(0.05)
         renewed = leader_lease.renewed(prefix)

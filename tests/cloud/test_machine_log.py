@@ -22,7 +22,7 @@ def instance(id_: str, state: str = "running", at: float = 2000.0, reason: str =
 
 
 def launched(id_: str, at: float = 2000.0) -> dict[str, Any]:
-    (told,) = machine_log.news([], [instance(id_, at=at)], RUN, RUN.prices, NOW)
+    (told,) = machine_log.new_records([], [instance(id_, at=at)], RUN, RUN.prices, NOW)
     return told
 
 
@@ -31,17 +31,17 @@ def ended(id_: str, at: float) -> dict[str, Any]:
 
 
 def test_a_machine_is_told_of_with_its_prices_and_once() -> None:
-    (told,) = machine_log.news([], [instance("i-1")], RUN, RUN.prices, NOW)
+    (told,) = machine_log.new_records([], [instance("i-1")], RUN, RUN.prices, NOW)
     assert (told["kind"], told["t"], told["instance"], told["role"]) == ("instance_launched", 2000.0, "i-1", "worker")
     assert (told["usd_per_hour"], told["on_demand_usd_per_hour"]) == (0.1, 0.3)
-    assert machine_log.news([told], [instance("i-1")], RUN, RUN.prices, NOW) == []
+    assert machine_log.new_records([told], [instance("i-1")], RUN, RUN.prices, NOW) == []
 
 
 def test_an_end_is_told_with_its_reason_and_once() -> None:
     gone = instance("i-1", "terminated", reason="Server.SpotInstanceTermination")
-    (told,) = machine_log.news([launched("i-1")], [gone], RUN, RUN.prices, NOW)
+    (told,) = machine_log.new_records([launched("i-1")], [gone], RUN, RUN.prices, NOW)
     assert (told["kind"], told["t"], told["reason"]) == ("instance_ended", NOW, "Server.SpotInstanceTermination")
-    assert machine_log.news([launched("i-1"), told], [gone], RUN, RUN.prices, NOW) == []
+    assert machine_log.new_records([launched("i-1"), told], [gone], RUN, RUN.prices, NOW) == []
 
 
 def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
@@ -53,24 +53,24 @@ def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
         replace(instance(id_, at=999.0), tags=sitting(f"2026-11-22T{hour}:00:00+00:00"))  # by EC2's clock, not ours
         for id_, hour in (("i-old", "05"), ("i-new", "06"))
     )
-    assert [told["instance"] for told in machine_log.news([], [old, new], run, run.prices, NOW)] == ["i-new"]
+    assert [told["instance"] for told in machine_log.new_records([], [old, new], run, run.prices, NOW)] == ["i-new"]
 
 
 def test_what_was_there_ends_now_and_what_was_not_soon_behind_the_last_word() -> None:
     told = [launched("i-1"), launched("i-2"), launched("i-3"), ended("i-3", 2500.0), {"kind": "staged", "t": 3000.0}]
-    ends = {event["instance"]: event["t"] for event in machine_log.closings(told, {"i-1"}, NOW)}
-    assert ends == {"i-1": NOW, "i-2": 3000.0 + machine_log.SILENT_SECONDS}
-    assert machine_log.closings([*told, *machine_log.closings(told, {"i-1"}, NOW)], {"i-1"}, NOW) == []
+    ends = {event["instance"]: event["t"] for event in machine_log.closing_records(told, {"i-1"}, NOW)}
+    assert ends == {"i-1": NOW, "i-2": 3000.0 + machine_log.UNSEEN_CLOSES_SECONDS}
+    assert machine_log.closing_records([*told, *machine_log.closing_records(told, {"i-1"}, NOW)], {"i-1"}, NOW) == []
 
 
 def test_a_run_that_told_its_own_end_needs_no_other() -> None:
-    assert machine_log.closings([launched("i-1"), {"kind": "run_ended", "t": 3000.0}], (), NOW) == []
+    assert machine_log.closing_records([launched("i-1"), {"kind": "run_ended", "t": 3000.0}], (), NOW) == []
 
 
 def test_a_bill_stops_at_the_end_that_was_added() -> None:
     told = [launched("i-1"), {"kind": "staged", "t": 3000.0}]
-    closed = [*told, *machine_log.closings(told, (), NOW)]
-    assert accrued(closed, NOW).items[0].seconds == pytest.approx(1000 + machine_log.SILENT_SECONDS)
+    closed = [*told, *machine_log.closing_records(told, (), NOW)]
+    assert accrued(closed, NOW).items[0].seconds == pytest.approx(1000 + machine_log.UNSEEN_CLOSES_SECONDS)
     assert accrued(closed, 10 * NOW) == accrued(closed, NOW)
 
 
@@ -82,12 +82,12 @@ def test_added_events_go_on_with_the_head_s_clock() -> None:
 
 
 def test_added_events_have_the_schema_of_all_others() -> None:
-    assert machine_log.SCHEMA == SCHEMA
+    assert machine_log.MACHINE_LOG_SCHEMA == SCHEMA
 
 
 def test_news_found_at_the_end_are_no_sign_that_the_head_lived_so_long() -> None:
     launched = {"kind": "instance_launched", "t": 100.0, "instance": "i-1"}
     word = {"kind": "staged", "t": 200.0}
     news = [{"kind": "instance_ended", "t": 9000.0, "instance": "i-2", "reason": ""}]
-    (closing,) = machine_log.closings([launched, word], (), 9000.0, news)
-    assert (closing["instance"], closing["t"]) == ("i-1", 200.0 + machine_log.SILENT_SECONDS)
+    (closing,) = machine_log.closing_records([launched, word], (), 9000.0, news)
+    assert (closing["instance"], closing["t"]) == ("i-1", 200.0 + machine_log.UNSEEN_CLOSES_SECONDS)

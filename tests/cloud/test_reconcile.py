@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from idletrain.cloud.aws.requests import Pool
 from idletrain.cloud.reconcile import (
-    DRY_SECONDS,
-    JOIN_SECONDS,
+    CAPACITY_RETRY_SECONDS,
     LOST_SECONDS,
+    MACHINE_JOIN_SECONDS,
+    DesiredFleet,
+    FleetMachine,
     Launch,
     Limits,
-    Machine,
     Terminate,
-    Wanted,
     after_launch,
     decide,
     why_stop,
@@ -25,12 +25,12 @@ from idletrain.cloud.reconcile import (
 
 SPOT = tuple(Pool("spot", name, "a") for name in ("c7i", "m7i"))
 DEAR = tuple(Pool("on-demand", name, "a") for name in ("c7i", "m7i"))
-WANTED = Wanted(2, "spot", SPOT)
+WANTED = DesiredFleet(2, "spot", SPOT)
 NOW = 1e6
 
 
-def machine(name: str, **changes: object) -> Machine:
-    return dataclasses.replace(Machine(name, SPOT[0], NOW - 60, joined=True), **changes)
+def machine(name: str, **changes: object) -> FleetMachine:
+    return dataclasses.replace(FleetMachine(name, SPOT[0], NOW - 60, joined=True), **changes)
 
 
 FINE = [machine("i-1"), machine("i-2")]
@@ -48,9 +48,9 @@ def test_what_is_missing_is_asked_for_in_all_pools() -> None:
 def test_machines_that_boot_count_until_they_have_had_their_time() -> None:
     booting = [machine("i-1", joined=False), machine("i-2", joined=False)]
     assert decide(WANTED, booting, {}, True, NOW) == ()
-    late = machine("i-2", joined=False, launched_at=NOW - JOIN_SECONDS - 1)
+    late = machine("i-2", joined=False, launched_at=NOW - MACHINE_JOIN_SECONDS - 1)
     assert decide(WANTED, [FINE[0], late], {}, True, NOW) == (
-        Terminate(("i-2",), f"no worker after {JOIN_SECONDS:.0f} s"),
+        Terminate(("i-2",), f"no worker after {MACHINE_JOIN_SECONDS:.0f} s"),
         Launch(SPOT, 1),
     )
 
@@ -96,7 +96,7 @@ def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
 def test_on_demand_is_for_what_spot_cannot_give_where_the_job_allows_it(
     policy: str, dry: tuple[Pool, ...], asked: tuple[Pool, ...]
 ) -> None:
-    wanted = Wanted(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
+    wanted = DesiredFleet(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
     assert decide(wanted, FINE[:1], dict.fromkeys(dry, NOW + 1), True, NOW) == (Launch(asked, 1),)
 
 
@@ -108,8 +108,8 @@ def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> N
 def test_pools_that_gave_less_are_dry_for_a_while() -> None:
     asked = Launch(SPOT, 2)
     assert after_launch(asked, 2, frozenset(), NOW) == {}
-    assert after_launch(asked, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + DRY_SECONDS}
-    assert after_launch(asked, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + DRY_SECONDS)
+    assert after_launch(asked, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + CAPACITY_RETRY_SECONDS}
+    assert after_launch(asked, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
 
 
 @pytest.mark.parametrize(

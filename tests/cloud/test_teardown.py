@@ -13,7 +13,7 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import leader_lease, record, teardown
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.account import Account, Instance, Remnant
+from idletrain.cloud.aws.account import Account, Instance, LeftoverResource
 from idletrain.cloud.aws.requests import Pool
 from idletrain.cloud.teardown import Orphan
 from idletrain.errors import RunError
@@ -38,11 +38,11 @@ def test_a_run_with_a_head_before_its_deadline_is_left_alone() -> None:
 
 
 def test_a_run_without_a_head_is_over_once_a_head_could_have_come() -> None:
-    group = Remnant("group", "sg-1", tags("night"))
+    group = LeftoverResource("group", "sg-1", tags("night"))
     expected = [Orphan("night", "s3://b/night/", "it has no head")]
     assert teardown.orphans([machine("night", "worker")], [], NOW, 600) == expected
     assert teardown.orphans([], [group], NOW, 600) == expected
-    assert teardown.orphans([], [Remnant("group", "sg-1", tags("night", age=60))], NOW, 600) == []
+    assert teardown.orphans([], [LeftoverResource("group", "sg-1", tags("night", age=60))], NOW, 600) == []
 
 
 def test_behind_its_deadline_a_run_is_over_with_or_without_a_head() -> None:
@@ -75,12 +75,15 @@ def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix)
     assert told() == {"night": "its record is gone"}
     record.claim(prefix, RECORD)
     assert told() == {}
-    assert told(NOW + teardown.SILENT_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
-    prefix.put(leader_lease.KEY, json.dumps({"holder": "i-1", "renewed": NOW + teardown.SILENT_SECONDS}).encode())
-    assert told(NOW + teardown.SILENT_SECONDS + 1) == {}
+    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
+    prefix.put(
+        leader_lease.LEADER_LEASE_KEY,
+        json.dumps({"holder": "i-1", "renewed": NOW + teardown.HEAD_SILENCE_SECONDS}).encode(),
+    )
+    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {}
     record.update(prefix, state="ended")
     assert told() == {"night": "it has ended"}
-    prefix.put(record.KEY, b'{"of": "another version"}')
+    prefix.put(record.RUN_RECORD_KEY, b'{"of": "another version"}')
     assert told() == {}
 
 
@@ -89,7 +92,7 @@ def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "age", "words"),
+    ("heads", "age", "arguments"),
     [
         ([("running", NOW)], 3600.0, ""),
         ([("terminated", NOW - 60), ("pending", NOW)], 3600.0, ""),
@@ -98,12 +101,12 @@ def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
         ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
     ],
 )
-def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, words: str) -> None:
+def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, arguments: str) -> None:
     of_all = [
         replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
     ]
     run = replace(RECORD, created=NOW - age, tags=tags("night"))
-    assert teardown.lost_head([*of_all, machine("night", "worker")], run, NOW) == words
+    assert teardown.lost_head([*of_all, machine("night", "worker")], run, NOW) == arguments
 
 
 def test_a_head_of_a_sitting_before_is_not_this_one_s() -> None:
@@ -123,9 +126,9 @@ def make(cloud: Sandbox, account: Account, run: str, tags: dict[str, str] | None
     marked = tags or marks(run)
     site = account.site(None, gpu=False)
     group = account.make_group(run, site.vpc, marked)
-    made = requests.Site(**{**vars(site), "group": group})
+    made = requests.LaunchSite(**{**vars(site), "group": group})
     body = requests.launch_template(run, made, "idletrain-node", "#!/bin/bash\nsleep 60\n", marked)
-    made = requests.Site(**{**vars(made), "template": account.make_template(body)})
+    made = requests.LaunchSite(**{**vars(made), "template": account.make_template(body)})
     pool = Pool("spot", "m5.large", "eu-west-1a")
     outcome = account.start_nodes(made, requests.fleet(made, (pool,), 2, "1", marked, None), [pool])
     return [launched.id for launched in outcome.machines]

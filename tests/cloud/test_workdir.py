@@ -64,7 +64,7 @@ def test_a_link_within_travels_as_one(tmp_path: Path, prefix: S3Prefix) -> None:
     make(tmp_path / "from", "sub/mine")
     (tmp_path / "from" / "link").symlink_to("sub/mine")
     (tmp_path / "from" / "lib").symlink_to("sub")
-    prefix.put(workdir.KEY, workdir.pack(tmp_path / "from"))
+    prefix.put(workdir.WORKDIR_KEY, workdir.pack(tmp_path / "from"))
     workdir.unpack(prefix, tmp_path / "to")
     assert (tmp_path / "to" / "link").read_text() == (tmp_path / "to" / "lib" / "mine").read_text() == "sub/mine"
     assert (tmp_path / "to" / "link").is_symlink()
@@ -96,7 +96,7 @@ def test_code_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_code_that_is_too_large_is_given_up_early_with_the_largest_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(workdir, "MAX_WORKDIR_BYTES", 1 << 20)
     (tmp_path / "a").write_bytes(os.urandom(1000))
     (tmp_path / "b").write_bytes(os.urandom(4 << 20))
     (tmp_path / "c").write_bytes(b"")
@@ -109,7 +109,7 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, prefix: S3Prefix) -> Non
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         archive.addfile(tarfile.TarInfo("../escaped.py"))
-    prefix.put(workdir.KEY, content.getvalue())
+    prefix.put(workdir.WORKDIR_KEY, content.getvalue())
     (tmp_path / "place").mkdir()
     with pytest.raises(tarfile.OutsideDestinationError):
         workdir.unpack(prefix, tmp_path / "place")

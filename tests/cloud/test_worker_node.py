@@ -23,4 +23,4 @@ def test_certificates_lie_in_files_that_nobody_else_reads(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("memory", "most", "expected"), [(10, 1, 1), (10, 2, 2), (3, 4, 1), (1, 4, 1)])
 def test_slots_are_what_is_wanted_and_fits(memory: int, most: int, expected: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(worker_node.psutil, "cpu_count", lambda: 2)
-    assert worker_node.slots_of(memory << 30, 2 << 30, most) == expected
+    assert worker_node.slots_in(memory << 30, 2 << 30, most) == expected

@@ -12,10 +12,10 @@ from idletrain.cluster import dask_settings
 
 def test_settings_take_the_place_of_dask_s_and_every_name_is_one_of_dask_s() -> None:
     """A misspelt name would be set and never read."""
-    before = {name: dask.config.get(name) for name in dask_settings.SETTINGS}
+    before = {name: dask.config.get(name) for name in dask_settings.DASK_SETTINGS}
     with dask.config.set({}):
         dask_settings.apply()
-        assert {name: dask.config.get(name) for name in dask_settings.SETTINGS} == dask_settings.SETTINGS
+        assert {name: dask.config.get(name) for name in dask_settings.DASK_SETTINGS} == dask_settings.DASK_SETTINGS
         dask.config.set(before)
 
 

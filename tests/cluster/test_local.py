@@ -56,7 +56,7 @@ def test_nodes_that_end_as_soon_as_they_start_are_told_of_once_with_where_to_loo
 
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
-            keeping = asyncio.ensure_future(local.keep(nodes, 2, lambda _kind, reason: told.append(reason)))
+            keeping = asyncio.ensure_future(local.keep_workers(nodes, 2, lambda _kind, reason: told.append(reason)))
             while not told or len(list((tmp_path / "logs").iterdir())) < 12:
                 await asyncio.sleep(0.05)
             keeping.cancel()
@@ -72,7 +72,7 @@ def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatc
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
             (tmp_path / "logs").rename(tmp_path / "moved")
-            keeping = asyncio.ensure_future(local.keep(nodes, 1, lambda _kind, reason: told.append(reason)))
+            keeping = asyncio.ensure_future(local.keep_workers(nodes, 1, lambda _kind, reason: told.append(reason)))
             for _ in range(2):  # at first, and when one is to be replaced
                 told.clear()
                 while not told:

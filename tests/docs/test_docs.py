@@ -131,14 +131,14 @@ def check_command(line: str) -> None:
         assert any((place / words[0]).exists() for place in (ROOT, *(ROOT / "examples").iterdir())), line
 
 
-def parse(command: Any, words: list[str], name: str) -> None:
+def parse(command: Any, arguments: list[str], name: str) -> None:
     """Parse as the command line does, without running anything."""
     if commands := getattr(command, "commands", None):
-        assert words[:1], f"{name} needs a command"
-        assert words[0] in commands, f"{name} has no command {words[0]}"
-        parse(commands[words[0]], words[1:], words[0])
+        assert arguments[:1], f"{name} needs a command"
+        assert arguments[0] in commands, f"{name} has no command {arguments[0]}"
+        parse(commands[arguments[0]], arguments[1:], arguments[0])
     else:
-        command.make_context(name, words)
+        command.make_context(name, arguments)
 
 
 def test_markers_that_excuse_a_block_from_running_are_known() -> None:

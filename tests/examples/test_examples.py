@@ -44,11 +44,11 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def idletrain(*words: str) -> str:
+def idletrain(*arguments: str) -> str:
     """What a command prints."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "idletrain", *words],
+        [sys.executable, "-m", "idletrain", *arguments],
         check=False,
         capture_output=True,
         text=True,
@@ -73,7 +73,7 @@ def test_script(name: str, copy: Any, monkeypatch: pytest.MonkeyPatch, capsys: p
     folder = copy(name)
     monkeypatch.setattr(sys, "argv", ["train.py", "--tiny"])
     runpy.run_path(str(folder / "train.py"), run_name="__main__")
-    assert next(iter(folder.glob("runs/*/ledger")))
+    assert next(iter(folder.glob("runs/*/wal")))
     shown = capsys.readouterr().out
     assert ("accuracy" in shown) or ("loss" in shown)
 
@@ -97,7 +97,7 @@ def test_nightly_cron(copy: Any, tmp_path: Path) -> None:
     place = ("--directory", str(tmp_path / "schedules"))
     cron = ("--cron", "0 2 * * *", "--tz", "America/Sao_Paulo", "--on", "loop")
     assert "next on" in idletrain("schedule", "add", "nightly", "job.yaml", *cron, *place)
-    assert "completed" in idletrain("schedule", "run", "nightly", *place) or list(folder.glob("runs/*/ledger"))
+    assert "completed" in idletrain("schedule", "run", "nightly", *place) or list(folder.glob("runs/*/wal"))
     assert "nightly: removed" in idletrain("schedule", "remove", "nightly", *place)
 
 

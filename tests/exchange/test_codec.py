@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.codec import ROW_BYTES, Codec, K, spans_of
+from idletrain.exchange.codec import ROW_BYTES, VALUES_PER_CHUNK, Codec, spans_of
 
 KINDS = ("bf16", "int8", "int4")
 LEVELS = {"bf16": 128, "int8": 119, "int4": 7}
 SCALE = 1 + 2**-7  # a scale is rounded up to eight bits
-SIZE = 3 * K + 17
+SIZE = 3 * VALUES_PER_CHUNK + 17
 WHOLE = ((0, SIZE),)
 
 
@@ -24,7 +24,7 @@ def normal(count: int, seed: int = 0) -> torch.Tensor:
 def uneven(chunks: int, seed: int = 0) -> torch.Tensor:
     """Chunks of very different norms, in no order."""
     spread = torch.rand(chunks, 1, generator=torch.Generator().manual_seed(seed)).pow(4) + 1e-3
-    return (normal(chunks * K, seed).view(chunks, K) * spread).view(-1)
+    return (normal(chunks * VALUES_PER_CHUNK, seed).view(chunks, VALUES_PER_CHUNK) * spread).view(-1)
 
 
 @st.composite
@@ -71,10 +71,10 @@ def test_rounding_by_chance_is_right_on_average_and_the_same_for_the_same_key(ki
 def test_chance_rounds_every_value_for_itself() -> None:
     """A value halfway between two steps goes up as often as down, and not in step with its neighbours."""
     chunks = 64
-    flat = torch.full((chunks * K,), 0.5)
-    flat[::K] = 7  # the scale is 1
+    flat = torch.full((chunks * VALUES_PER_CHUNK,), 0.5)
+    flat[::VALUES_PER_CHUNK] = 7  # the scale is 1
     codec = Codec("int4", ((0, len(flat)),), len(flat))
-    up = codec.decode(codec.encode(flat, None, 1)).view(chunks, K)[:, 1:]
+    up = codec.decode(codec.encode(flat, None, 1)).view(chunks, VALUES_PER_CHUNK)[:, 1:]
     assert set(up.unique().tolist()) == {0.0, 1.0}
     assert up.mean() == pytest.approx(0.5, abs=0.02)
     pairs = (up[:, 1:] * up[:, :-1]).mean()
@@ -84,11 +84,14 @@ def test_chance_rounds_every_value_for_itself() -> None:
 
 def test_to_the_nearest_is_off_by_half_a_step_at_most_and_whole_steps_by_nothing() -> None:
     codec, flat = Codec("int8", WHOLE, SIZE), normal(SIZE, 6)
-    steps = torch.nn.functional.pad(flat, (0, 4 * K - SIZE)).view(4, K).abs().amax(1) / LEVELS["int8"]
-    limit = SCALE * steps.repeat_interleave(K)[:SIZE] / 2
+    steps = (
+        torch.nn.functional.pad(flat, (0, 4 * VALUES_PER_CHUNK - SIZE)).view(4, VALUES_PER_CHUNK).abs().amax(1)
+        / LEVELS["int8"]
+    )
+    limit = SCALE * steps.repeat_interleave(VALUES_PER_CHUNK)[:SIZE] / 2
     assert ((codec.decode(codec.encode(flat)) - flat).abs() <= 1.01 * limit).all()
     whole = torch.randint(-7, 8, (SIZE,), generator=torch.Generator().manual_seed(7)).float()
-    whole[::K] = 7
+    whole[::VALUES_PER_CHUNK] = 7
     assert torch.equal(Codec("int4", WHOLE, SIZE).decode(Codec("int4", WHOLE, SIZE).encode(whole, None, 1)), whole)
 
 
@@ -108,7 +111,7 @@ def test_bfloat16_is_what_torch_makes_of_it_and_zeros_and_denormals_are_harmless
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_shows_on_the_other_side(kind: str, odd: float) -> None:
     codec, flat = Codec(kind, WHOLE, SIZE), normal(SIZE)
-    flat[K + 3] = odd
+    flat[VALUES_PER_CHUNK + 3] = odd
     content = codec.encode(flat, None, 1)
     assert not codec.decode(content).isfinite().all()
     if codec.rows:  # also if nothing of it is there but its head, and nobody calls it a part that is of use
@@ -129,14 +132,14 @@ def test_whichever_rows_are_there_what_is_missing_is_no_change_and_the_rest_as_i
     kind: str, seed: int, data: st.DataObject
 ) -> None:
     chunks = 12
-    codec = Codec(kind, ((0, chunks * K),), chunks * K)
-    flat, base = uneven(chunks, seed), normal(chunks * K, seed + 1)
+    codec = Codec(kind, ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK)
+    flat, base = uneven(chunks, seed), normal(chunks * VALUES_PER_CHUNK, seed + 1)
     content = codec.encode(base + flat, base, seed)
     got = np.array(data.draw(st.lists(st.booleans(), min_size=codec.rows, max_size=codec.rows)))
     spoilt = content.clone()
     spoilt[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~got)] = 77  # what lies there does not count
-    whole, part = (codec.decode(c, base, g).view(chunks, K) for c, g in ((content, None), (spoilt, got)))
-    unchanged = (part == base.view(chunks, K)).all(1)
+    whole, part = (codec.decode(c, base, g).view(chunks, VALUES_PER_CHUNK) for c, g in ((content, None), (spoilt, got)))
+    unchanged = (part == base.view(chunks, VALUES_PER_CHUNK)).all(1)
     same = (part == whole).all(1)
     bases = int(got[:chunks].sum())
     assert unchanged.sum() >= chunks - bases
@@ -149,7 +152,7 @@ def test_whichever_rows_are_there_what_is_missing_is_no_change_and_the_rest_as_i
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_the_first_rows_are_worth_most_and_gains_say_how_much(kind: str) -> None:
     chunks = 200
-    codec = Codec(kind, ((0, chunks * K),), chunks * K)
+    codec = Codec(kind, ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK)
     change = uneven(chunks)
     content = codec.encode(change, None, 1)
     gains = codec.gains(content)
@@ -159,13 +162,13 @@ def test_the_first_rows_are_worth_most_and_gains_say_how_much(kind: str) -> None
         back = codec.decode(content, None, np.arange(codec.rows) < rows)
         arrived = 1 - float((back - change).square().sum() / change.square().sum())
         assert gains[:rows].sum() == pytest.approx(arrived, abs=0.06)
-    in_place = Codec(kind, ((0, chunks * K),), chunks * K, ranked=False)
+    in_place = Codec(kind, ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK, ranked=False)
     assert gains[:50].sum() > 2 * in_place.gains(in_place.encode(change, None, 1))[:50].sum()
 
 
 def test_a_base_layer_of_four_bits_comes_first_and_is_nearly_all() -> None:
     chunks = 400
-    codec = Codec("int8", ((0, chunks * K),), chunks * K)
+    codec = Codec("int8", ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK)
     change = uneven(chunks, 3)
     content = codec.encode(change, None, 1)
     assert (codec.first_row + ROW_BYTES * chunks) / (4 * codec.size) < 0.13

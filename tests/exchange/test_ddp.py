@@ -16,10 +16,10 @@ from torch import nn
 
 import idletrain.exchange
 from idletrain.exchange import ddp
-from idletrain.exchange.codec import Codec, K
+from idletrain.exchange.codec import VALUES_PER_CHUNK, Codec
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
-from idletrain.exchange.ddp import Came, Exchange, Streams, codec_of, ddp_hook, parts_of
+from idletrain.exchange.ddp import Exchange, ReceivedPart, Streams, codec_of, ddp_hook, parts_of
 from idletrain.nn.outofcore.executing.phases import update_in_phases
 
 WORLD = 3
@@ -68,12 +68,12 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
 
 
-def train(rank: int, steps: int, **words: Any) -> dict[str, Any]:
+def train(rank: int, steps: int, **arguments: Any) -> dict[str, Any]:
     """Some steps of data parallel; the gradients of the first and the parameters of the last."""
     model = nn.parallel.DistributedDataParallel(network())
     found = None
-    if words:
-        found = ddp_hook(**words)
+    if arguments:
+        found = ddp_hook(**arguments)
         model.register_comm_hook(*found)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(7)
@@ -95,7 +95,7 @@ def train(rank: int, steps: int, **words: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         {"push": "int8", "pull": "bf16"},
         {"push": "int4", "pull": "int8"},
@@ -103,21 +103,21 @@ def train(rank: int, steps: int, **words: Any) -> dict[str, Any]:
         {"push": "int8", "pull": "bf16", "transport": "udp", "host": "127.0.0.1"},
         {"push": "int8", "pull": "int8", "transport": "udp", "host": "127.0.0.1", "loss": 0.2},
     ],
-    ids=lambda words: "-".join(map(str, words.values())),
+    ids=lambda arguments: "-".join(map(str, arguments.values())),
 )
-def test_replicas_are_the_same_and_learn_as_without_the_hook(words: dict[str, Any]) -> None:
+def test_replicas_are_the_same_and_learn_as_without_the_hook(arguments: dict[str, Any]) -> None:
     plain = together(train, 20)
-    mine = together(_train_with, 20, words)
+    mine = together(_train_with, 20, arguments)
     for one in mine[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(one["parameters"], mine[0]["parameters"], strict=True))
     for exact, ours in zip(plain[0]["gradients"], mine[0]["gradients"], strict=True):
         off = np.linalg.norm(exact - ours) / np.linalg.norm(exact)
-        assert off < (0.3 if "int4" in words.values() else 0.1)  # of each process, int4 is 0.22 off
+        assert off < (0.3 if "int4" in arguments.values() else 0.1)  # of each process, int4 is 0.22 off
         if exact.ndim < 2:
             assert off < 0.02
     assert mine[0]["losses"][-1] < 0.9 * mine[0]["losses"][0]
     assert abs(mine[0]["losses"][-1] - plain[0]["losses"][-1]) < 0.1
-    assert (mine[0]["lost"] > 0) == ("loss" in words)
+    assert (mine[0]["lost"] > 0) == ("loss" in arguments)
     values = sum(p.size for p in mine[0]["parameters"])
     assert mine[0]["sent"] < 20 * 0.6 * 2 * 4 * values
 
@@ -129,14 +129,14 @@ class Lossy(Streams):
         super().__init__()
         self._count = 0
 
-    def swap(self, going: Sequence[torch.Tensor], coming: Sequence[Codec], loss: float) -> Any:
-        came, pieces = super().swap(going, coming, loss)
+    def exchange(self, going: Sequence[torch.Tensor], coming: Sequence[Codec], loss: float) -> Any:
+        came, pieces = super().exchange(going, coming, loss)
         self._count += 1
         if self._count % 4 == 1:  # means travel in between
             count = len(pieces[0])
             arrived = np.arange(count) < count - 2
             if dist.get_rank() == 0:
-                came[1] = Came(came[1].content, coming[1].rows_within(arrived, PAYLOAD))
+                came[1] = ReceivedPart(came[1].content, coming[1].rows_within(arrived, PAYLOAD))
             if dist.get_rank() == 1:
                 pieces[0] = arrived
         return came, pieces
@@ -145,7 +145,7 @@ class Lossy(Streams):
 def _sum_of_means(_rank: int, kind: str) -> tuple[float, int]:
     """What a constant gradient comes to over some steps, as a share of what it should, where rows are lost."""
     found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
-    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * K, 1))
+    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * VALUES_PER_CHUNK, 1))
     gradient, total = torch.linspace(0.5, 1.5, parameter.numel()), torch.zeros(parameter.numel())
     for _ in range(24):
         total += found._mean(gradient.clone(), [parameter], 0)
@@ -165,9 +165,9 @@ def test_what_is_lost_leaves_the_mean_where_it_is(kind: str) -> None:
 def _carried(_rank: int, kind: str) -> tuple[list[float], list[float]]:
     """What a process has left of a gradient, and the mean of what all then send beside a gradient of zeros."""
     found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
-    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * K, 1))
+    parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * VALUES_PER_CHUNK, 1))
     found._mean(torch.linspace(-1, 1, parameter.numel()), [parameter], 0)
-    left = found._left[0][1].tolist() if found._left else []
+    left = found._residuals[0][1].tolist() if found._residuals else []
     mean = found._mean(torch.zeros(parameter.numel()), [parameter], 0)
     found.close()
     return left, mean.tolist()
@@ -190,7 +190,7 @@ def _left_behind(_rank: int) -> list[bool]:
     a, b = (torch.nn.Parameter(torch.zeros(64, 64)) for _ in range(2))
     told = []
     for whose in ([a, b], [b, a]):
-        found._left[0] = [a.data_ptr(), b.data_ptr()], torch.ones(2 * 64 * 64)
+        found._residuals[0] = [a.data_ptr(), b.data_ptr()], torch.ones(2 * 64 * 64)
         told.append(bool(found._mean(torch.zeros(2 * 64 * 64), whose, 0).any()))
     found.close()
     return told
@@ -201,7 +201,7 @@ def test_what_was_left_goes_to_the_parameters_that_it_is_of() -> None:
 
 
 def _open_where_nothing_passes(rank: int) -> list[str]:
-    ddp.OPEN_SECONDS = 0.5
+    ddp.PEER_OPEN_SECONDS = 0.5
     host = "127.0.0.1" if rank != 1 else "127.0.0.2"
     if rank == 1:  # hears nothing
         Endpoint._hello = lambda *_: None  # type: ignore[method-assign]
@@ -242,12 +242,12 @@ def _tiny(_rank: int, transport: str | None) -> list[Any]:
     return [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
 
 
-def _train_with(rank: int, steps: int, words: dict[str, Any]) -> dict[str, Any]:
-    return train(rank, steps, **words)
+def _train_with(rank: int, steps: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return train(rank, steps, **arguments)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "said"),
     [
         ({"loss": 0.5}, "loss: 0.5 is not within 0 and 0.3"),
         ({"loss": -0.1}, "loss: -0.1 is not within 0 and 0.3"),
@@ -260,9 +260,9 @@ def _train_with(rank: int, steps: int, words: dict[str, Any]) -> dict[str, Any]:
         ({"seed": -1}, "seed: -1 is negative"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ddp_hook(**words)
+        ddp_hook(**arguments)
 
 
 def test_parts_are_whole_chunks_and_their_codecs_code_what_is_large() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from idletrain.exchange.parts import PAYLOADS, Parts
+from idletrain.exchange.parts import PAYLOADS_KEPT, Parts
 
 MOST = 40
 
@@ -60,7 +60,7 @@ def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
     parts = Parts()
     parts.hold(1, (5, True), 0, part("a"), MOST)
     parts.hold(1, (6, True), 0, part("b"), MOST)
-    assert PAYLOADS == 2
+    assert PAYLOADS_KEPT == 2
     parts.hold(1, (7, True), 0, part("c"), MOST)
     assert parts.payload(1, (5, True)) == []
     assert [joined(parts.payload(1, (steps, True))) for steps in (6, 7)] == [b"bbbb", b"cccc"]

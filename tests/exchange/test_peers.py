@@ -12,13 +12,13 @@ import pytest
 from distributed.core import Server
 from distributed.security import Security
 
-from idletrain.exchange.peers import OPERATION, TOPICS_KEPT, CutOffError, Link, Mailbox
+from idletrain.exchange.peers import OPERATION, TOPICS_KEPT, CutOffError, Mailbox, PeerLinks
 
 TO = ("run", 1, 2, 3)
 
 
 @asynccontextmanager
-async def gang(members: int, security: Security, patience: float = 5.0) -> AsyncIterator[list[Link]]:
+async def gang(members: int, security: Security, patience: float = 5.0) -> AsyncIterator[list[PeerLinks]]:
     boxes = [Mailbox() for _ in range(members)]
     servers = [Server({OPERATION: box.put}, deserialize=False) for box in boxes]
     scheme = "tls" if security.require_encryption or security.tls_worker_cert else "tcp"
@@ -26,7 +26,7 @@ async def gang(members: int, security: Security, patience: float = 5.0) -> Async
         await server.listen(f"{scheme}://127.0.0.1:0", **security.get_listen_args("worker"))
     addresses = [server.address for server in servers]
     args = security.get_connection_args("worker")
-    links = [await Link.open(box, TO, k, addresses, patience, args) for k, box in enumerate(boxes)]
+    links = [await PeerLinks.open(box, TO, k, addresses, patience, args) for k, box in enumerate(boxes)]
     try:
         yield links
     finally:
@@ -77,7 +77,7 @@ def test_a_member_that_cannot_be_reached_is_named() -> None:
     async def scene() -> None:
         nobody = "tcp://127.0.0.1:1"
         with pytest.raises(CutOffError, match=nobody):
-            await Link.open(Mailbox(), TO, 0, ["tcp://127.0.0.1:2", nobody], 0.5, {})
+            await PeerLinks.open(Mailbox(), TO, 0, ["tcp://127.0.0.1:2", nobody], 0.5, {})
 
     asyncio.run(scene())
 
@@ -107,7 +107,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_given_up() -> None:
         try:
             address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
             with pytest.raises(CutOffError, match="cannot be reached"):
-                await Link.open(Mailbox(), TO, 1, [address, "tcp://127.0.0.1:1"], 0.5, {})
+                await PeerLinks.open(Mailbox(), TO, 1, [address, "tcp://127.0.0.1:1"], 0.5, {})
         finally:
             silent.close()
 

@@ -15,15 +15,15 @@ from distributed.security import Security
 from numpy.typing import NDArray
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.admission import FEW, SILENT_SECONDS, holder_of
+from idletrain.exchange.admission import HOLDER_SILENCE_SECONDS, MIN_HOLDERS, holder_of
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.datagram import session as session_module
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.messages import (
-    Bound,
-    Gang,
+    AcceptanceRule,
     LeaseId,
+    LockstepGroup,
     PushHeader,
     Receipt,
     Reply,
@@ -33,7 +33,7 @@ from idletrain.exchange.messages import (
     inspect_values,
 )
 from idletrain.exchange.parts import Parts
-from idletrain.exchange.store import Store
+from idletrain.exchange.store import StoreServer
 
 LEASE = LeaseId("run", 1, 2, 3, 4)
 SIZE = 3_000_000  # 12 MB: more than one packet, less than one frame of the comm layer
@@ -49,7 +49,7 @@ class Memory:
         self.parts = Parts()
         self.bound: tuple[int, float] = 4 * SIZE, 1.0
         self.scattered: NDArray[np.bool_] | None = None
-        self.repaired: list[bytes] = []
+        self.late_count: list[bytes] = []
         self.wanted, self.late = True, False
         self.answers = 0
 
@@ -76,19 +76,19 @@ class Memory:
             self.pushed.append((header, torch.frombuffer(bytearray(content), dtype=torch.float32)))
         return Receipt(fault or Reply.ACCEPTED)
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
         if size != 4 * SIZE:
             return Reply.WRONG_SHAPE
-        return Bound(*self.bound) if header.lease == LEASE else Reply.NOT_LEASED
+        return AcceptanceRule(*self.bound) if header.lease == LEASE else Reply.NOT_LEASED
 
-    def came(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
+    def part_arrived(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
         assert (header.lease, header.steps, header.train_seconds) == (LEASE, 9, 1.5)
         assert (len(content), piece) == (4 * SIZE, PAYLOAD)
         self.scattered = pieces
         return self.wanted
 
-    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
-        self.repaired.append(b"".join(frames))
+    async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
+        self.late_count.append(b"".join(frames))
         return Reply.ACCEPTED if lease == LEASE else Reply.NOT_LEASED
 
     def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
@@ -102,14 +102,14 @@ class Memory:
         self.beats.append(steps)
         return Reply.ACCEPTED if lease == LEASE else Reply.STALE_ROUND
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:
-        return Gang(3, max(steps), (address, why)) if lease == LEASE else Reply.DUPLICATE
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
+        return LockstepGroup(3, max(steps), (address, why)) if lease == LEASE else Reply.DUPLICATE
 
 
 @asynccontextmanager
-async def serving(security: Security) -> AsyncIterator[tuple[Memory, Store, str]]:
+async def serving(security: Security) -> AsyncIterator[tuple[Memory, StoreServer, str]]:
     head = Memory()
-    store = Store(head, security)
+    store = StoreServer(head, security)
     address = await store.listen("127.0.0.1")
     try:
         yield head, store, address
@@ -234,8 +234,8 @@ async def test_what_is_enough_ends_a_push_and_what_is_missing_is_told_and_sent_l
         missing = np.unpackbits(np.frombuffer(receipt.missing, np.uint8), count=pieces, bitorder="little")
         assert 0 < missing.sum() <= 0.2 * pieces
         assert not missing[:40].any()
-        assert await client.repair(LEASE, torch.full((256,), 5, dtype=torch.uint8)) is Reply.ACCEPTED
-        assert head.repaired == [bytes([5]) * 256]
+        assert await client.late_rows(LEASE, torch.full((256,), 5, dtype=torch.uint8)) is Reply.ACCEPTED
+        assert head.late_count == [bytes([5]) * 256]
 
 
 @both_kinds
@@ -244,7 +244,7 @@ async def test_a_push_in_datagrams_that_is_told_again_is_answered_again(security
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
-        again = client._rpc.scattered(header=as_message(header), size=4 * SIZE, way=(1, 1))
+        again = client._rpc.scattered(header=as_message(header), size=4 * SIZE, transfer_id=(1, 1))
         answer = await asyncio.wait_for(again, 5)
         assert (answer["silent"], answer["reply"]) == ("", Reply.ACCEPTED)
         assert (len(head.pushed), head.answers) == (1, 1)
@@ -275,7 +275,7 @@ async def test_what_is_refused_as_late_may_still_be_owed(security: Security) -> 
 @both_kinds
 async def test_a_worker_that_is_gone_gives_its_turns_back(security: Security) -> None:
     async with serving(security) as (_, store, address), connected(address, security) as client:
-        for attempt in range(FEW):  # of workers that die before they send
+        for attempt in range(MIN_HOLDERS):  # of workers that die before they send
             await client._rpc.turn(holder=holder_of(replace(LEASE, attempt=attempt)))
         flat = torch.randn(SIZE)
         pushing = asyncio.create_task(
@@ -283,8 +283,8 @@ async def test_a_worker_that_is_gone_gives_its_turns_back(security: Security) ->
         )
         await asyncio.sleep(0.2)
         assert not pushing.done()
-        store.over(replace(LEASE, attempt=0))
-        assert await asyncio.wait_for(pushing, SILENT_SECONDS - 1) == Receipt(Reply.ACCEPTED)
+        store.attempt_ended(replace(LEASE, attempt=0))
+        assert await asyncio.wait_for(pushing, HOLDER_SILENCE_SECONDS - 1) == Receipt(Reply.ACCEPTED)
 
 
 @both_kinds
@@ -299,10 +299,10 @@ async def test_a_refused_push_in_datagrams_keeps_nobody_waiting(security: Securi
 @both_kinds
 async def test_who_hears_no_datagram_goes_on_over_tcp(security: Security) -> None:
     async with serving(security) as (head, store, address), connected(address, security, datagrams=True) as client:
-        assert store._ways._endpoint is not None
+        assert store._datagram_server._endpoint is not None
         assert client._session is not None
         flat = torch.randn(SIZE)
-        store._ways._endpoint.end(1)  # as if a firewall had forgotten the way
+        store._datagram_server._endpoint.end(1)  # as if a firewall had forgotten the way
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
         assert client._session is None
@@ -328,13 +328,13 @@ async def test_beats_and_the_program_and_refusals(security: Security) -> None:
 @both_kinds
 async def test_who_joins_is_told_the_gang_or_why_there_is_none(security: Security) -> None:
     async with serving(security) as (_, _, address), connected(address, security) as client:
-        assert await client.join(LEASE, "tcp://me", {0, 20, 10}, "why") == Gang(3, 20, ("tcp://me", "why"))
+        assert await client.join(LEASE, "tcp://me", {0, 20, 10}, "why") == LockstepGroup(3, 20, ("tcp://me", "why"))
         assert await client.join(LeaseId("run", 1, 2, 3, 5), "tcp://me", [1]) is Reply.DUPLICATE
 
 
 def test_where_no_datagram_passes_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Endpoint, "_greet", lambda *_: None)
-    monkeypatch.setattr(session_module, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(session_module, "SESSION_OPEN_SECONDS", 0.2)
 
     async def test() -> None:
         async with serving(Security()) as (head, _, address), connected(address, Security()) as client:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES
-from idletrain.nn.data.arrays import MapStyle
-from idletrain.nn.memory import need_of
+from idletrain.nn.data.arrays import MapStyleSource
+from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare
 
 X, Y = np.random.default_rng(0).normal(size=(600, 6)).astype(np.float32), np.arange(600) % 3
@@ -93,7 +93,7 @@ def test_a_forward_that_uses_tensors_of_its_own_is_cut_and_measured(forward: Any
     """As positional encodings and causal masks are."""
     got = prepared(Around(forward), method=method)
     assert got.program.layout.sizes == ((8,) if method == "ist" else ())
-    assert need_of(got.program)(0.5) > 0
+    assert subnet_need(got.program)(0.5) > 0
     assert [b.device.type for b in got.program.module.buffers()] == ["cpu"]
 
 
@@ -140,7 +140,7 @@ def test_outputs_that_are_not_one_tensor(outputs: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("item", [lambda i: X[i], lambda i: (X[i], Y[i], i), lambda i: X[i][0], lambda i: {}[i]])
 def test_items_of_a_dataset_that_are_no_pairs(item: Any) -> None:
-    assert fault(None, MapStyle(Items(item))).startswith("data.train: its samples cannot be read (")
+    assert fault(None, MapStyleSource(Items(item))).startswith("data.train: its samples cannot be read (")
 
 
 def test_test_data_of_another_shape_than_the_training_data() -> None:
@@ -157,9 +157,9 @@ def test_test_labels_of_another_shape_than_the_training_labels() -> None:
 
 def test_nan_and_labels_beyond_the_outputs_of_a_dataset() -> None:
     last = len(X) - 1
-    nan = MapStyle(Items(lambda i: (X[i] * np.float32(np.nan if i == last else 1), Y[i])))
+    nan = MapStyleSource(Items(lambda i: (X[i] * np.float32(np.nan if i == last else 1), Y[i])))
     assert fault(None, nan) == f"data.train: its inputs hold NaN or infinity after row {last}; clean the data"
-    beyond = MapStyle(Items(lambda i: (X[i], 9 if i == last else Y[i])))
+    beyond = MapStyleSource(Items(lambda i: (X[i], 9 if i == last else Y[i])))
     assert fault(None, None, beyond) == "data.test: label 9 is beyond the model's 3 outputs, 0 to 2"
 
 
@@ -170,7 +170,7 @@ def test_a_large_dataset_is_read_in_part() -> None:
         read.add(i)
         return X[i], Y[i]
 
-    prepared(mlp(), MapStyle(Items(item)))
+    prepared(mlp(), MapStyleSource(Items(item)))
     assert SCAN_ITEMS <= len(read) <= SCAN_ITEMS + TRIAL_SAMPLES
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.nn.data.arrays import Arrays
+from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
 from idletrain.nn.program import cross_entropy
 
@@ -35,7 +35,7 @@ def test_statistics_are_those_of_the_whole_network_on_the_training_data() -> Non
     module = nn.Sequential(nn.BatchNorm1d(4))
     x = np.random.default_rng(0).normal(3, 2, (1024, 4)).astype(np.float32)
     module.train()
-    estimate_statistics(module, Arrays(x, np.zeros(1024)), seed=0)
+    estimate_statistics(module, ArraySource(x, np.zeros(1024)), seed=0)
     assert not module.training
     torch.testing.assert_close(module[0].running_mean, torch.from_numpy(x.mean(0)), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(module[0].running_var, torch.from_numpy(x.var(0)), rtol=1e-2, atol=1e-2)
@@ -44,7 +44,7 @@ def test_statistics_are_those_of_the_whole_network_on_the_training_data() -> Non
 def test_accuracy_and_mean_loss_over_all_samples_of_several_batches() -> None:
     logits = np.random.default_rng(0).normal(size=(1300, 3)).astype(np.float32)
     labels = np.arange(1300) % 3
-    found = score(Echo(), Arrays(logits, labels), cross_entropy)
+    found = score(Echo(), ArraySource(logits, labels), cross_entropy)
     accuracy, loss = found.accuracy, found.loss
     assert accuracy == pytest.approx((logits.argmax(1) == labels).mean())
     expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
@@ -55,7 +55,7 @@ def test_accuracy_of_a_language_model_is_over_all_tokens() -> None:
     logits = np.zeros((5, 4, 3), np.float32)
     logits[..., 1] = 1
     labels = np.tile([1, 1, 1, 2], (5, 1))
-    found = score(Echo(), Arrays(logits, labels), cross_entropy)
+    found = score(Echo(), ArraySource(logits, labels), cross_entropy)
     accuracy, loss = found.accuracy, found.loss
     assert accuracy == 0.75
     assert loss == pytest.approx(0.75 * (math.log(2 + math.e) - 1) + 0.25 * math.log(2 + math.e), rel=1e-5)
@@ -64,12 +64,12 @@ def test_accuracy_of_a_language_model_is_over_all_tokens() -> None:
 def test_accuracy_of_yes_and_no_is_by_the_sign() -> None:
     outputs = np.array([[1.0], [-1.0], [2.0], [-3.0]], np.float32)
     labels = np.array([[1.0], [0.0], [0.0], [0.0]], np.float32)
-    assert score(Echo(), Arrays(outputs, labels), functional.binary_cross_entropy_with_logits).accuracy == 0.75
+    assert score(Echo(), ArraySource(outputs, labels), functional.binary_cross_entropy_with_logits).accuracy == 0.75
 
 
 def test_a_regression_has_a_loss_and_no_accuracy() -> None:
     assert score(
-        Echo(), Arrays(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss
+        Echo(), ArraySource(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss
     ) == Score(None, 1.0)
 
 
@@ -77,7 +77,7 @@ def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:
     logits = np.tile(np.array([9, 0, 0], np.float32), (1300, 1))
     labels = np.full(1300, -100)
     labels[:4] = [0, 0, 0, 1]  # all of the later batches are ignored
-    found = score(Echo(), Arrays(logits, labels), cross_entropy)
+    found = score(Echo(), ArraySource(logits, labels), cross_entropy)
     accuracy, loss = found.accuracy, found.loss
     assert accuracy == 0.75
     expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
@@ -87,13 +87,13 @@ def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:
 @pytest.mark.parametrize("samples", [512, 513, 1025])
 def test_a_last_batch_of_one_sample_which_has_no_variance_is_left_out(samples: int) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    estimate_statistics(module, Arrays(np.ones((samples, 4), np.float32), np.zeros(samples)), seed=0)
+    estimate_statistics(module, ArraySource(np.ones((samples, 4), np.float32), np.zeros(samples)), seed=0)
     assert module[1].num_batches_tracked == samples // 512
 
 
 def test_statistics_behind_dropout_are_the_same_every_time_and_leave_other_random_numbers_alone() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
-    data = Arrays(np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32), np.zeros(600))
+    data = ArraySource(np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32), np.zeros(600))
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -106,7 +106,7 @@ def test_statistics_behind_dropout_are_the_same_every_time_and_leave_other_rando
 
 def test_outputs_whose_classes_are_not_last_have_no_accuracy() -> None:
     outputs, labels = np.zeros((2, 3, 4, 4), np.float32), np.zeros((2, 4, 4), np.int64)
-    found = score(Echo(), Arrays(outputs, labels), lambda out, _labels: out.mean())
+    found = score(Echo(), ArraySource(outputs, labels), lambda out, _labels: out.mean())
     accuracy, loss = found.accuracy, found.loss
     assert (accuracy, loss) == (None, 0.0)
 
@@ -116,11 +116,11 @@ def test_confidence_that_is_as_high_as_accuracy_has_no_calibration_error_and_tem
     logits = rng.normal(size=(40_000, 4)).astype(np.float32) * 2
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     labels = (chances.cumsum(1) > rng.random((len(logits), 1))).argmax(1)
-    found = score(Echo(), Arrays(logits, labels), cross_entropy)
+    found = score(Echo(), ArraySource(logits, labels), cross_entropy)
     assert found.calibration_error is not None
     assert found.calibration_error < 0.01
     assert found.temperature == pytest.approx(1, abs=0.03)
-    overconfident = score(Echo(), Arrays(5 * logits, labels), cross_entropy)
+    overconfident = score(Echo(), ArraySource(5 * logits, labels), cross_entropy)
     assert overconfident.temperature == pytest.approx(5, rel=0.03)
     assert overconfident.calibration_error is not None
     assert overconfident.calibration_error > 0.1
@@ -130,11 +130,11 @@ def test_yes_and_no_are_calibrated_as_two_classes() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(20_000, 2)).astype(np.float32) * 2
     labels = (rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
-    found = score(Echo(), Arrays(3 * logits, labels), functional.binary_cross_entropy_with_logits)
+    found = score(Echo(), ArraySource(3 * logits, labels), functional.binary_cross_entropy_with_logits)
     assert found.temperature == pytest.approx(3, rel=0.05)
 
 
 def test_a_regression_has_no_confidence() -> None:
-    found = score(Echo(), Arrays(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss)
+    found = score(Echo(), ArraySource(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss)
     assert found.calibration_error is None
     assert found.temperature is None

@@ -51,7 +51,7 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
                     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
                     work = LocalSteps(program, subnet, flat, k, round_)
                 work.step(samples, order, step)
-            updates.append((subnet, flat[: program.buffer_size(subnet, travelling=True)], training.local_steps))
+            updates.append((subnet, flat[: program.buffer_size(subnet, persistent=True)], training.local_steps))
         network.commit(updates)
     return network
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from idletrain.nn.memory import SCRATCH_BYTES, need_of, subnet_of_share
+from idletrain.nn.memory import SCRATCH_BYTES, subnet_need, subnet_of_share
 from idletrain.nn.prepare import Prepared
 
 
 def test_need_grows_with_the_share_and_never_less_than_the_scratch(small_program: Callable[..., Prepared]) -> None:
-    need = need_of(small_program(widths=(6, 64, 64, 3)).program)
+    need = subnet_need(small_program(widths=(6, 64, 64, 3)).program)
     needs = [need(share / 16) for share in range(1, 17)]
     assert needs == sorted(needs)
     assert needs[0] < needs[-1]
@@ -28,11 +28,11 @@ def test_need_counts_what_is_pulled_kept_sent_and_differentiated(
     program = small_program(widths=(6, 64, 64, 3), optimizer=optimizer).program
     whole = 4 * (6 * 64 + 64 + 64 * 64 + 64 + 64 * 3 + 3)
     assert len(program.slots) == slots
-    assert need_of(program)(1.0) - SCRATCH_BYTES >= (2 * slots + 2) * whole
+    assert subnet_need(program)(1.0) - SCRATCH_BYTES >= (2 * slots + 2) * whole
 
 
 def test_need_counts_every_layer_s_output_for_a_batch(small_program: Callable[..., Prepared]) -> None:
-    one, eight = (need_of(small_program(widths=(6, 64, 64, 3), batch_size=b).program)(1.0) for b in (2, 16))
+    one, eight = (subnet_need(small_program(widths=(6, 64, 64, 3), batch_size=b).program)(1.0) for b in (2, 16))
     outputs = 6 + 64 + 64 + 64 + 64 + 3  # flatten, linear, ReLU, linear, ReLU, linear
     assert eight - one == 2 * 4 * outputs * 14
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from idletrain.nn import models
-from idletrain.nn.ist.discovery import find
+from idletrain.nn.ist.discovery import find_groups
 from idletrain.nn.ist.groups import to_meta, whole
 from idletrain.nn.ist.partition import draw
 from idletrain.nn.ist.subnets import cut
@@ -20,7 +20,7 @@ from idletrain.nn.network import Network
 
 
 def network_of(module: nn.Module, slots: int) -> Network:
-    layout = find(to_meta(module), torch.zeros(2, 6, device="meta"))
+    layout = find_groups(to_meta(module), torch.zeros(2, 6, device="meta"))
     network = Network(layout, slots, [p.detach() for p in module.parameters()])
     network.flat[network.flat.numel() // slots :].normal_()
     return network
@@ -37,7 +37,7 @@ def test_pulling_and_committing_all_subnets_is_the_identity_for_values_and_optim
 
 
 def network_layout() -> object:
-    return find(to_meta(models.mlp([6, 8, 12, 3])), torch.zeros(2, 6, device="meta"))
+    return find_groups(to_meta(models.mlp([6, 8, 12, 3])), torch.zeros(2, 6, device="meta"))
 
 
 def test_a_commit_takes_values_and_state_of_every_slot() -> None:

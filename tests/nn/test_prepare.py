@@ -128,11 +128,11 @@ def test_a_loss_that_does_not_return_one_number(tmp_path: Path) -> None:
     assert told.startswith("training.loss: torch:sub should return one number for outputs [2, 3]")
 
 
-@pytest.mark.parametrize("beyond", ["train", "test"])
-def test_labels_beyond_the_outputs(tmp_path: Path, beyond: str) -> None:
+@pytest.mark.parametrize("out_of_core", ["train", "test"])
+def test_labels_beyond_the_outputs(tmp_path: Path, out_of_core: str) -> None:
     np.savez(tmp_path / "good.npz", x=np.zeros((8, 4)), y=np.arange(8) % 3)
     np.savez(tmp_path / "bad.npz", x=np.zeros((8, 4)), y=np.array([0, 1, 2, 0, 1, 2, 0, 7]))
-    data = {part: str(tmp_path / ("bad.npz" if part == beyond else "good.npz")) for part in ("train", "test")}
+    data = {part: str(tmp_path / ("bad.npz" if part == out_of_core else "good.npz")) for part in ("train", "test")}
     told = fault(model=mlp(4, 8, 3), data=data)
     assert "label 7 is beyond the model's 3 outputs" in told
 

@@ -14,7 +14,7 @@ from idletrain.nn.program import cross_entropy
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "slots", "travelling"),
+    ("optimizer", "slots", "persistent"),
     [
         ({"lr": 0.1}, ("value",), (1, 0)),
         ({"lr": 0.1, "momentum": 0.5}, ("value", "momentum_buffer"), (2, 0)),
@@ -28,11 +28,11 @@ def test_slots_are_the_values_and_the_optimizer_s_state_and_travel_unless_reset(
     small_program: Callable[..., Prepared],
     optimizer: dict[str, Any],
     slots: tuple[str, ...],
-    travelling: tuple[int, int],
+    persistent: tuple[int, int],
 ) -> None:
     program = small_program(optimizer=optimizer).program
     assert program.slots == slots
-    assert program.travelling == travelling
+    assert program.persistent_slots == persistent
 
 
 def test_every_process_draws_the_same_subnets_from_the_pickled_program(small_program: Callable[..., Prepared]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from idletrain.observe import charts
-from idletrain.observe.charts import Line
+from idletrain.observe.charts import Series
 from idletrain.observe.summary import RoundEnd, WorkerView
-from idletrain.observe.time_use import OUTSIDE
+from idletrain.observe.time_use import OUTSIDE_ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_time_axis_has_one_unit(last: float, texts: list[str]) -> None:
 
 
 def test_a_chart_s_points_stand_where_their_values_are() -> None:
-    chart = charts.chart("accuracy", "rounds", [Line("a", [(0, 0.0), (10, 1.0)])], [(5.0, "kill", "w")], target=0.5)
+    chart = charts.chart("accuracy", "rounds", [Series("a", [(0, 0.0), (10, 1.0)])], [(5.0, "kill", "w")], target=0.5)
     (curve,) = chart.curves
     first, last = (tuple(float(part) for part in point.split(",")) for point in curve.path.split(" "))
     assert first == (chart.left, chart.bottom)
@@ -52,11 +52,11 @@ def test_a_chart_s_points_stand_where_their_values_are() -> None:
 
 
 def test_a_chart_without_points_is_empty() -> None:
-    assert not charts.chart("accuracy", "time", [Line("a", [])], [(1.0, "kill", "w")]).curves
+    assert not charts.chart("accuracy", "time", [Series("a", [])], [(1.0, "kill", "w")]).curves
 
 
 def test_a_cause_that_the_style_does_not_know_is_drawn_as_a_kill() -> None:
-    chart = charts.chart("loss", "time", [Line("a", [(1, 1)])], [(1.0, '"><script>', "w")])
+    chart = charts.chart("loss", "time", [Series("a", [(1, 1)])], [(1.0, '"><script>', "w")])
     assert chart.marks[0].kind == "kill"
 
 
@@ -71,7 +71,7 @@ def test_a_worker_takes_the_first_lane_that_is_free_when_it_joins() -> None:
 
 def test_a_timeline_shows_when_workers_were_there_and_how_they_ended() -> None:
     rounds = [RoundEnd(n, n + 1.0, 1.0, 10) for n in range(10)]
-    timeline = charts.timeline([worker(0, 5, "kill"), worker(5, None), worker(6, 9, "end")], rounds, 10.0)
+    timeline = charts.worker_timeline([worker(0, 5, "kill"), worker(5, None), worker(6, 9, "end")], rounds, 10.0)
     span = timeline.width - 2 * charts.EDGE
     boxes = [((box.x - charts.EDGE) / span, box.width / span, box.kind) for box in timeline.workers]
     assert boxes == [(0, 0.5, "kill"), (0.5, 0.5, ""), (pytest.approx(0.6), pytest.approx(0.3), "")]
@@ -81,16 +81,16 @@ def test_a_timeline_shows_when_workers_were_there_and_how_they_ended() -> None:
 
 
 def test_a_fleet_too_large_for_a_timeline_is_told_so() -> None:
-    timeline = charts.timeline([worker(0, None)] * (charts.LANES + 7), [], 10.0)
+    timeline = charts.worker_timeline([worker(0, None)] * (charts.LANES + 7), [], 10.0)
     assert (len(timeline.workers), timeline.more) == (charts.LANES, 7)
 
 
 def test_a_timeline_of_nobody_is_drawn() -> None:
-    assert charts.timeline([], [], 0.0).workers == []
+    assert charts.worker_timeline([], [], 0.0).workers == []
 
 
 def test_shares_stand_behind_each_other() -> None:
-    first, second, _ = charts.stack({"compute": 0.25, "pull": 0.5, OUTSIDE: 0.25})
+    first, second, _ = charts.stack({"compute": 0.25, "pull": 0.5, OUTSIDE_ROUNDS: 0.25})
     assert (first.x, first.width) == (0, charts.TIMELINE_WIDTH / 4)
     assert (second.x, second.text) == (charts.TIMELINE_WIDTH / 4, "50.0%")
     assert [box.kind for box in charts.stack({"pull": 1.0})] == [second.kind]  # of several runs' bars, the same colour

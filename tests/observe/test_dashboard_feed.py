@@ -11,7 +11,7 @@ from test_status import stamped
 from test_summary import CHURN
 
 from idletrain.observe.dashboard_feed import page_of, publishing
-from idletrain.observe.page import PAGE, VIEW
+from idletrain.observe.page import PAGE_KEY, VIEW_KEY
 from idletrain.observe.summary import Summary
 
 Shown = dict[str, Any]
@@ -19,7 +19,7 @@ Shown = dict[str, Any]
 
 async def until(scheduler: Scheduler, what: Any) -> Shown:
     for _ in range(200):
-        view: Shown = json.loads(scheduler.get_metadata([VIEW], "{}"))
+        view: Shown = json.loads(scheduler.get_metadata([VIEW_KEY], "{}"))
         if view and what(view):
             return view
         await asyncio.sleep(0.02)
@@ -44,7 +44,7 @@ def test_a_scheduler_has_the_newest_view_and_in_the_end_the_last() -> None:
                 assert view["accuracy"] == 0.8
                 for event in stamped(CHURN[-2:]):
                     summary.add(event)
-            view = json.loads(scheduler.get_metadata([VIEW]))
+            view = json.loads(scheduler.get_metadata([VIEW_KEY]))
             assert view["status"] == "completed"
             assert not view["allow_control"]
 
@@ -61,7 +61,7 @@ def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_
             stock = await page_of(client, first_port=None)
             assert stock.url == f"{at}/status"
             assert "--preload idletrain.observe.page" in stock.note
-            scheduler.set_metadata([PAGE], True)
+            scheduler.set_metadata([PAGE_KEY], True)
             assert await page_of(client, first_port=None) == (f"{at}/idletrain", "")
 
     asyncio.run(check())

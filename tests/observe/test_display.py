@@ -11,11 +11,20 @@ import pytest
 from rich.console import Console
 from test_summary import CHURN, RECORD_KEYS, event, lost, started, summary_of
 
-from idletrain.observe.display import Json, Lines, Screen, choose, describe, final_lines, folding, score_text
+from idletrain.observe.display import (
+    JsonDisplay,
+    LineDisplay,
+    ScreenDisplay,
+    choose_display,
+    describe_event,
+    final_lines,
+    folding,
+    score_text,
+)
 from idletrain.observe.summary import Summary
 
 
-def tell(shown: Lines | Json | Screen, events: list[dict[str, Any]]) -> None:
+def tell(shown: LineDisplay | JsonDisplay | ScreenDisplay, events: list[dict[str, Any]]) -> None:
     take = folding(shown.summary, shown)
     for one in events:
         take(one)
@@ -23,7 +32,7 @@ def tell(shown: Lines | Json | Screen, events: list[dict[str, Any]]) -> None:
 
 def lines_of(events: list[dict[str, Any]]) -> list[str]:
     out = io.StringIO()
-    with Lines(out, Summary()) as shown:
+    with LineDisplay(out, Summary()) as shown:
         tell(shown, events)
     return out.getvalue().splitlines()
 
@@ -41,14 +50,14 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
 
 
 def test_what_there_is_to_say_of_the_dashboard_stands_behind_its_address() -> None:
-    told = describe({**CHURN[0], "dashboard_note": "port 8787 is in use"})
+    told = describe_event({**CHURN[0], "dashboard_note": "port 8787 is in use"})
     assert told is not None
     assert told.endswith("; watch it at http://127.0.0.1:1/status (port 8787 is in use)")
 
 
 def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
     out = io.StringIO()
-    with Json(out, Summary()) as shown:
+    with JsonDisplay(out, Summary()) as shown:
         tell(shown, CHURN)
     first, last = (json.loads(line) for line in out.getvalue().splitlines())
     assert (first["round"], first["round_seconds"], first["rounds"], first["local_steps"]) == (0, 2.0, 1, 100)
@@ -61,7 +70,7 @@ def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
 def screen_of(events: list[dict[str, Any]]) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    with Screen(console, Summary()) as shown:
+    with ScreenDisplay(console, Summary()) as shown:
         tell(shown, events)
     return out.getvalue()
 
@@ -103,7 +112,7 @@ def test_a_screen_without_any_event_is_drawn() -> None:
     ],
 )
 def test_an_event_is_a_line_or_no_news(one: dict[str, Any], line: str | None) -> None:
-    assert describe(one) == line
+    assert describe_event(one) == line
 
 
 def test_the_last_lines_hold_every_number_of_the_record() -> None:
@@ -129,6 +138,6 @@ def test_scores_are_told_as_far_as_there_are_any() -> None:
 
 
 def test_the_display_fits_where_output_goes() -> None:
-    assert isinstance(choose(True, Console(file=sys.stdout), Summary()), Json)
-    assert isinstance(choose(False, Console(file=io.StringIO()), Summary()), Lines)
-    assert isinstance(choose(False, Console(file=io.StringIO(), force_terminal=True), Summary()), Screen)
+    assert isinstance(choose_display(True, Console(file=sys.stdout), Summary()), JsonDisplay)
+    assert isinstance(choose_display(False, Console(file=io.StringIO()), Summary()), LineDisplay)
+    assert isinstance(choose_display(False, Console(file=io.StringIO(), force_terminal=True), Summary()), ScreenDisplay)

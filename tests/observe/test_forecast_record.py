@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from idletrain.observe.forecast_record import Expectation
+from idletrain.observe.forecast_record import ForecastTracker
 
 EXPECTED = {"pull": 1.0, "compute": 5.0, "push": 2.0, "commit": 0.5}
 
 
-def committed(expectation: Expectation, *events: dict[str, Any], seconds: float = 10.0) -> dict[str, Any]:
+def committed(expectation: ForecastTracker, *events: dict[str, Any], seconds: float = 10.0) -> dict[str, Any]:
     for event in events:
         expectation(event)
     last = {"kind": "round_committed", "round": 0, "seconds": seconds, "commit_seconds": 0.5}
@@ -28,7 +28,7 @@ def ended(pull: float, push: float) -> dict[str, Any]:
 
 
 def test_the_parts_of_a_round_add_up_to_it() -> None:
-    found = committed(Expectation(EXPECTED), staged("a", 4.0), staged("b", 6.0), ended(1.0, 2.0), ended(1.0, 2.0))
+    found = committed(ForecastTracker(EXPECTED), staged("a", 4.0), staged("b", 6.0), ended(1.0, 2.0), ended(1.0, 2.0))
     assert found["expected"] == EXPECTED
     assert found["measured"] == {
         "pull": pytest.approx(3.5 / 3),
@@ -41,31 +41,31 @@ def test_the_parts_of_a_round_add_up_to_it() -> None:
 
 def test_a_resumed_run_expects_what_its_first_sitting_did() -> None:
     started = {"kind": "run_started"}
-    Expectation(EXPECTED, ["slow links"])(started)
-    resumed, again = Expectation(), {"kind": "run_started"}
+    ForecastTracker(EXPECTED, ["slow links"])(started)
+    resumed, again = ForecastTracker(), {"kind": "run_started"}
     resumed.recall(started)
     resumed.recall({"kind": "run_started"})
     resumed(again)
     assert again == started == {"kind": "run_started", "expected": EXPECTED, "why": ["slow links"]}
     assert committed(resumed)["expected"] == EXPECTED
-    looked_again = Expectation({part: 2 * seconds for part, seconds in EXPECTED.items()})
+    looked_again = ForecastTracker({part: 2 * seconds for part, seconds in EXPECTED.items()})
     looked_again.recall(started)
     assert committed(looked_again)["expected"]["compute"] == 10.0
 
 
 def test_a_worker_s_turns_are_added_up() -> None:
-    found = committed(Expectation(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
+    found = committed(ForecastTracker(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
     assert found["measured"]["compute"] == 4.5
     assert "expected" not in found
 
 
 def test_without_any_account_pulls_and_pushes_share_the_rest() -> None:
-    found = committed(Expectation(), seconds=2.5)
+    found = committed(ForecastTracker(), seconds=2.5)
     assert found["measured"] == {"pull": 1.0, "compute": 0.0, "push": 1.0, "commit": 0.5}
 
 
 def test_an_account_that_comes_behind_its_round_is_of_no_other() -> None:
-    expectation = Expectation()
+    expectation = ForecastTracker()
     committed(expectation, staged("a", 4.0))
     late = {**ended(100.0, 1.0)}
     expectation(late)
@@ -76,15 +76,15 @@ def test_an_account_that_comes_behind_its_round_is_of_no_other() -> None:
 
 
 def test_compute_is_never_longer_than_its_round() -> None:
-    found = committed(Expectation(), staged("a", 30.0))
+    found = committed(ForecastTracker(), staged("a", 30.0))
     assert found["measured"]["compute"] == 10
     assert found["measured"]["pull"] == 0
 
 
 def test_a_run_s_first_record_says_why() -> None:
     event: dict[str, Any] = {"kind": "run_started"}
-    Expectation(EXPECTED, ["because"])(event)
+    ForecastTracker(EXPECTED, ["because"])(event)
     assert (event["expected"], event["why"]) == (EXPECTED, ["because"])
     bare: dict[str, Any] = {"kind": "run_started"}
-    Expectation()(bare)
+    ForecastTracker()(bare)
     assert "expected" not in bare

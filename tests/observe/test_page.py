@@ -17,7 +17,7 @@ from test_status import stamped
 from test_summary import CHURN, event, summary_of
 
 from idletrain.observe import page as page_module
-from idletrain.observe.page import VIEW, refusal
+from idletrain.observe.page import VIEW_KEY, request_refusal
 from idletrain.observe.status import view_of
 
 Get = Callable[..., Awaitable[tuple[int, str]]]
@@ -50,7 +50,7 @@ def on_a_scheduler(check: Callable[[Any, Get], Awaitable[None]]) -> None:
                     with error:
                         return error.code, error.read().decode()
 
-            await check(scheduler, lambda *words: asyncio.to_thread(ask, *words))
+            await check(scheduler, lambda *arguments: asyncio.to_thread(ask, *arguments))
 
     asyncio.run(run())
 
@@ -61,7 +61,7 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
         code, empty = await get("/idletrain")
         assert code == 200
         assert "No run has begun" in empty
-        scheduler.set_metadata([VIEW], json.dumps(view()))
+        scheduler.set_metadata([VIEW_KEY], json.dumps(view()))
         _, page = await get("/idletrain")
         assert '<a href="idletrain">Idletrain</a>' in page
         assert '<a href="status">Status</a>' in page
@@ -81,7 +81,7 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
         assert "dask_scheduler_clients" in found
         code, said = await get("/idletrain/kill", b"{}", {"X-Idletrain": "kill"})
         assert (code, said) == (403, "403: the run was not started with --allow-control")
-        scheduler.set_metadata([VIEW], json.dumps(view(allow_control=True)))
+        scheduler.set_metadata([VIEW_KEY], json.dumps(view(allow_control=True)))
         assert "data-ask" in (await get("/idletrain/now"))[1]
         assert (await get("/idletrain/kill", b"{}"))[0] == 403  # no header: another site's form could send that
         for body in (b"{}", b'{"worker": "tcp://10.0.0.1:1"}'):
@@ -89,7 +89,7 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
         assert (await get("/idletrain/drain", b"[", {"X-Idletrain": "drain"}))[0] == 400
         assert (await get("/idletrain/explode", b"{}", {"X-Idletrain": "explode"}))[0] == 404
         assert "head is silent" not in (await get("/idletrain/now"))[1]
-        monkeypatch.setattr(page_module, "SILENT_SECONDS", 0.0)
+        monkeypatch.setattr(page_module, "PAGE_SILENCE_SECONDS", 0.0)
         await asyncio.sleep(1.1)
         assert "head is silent for 1 s" in (await get("/idletrain/now"))[1]
 
@@ -98,7 +98,7 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8787", "[::1]:8787", "10.0.0.5", "localhost:1", socket.gethostname()])
 def test_this_machine_s_names_may_control(host: str) -> None:
-    assert refusal("kill", {"X-Idletrain": "kill", "Host": host}, {"allow_control": True}) is None
+    assert request_refusal("kill", {"X-Idletrain": "kill", "Host": host}, {"allow_control": True}) is None
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_this_machine_s_names_may_control(host: str) -> None:
     ],
 )
 def test_other_pages_and_names_may_not(headers: dict[str, str], told: str) -> None:
-    assert told in (refusal("kill", headers, {"allow_control": True}) or "")
+    assert told in (request_refusal("kill", headers, {"allow_control": True}) or "")
 
 
 def test_nobody_may_without_the_run_s_consent() -> None:
     asked = {"X-Idletrain": "kill", "Host": "127.0.0.1"}
-    assert refusal("kill", asked, {"allow_control": False}) == "the run was not started with --allow-control"
-    assert refusal("kill", asked, {}) is not None
+    assert request_refusal("kill", asked, {"allow_control": False}) == "the run was not started with --allow-control"
+    assert request_refusal("kill", asked, {}) is not None

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from idletrain.job import parse_job
-from idletrain.observe.provenance import PACKAGES, about, command_line
+from idletrain.observe.provenance import PACKAGES, command_line, provenance
 
 SECRET = "https://hooks.example.com/services/T0/B0/s3cret?token=x"
 
@@ -15,7 +15,7 @@ SECRET = "https://hooks.example.com/services/T0/B0/s3cret?token=x"
 def test_a_run_s_first_record_tells_command_job_versions_and_hardware() -> None:
     tree = {"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}, "nodes": {"budget_usd": 5}}
     page = ("http://127.0.0.1:1/idletrain", "port 8787 is in use")
-    told = json.loads(json.dumps(about(parse_job(tree), "idletrain launch job.yaml", *page)))
+    told = json.loads(json.dumps(provenance(parse_job(tree), "idletrain launch job.yaml", *page)))
     assert told["command"] == "idletrain launch job.yaml"
     assert (told["dashboard"], told["dashboard_note"]) == page
     assert told["job"] == {**tree, "nodes": {"budget_usd": 5.0}}
@@ -24,9 +24,9 @@ def test_a_run_s_first_record_tells_command_job_versions_and_hardware() -> None:
     assert told["hardware"]["ram_bytes"] > 0
 
 
-@pytest.mark.parametrize("words", [["--webhook", SECRET], [f"--webhook={SECRET}"]])
-def test_a_command_is_told_without_its_secrets(words: list[str]) -> None:
-    told = command_line(["/usr/bin/idletrain", "launch", "my job.yaml", *words, "--resume"])
+@pytest.mark.parametrize("arguments", [["--webhook", SECRET], [f"--webhook={SECRET}"]])
+def test_a_command_is_told_without_its_secrets(arguments: list[str]) -> None:
+    told = command_line(["/usr/bin/idletrain", "launch", "my job.yaml", *arguments, "--resume"])
     assert told.startswith("idletrain launch 'my job.yaml' --webhook")
     assert told.endswith("--resume")
     assert "https://hooks.example.com/..." in told

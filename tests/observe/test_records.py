@@ -21,7 +21,7 @@ def test_what_is_recorded_is_told_to_sinks_and_read_back(tmp_path: Path) -> None
     recorder.close()
     assert list(read(tmp_path / "events.jsonl")) == seen
     assert [e["kind"] for e in seen] == ["waiting", "snapshot"]
-    assert all(e.keys() >= {"v", "t", "s"} and e["v"] == 1 for e in seen)
+    assert all(e.keys() >= {"v", "t", "s"} and e["v"] == 2 for e in seen)
 
 
 def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
@@ -43,21 +43,23 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_what_a_killed_head_left_of_a_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"v": 1, "kind": "snapshot"}\n{"v": 1, "kind": "roun')
+    path.write_text('{"v": 2, "kind": "snapshot"}\n{"v": 2, "kind": "roun')
     recorder = Recorder(path)
     recorder("waiting", reason="for workers")
     recorder.close()
     assert [event["kind"] for event in read(path)] == ["snapshot", "waiting"]
 
 
-@pytest.mark.parametrize("line", ["", "[]", "7", '{"v": 1}', '{"kind": "a"', "nothing\n"])
+@pytest.mark.parametrize("line", ["", "[]", "7", '{"v": 2}', '{"kind": "a"', "nothing\n"])
 def test_what_is_no_event_is_left_out(line: str) -> None:
     assert list(parse([line, b'{"kind": "b"}'])) == [{"kind": "b"}]
 
 
-def test_records_of_a_newer_schema_are_refused_by_its_number() -> None:
-    with pytest.raises(RunError, match="these records are of schema 2 and this idletrain reads 1; install a newer one"):
-        list(parse(['{"v": 1, "kind": "a"}', '{"v": 2, "kind": "a"}']))
+@pytest.mark.parametrize(("schema", "which"), [(1, "the older"), (3, "a newer")])
+def test_records_of_another_schema_are_refused_by_its_number(schema: int, which: str) -> None:
+    told = f"these records are of schema {schema} and this idletrain reads 2; use {which} version"
+    with pytest.raises(RunError, match=told):
+        list(parse(['{"v": 2, "kind": "a"}', f'{{"v": {schema}, "kind": "a"}}']))
 
 
 def test_events_are_completed_before_anyone_gets_them(tmp_path: Path) -> None:

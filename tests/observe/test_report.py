@@ -10,7 +10,7 @@ import pytest
 from test_status import launched, stamped
 from test_summary import CHURN, event, started
 
-from idletrain.observe.report import Past, page, short
+from idletrain.observe.report import PastRun, report_page, short
 
 JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"lr": 0.1}}}
 BEGUN = {
@@ -22,8 +22,8 @@ BEGUN = {
 }
 
 
-def past(events: list[dict[str, Any]], name: str = "demo", now: float = 1010.0) -> Past:
-    return Past.of(name, stamped(events), now)
+def past(events: list[dict[str, Any]], name: str = "demo", now: float = 1010.0) -> PastRun:
+    return PastRun.of(name, stamped(events), now)
 
 
 class Reader(HTMLParser):
@@ -60,7 +60,7 @@ class Reader(HTMLParser):
 
 
 def test_a_report_needs_nothing_but_itself() -> None:
-    content = page([past([BEGUN, *CHURN[1:]])])
+    content = report_page([past([BEGUN, *CHURN[1:]])])
     read = Reader(content)
     assert read.open == []
     assert read.links == []
@@ -71,7 +71,7 @@ def test_a_report_needs_nothing_but_itself() -> None:
 
 
 def test_a_report_s_figures_are_the_records() -> None:
-    read = Reader(page([past([BEGUN, *CHURN[1:]])]))
+    read = Reader(report_page([past([BEGUN, *CHURN[1:]])]))
     assert read.figures["status"] == "completed"
     assert read.figures["rounds"] == "1"
     assert read.figures["accuracy"] == "0.8000"
@@ -84,7 +84,7 @@ def test_a_report_s_figures_are_the_records() -> None:
 
 
 def test_a_report_says_how_to_do_it_again() -> None:
-    text = Reader(page([past([BEGUN, *CHURN[1:]])])).text
+    text = Reader(report_page([past([BEGUN, *CHURN[1:]])])).text
     for part in (
         BEGUN["command"],
         "name: demo\ntraining:\n  rounds: 3",
@@ -96,14 +96,14 @@ def test_a_report_says_how_to_do_it_again() -> None:
 
 
 def test_a_report_of_records_before_they_told_that_says_so() -> None:
-    assert "Versions and job are not in these records." in Reader(page([past(CHURN)])).text
+    assert "Versions and job are not in these records." in Reader(report_page([past(CHURN)])).text
 
 
 def test_machines_are_told_with_their_cost_and_end() -> None:
     ended = event("instance_ended", 3600.0, instance="i-1", reason="Server.Spot")
     run = past([BEGUN, launched("i-1", 1.0), *CHURN[1:-2], ended], now=9000.0)
     assert "  i-1  worker  spot m5.large in a  3600 s  $1.0083  Server.Spot" in short(run)
-    text = Reader(page([run])).text
+    text = Reader(report_page([run])).text
     assert "$1.01; on demand $3.61, 72.1% saved" in text
     assert "Server.Spot" in text
 
@@ -111,7 +111,7 @@ def test_machines_are_told_with_their_cost_and_end() -> None:
 def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> None:
     other = {**BEGUN, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"lr": 0.5}}}}
     runs = [past([BEGUN, *CHURN[1:]], "first"), past([other, *CHURN[1:8]], "second")]
-    content = page(runs)
+    content = report_page(runs)
     rows = dict(re.findall(r"<tr><td>([^<]*)</td>((?:<td class=\"n\">[^<]*</td>)+)", content))
     cells = {name: re.findall(r">([^<]*)</td>", row) for name, row in rows.items()}
     assert cells["accuracy"] == ["0.8000", "-"]
@@ -143,17 +143,17 @@ def test_the_short_form_tells_how_often_a_sampler_found_nothing() -> None:
 def test_a_run_whose_head_is_silent_for_long_was_interrupted(now: float, status: str) -> None:
     run = past([BEGUN, *CHURN[1:8]], now=now)
     assert short(run)[0] == f"demo: {status}"
-    assert Reader(page([run])).figures["status"] == status
+    assert Reader(report_page([run])).figures["status"] == status
 
 
 def test_a_run_that_has_hardly_begun_has_a_report() -> None:
-    assert "not evaluated yet" in Reader(page([past([started()])])).text
-    assert Reader(page([past([event("waiting", 1.0, reason="for workers")], "early")])).open == []
+    assert "not evaluated yet" in Reader(report_page([past([started()])])).text
+    assert Reader(report_page([past([event("waiting", 1.0, reason="for workers")], "early")])).open == []
 
 
 def test_what_peers_say_is_text() -> None:
     named = [{**one, "name": "<b>w</b>"} if one["kind"] == "worker_joined" else one for one in CHURN]
-    content = page([past([{**BEGUN, "run": "<script>alert(1)</script>"}, *named[1:]])])
+    content = report_page([past([{**BEGUN, "run": "<script>alert(1)</script>"}, *named[1:]])])
     assert "<script" not in content
     assert "<b>w</b>" not in content
 
@@ -162,9 +162,11 @@ def test_a_round_is_told_as_it_was_expected_and_as_it_was() -> None:
     parts = {"pull": 0.25, "compute": 6.5, "push": 0.75, "commit": 0.5}
     told = {"measured": parts, "expected": {part: 2 * seconds for part, seconds in parts.items()}}
     events = [{**one, **told} if one["kind"] == "round_committed" else one for one in CHURN]
-    content = page([past([{**BEGUN, "why": ["ist: because"]}, *events[1:]])])
+    content = report_page([past([{**BEGUN, "why": ["ist: because"]}, *events[1:]])])
     assert '<tr><td>compute</td><td class="n">13.000</td><td class="n">6.500</td></tr>' in content
     assert "ist: because" in content
     bare = [{**one, "measured": parts} if one["kind"] == "round_committed" else one for one in CHURN]
-    assert '<tr><td>push</td><td class="n">-</td><td class="n">0.750</td></tr>' in page([past([BEGUN, *bare[1:]])])
-    assert "Seconds of a round" not in page([past(CHURN)])
+    assert '<tr><td>push</td><td class="n">-</td><td class="n">0.750</td></tr>' in report_page(
+        [past([BEGUN, *bare[1:]])]
+    )
+    assert "Seconds of a round" not in report_page([past(CHURN)])

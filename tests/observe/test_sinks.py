@@ -26,11 +26,11 @@ from test_summary import CHURN
 from idletrain.errors import JobError, RunError
 from idletrain.observe import sinks
 from idletrain.observe.display import folding
-from idletrain.observe.sinks import Watch, watching
+from idletrain.observe.sinks import WatchSettings, watching
 from idletrain.observe.summary import Summary
 
 
-def tell(asked: Watch, run_dir: Path | None, events: list[dict[str, Any]] = CHURN) -> Summary:
+def tell(asked: WatchSettings, run_dir: Path | None, events: list[dict[str, Any]] = CHURN) -> Summary:
     summary = Summary()
     with watching(asked, summary, run_dir) as sink:
         take = folding(summary, sink)
@@ -53,7 +53,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float, float]]:
 
 
 def test_tensorboard_finds_the_curves_in_the_run_directory(tmp_path: Path) -> None:
-    tell(Watch(), tmp_path)
+    tell(WatchSettings(), tmp_path)
     found = {(tag, step): (at, value) for tag, step, at, value in scalars(tmp_path / "tensorboard")}
     assert found["accuracy", 1] == (1008.5, pytest.approx(0.8))
     assert found["loss", 1] == (1008.5, pytest.approx(0.5))
@@ -63,7 +63,7 @@ def test_tensorboard_finds_the_curves_in_the_run_directory(tmp_path: Path) -> No
 
 
 def test_a_command_gets_every_round_on_its_input(tmp_path: Path) -> None:
-    tell(Watch(on_round=f"cat >> {tmp_path}/rounds"), None)
+    tell(WatchSettings(on_round=f"cat >> {tmp_path}/rounds"), None)
     (line,) = (tmp_path / "rounds").read_text().splitlines()
     assert json.loads(line)["rounds"] == 1
 
@@ -77,7 +77,7 @@ def test_a_function_gets_every_round_and_its_errors_are_a_warning(caplog: pytest
 
     more = [{**one, "round": 1} for one in CHURN if one["kind"] == "round_committed"]
     with caplog.at_level(logging.WARNING):
-        tell(Watch(on_round=told), None, [*CHURN[:-2], *more])
+        tell(WatchSettings(on_round=told), None, [*CHURN[:-2], *more])
     assert seen
     assert seen[-1]["round"] == 1
     assert [record.getMessage() for record in caplog.records] == [
@@ -96,7 +96,7 @@ def test_a_slow_function_hears_of_the_newest_round_only() -> None:
 
     summary = Summary()
     rounds = [{**one, "round": n} for n in range(5) for one in CHURN if one["kind"] == "round_committed"]
-    with watching(Watch(on_round=told), summary, None) as sink:
+    with watching(WatchSettings(on_round=told), summary, None) as sink:
         take = folding(summary, sink)
         for one in stamped([*CHURN[:-2], *rounds[:1]]):
             take(one)
@@ -110,7 +110,7 @@ def test_a_slow_function_hears_of_the_newest_round_only() -> None:
 
 
 def test_a_command_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tell(Watch(on_round="exit 7"), None)
+    tell(WatchSettings(on_round="exit 7"), None)
     assert "--on-round: RuntimeError('the command ended with exit code 7'); the run goes on" in caplog.text
 
 
@@ -140,7 +140,7 @@ def hook() -> Iterator[tuple[str, list[Any], Callable[[int], None]]]:
 
 def test_a_webhook_gets_the_summary_at_the_end(hook: Any) -> None:
     url, told, _ = hook
-    summary = tell(Watch(webhook=url), None)
+    summary = tell(WatchSettings(webhook=url), None)
     ((path, kind, body),) = told
     assert (path, kind) == ("/s3cret", "application/json")
     assert body.pop("text") == "idletrain demo: completed after 1 rounds, accuracy 0.8000"
@@ -151,7 +151,7 @@ def test_a_webhook_gets_the_summary_at_the_end(hook: Any) -> None:
 def test_a_webhook_hears_also_of_a_run_that_fails(hook: Any) -> None:
     url, told, _ = hook
     summary = Summary()
-    with pytest.raises(RunError), watching(Watch(webhook=url), summary, None):
+    with pytest.raises(RunError), watching(WatchSettings(webhook=url), summary, None):
         raise RunError("the scheduler is gone")
     ((_, _, body),) = told
     assert (body["status"], body["reason"]) == ("failed", "the scheduler is gone")
@@ -161,23 +161,23 @@ def test_a_webhook_hears_also_of_a_run_that_fails(hook: Any) -> None:
 def test_a_webhook_s_secret_is_in_no_log(hook: Any, refused: bool, caplog: pytest.LogCaptureFixture) -> None:
     url, _, answer = hook
     answer(500)
-    tell(Watch(webhook="http://127.0.0.1:1/s3cret" if refused else url), None)
+    tell(WatchSettings(webhook="http://127.0.0.1:1/s3cret" if refused else url), None)
     assert ("Connection refused" if refused else "the server answered 500") in caplog.text
     assert "s3cret" not in caplog.text
 
 
 @pytest.mark.parametrize("url", ["hooks.example.com/x", "file:///etc/passwd", "https://", "ftp://a/b"])
 def test_what_is_no_url_to_post_to_is_refused_without_repeating_it(url: str) -> None:
-    assert Watch(webhook=url).faults() == ["--webhook: should be a URL such as https://hooks.example.com/..."]
+    assert WatchSettings(webhook=url).faults() == ["--webhook: should be a URL such as https://hooks.example.com/..."]
 
 
 def test_trackers_that_are_unknown_or_not_installed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda _name: None)
-    assert Watch(log_to=["mlflow", "excel"]).faults() == [
+    assert WatchSettings(log_to=["mlflow", "excel"]).faults() == [
         "--log-to: mlflow is not installed here; pip install mlflow",
         "--log-to: there is no excel; choose from mlflow, wandb",
     ]
-    assert Watch().faults() == []
+    assert WatchSettings().faults() == []
 
 
 class Client:
@@ -210,7 +210,7 @@ def test_mlflow_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Client, MlflowException=OSError))
     monkeypatch.setattr(Client, "calls", [])
     begun = {**CHURN[0], "job": {"training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}}
-    tell(Watch(log_to=["mlflow"]), None, [begun, *CHURN[1:]])
+    tell(WatchSettings(log_to=["mlflow"]), None, [begun, *CHURN[1:]])
     named = [("experiment", "idletrain"), ("new experiment", "idletrain"), ("run", "7", "demo")]
     assert Client.calls[:3] == named
     assert ("param", "r", "optimizer.lr", 0.1) in Client.calls
@@ -225,7 +225,7 @@ def test_an_mlflow_that_refuses_its_address_is_told_before_the_run_starts(monkey
 
     monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=refused, MlflowException=OSError))
     with pytest.raises(JobError, match=r"mlflow cannot be used \(no folders any more\); set MLFLOW_TRACKING_URI"):
-        tell(Watch(log_to=["mlflow"]), None)
+        tell(WatchSettings(log_to=["mlflow"]), None)
 
 
 REAL = """
@@ -283,7 +283,7 @@ def test_wandb_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch)
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **_: None))
-    tell(Watch(log_to=["wandb"]), None)
+    tell(WatchSettings(log_to=["wandb"]), None)
     assert calls[0] == ("idletrain", "demo", "reissue")
     assert {"accuracy": 0.8, "loss": 0.5, "calibration_error": 0.02, "temperature": 1.1, "round": 1} in calls
     assert calls[-1] == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_summary import CHURN, committed, ended, event, joined, leased, lost, started, summary_of
 
-from idletrain.observe.status import MARKS, POINTS, STATES, machine_of, thinned, view_of
+from idletrain.observe.status import CURVE_POINTS, PREEMPTION_MARKS, VIEW_STATES, machine_of, thinned, view_of
 from idletrain.observe.summary import Summary
 
 
@@ -67,7 +67,7 @@ def test_workers_have_a_state_from_joining_to_gone() -> None:
                 joined(1.0, "b"),
                 joined(1.0, "c"),
                 leased(1.0, 1, "a"),
-                event("marked", 1.5, round=0, subnet=1, attempt=1, steps=7),
+                event("progress_saved", 1.5, round=0, subnet=1, attempt=1, steps=7),
                 event("worker_notice", 2.0, worker="tcp://b"),
                 event("worker_left", 2.0, worker="tcp://c", name="c", cause="kill"),
             ]
@@ -79,7 +79,7 @@ def test_workers_have_a_state_from_joining_to_gone() -> None:
     assert states == {"a": "training", "b": "draining", "tcp://d": "joining", "c": "gone"}
     assert (rows["a"]["subnet"], rows["a"]["steps"], rows["a"]["memory_bytes"]) == ("0/1", 7, 2**30)
     assert (rows["c"]["cause"], rows["c"]["address"], rows["c"]["age_seconds"]) == ("kill", "", 1.0)
-    assert view["states"] == dict.fromkeys(STATES, 1)
+    assert view["states"] == dict.fromkeys(VIEW_STATES, 1)
 
 
 def test_a_worker_costs_what_its_machine_does_and_a_machine_without_one_is_joining() -> None:
@@ -118,7 +118,7 @@ def test_marks_stay_where_they_are_while_nobody_is_taken() -> None:
         view_of(summary_of(stamped([*events, event("waiting", s, reason="")])), s)["preempted"]
         for s in (3000.0, 3800.0)
     ]
-    assert MARKS / 2 < len(marks[0]) <= MARKS
+    assert PREEMPTION_MARKS / 2 < len(marks[0]) <= PREEMPTION_MARKS
     assert marks[0] == marks[1]
 
 
@@ -133,7 +133,7 @@ def test_a_long_run_s_view_stays_small() -> None:
         events += [committed(n + 0.9, n), event("evaluated", n + 0.9, round=n + 1, accuracy=0.5, loss=1.0, seconds=0.1)]
     summary = summary_of(stamped(events))
     view = view_of(summary, 4000.0)
-    assert len(view["curve"]) <= POINTS + 1
+    assert len(view["curve"]) <= CURVE_POINTS + 1
     assert view["curve"][-1][0] == 3000
     assert (view["states"]["gone"], len(view["workers"])) == (3000, 8)
     assert len(json.dumps(view)) < 50_000

@@ -231,11 +231,11 @@ def test_the_grid_follows_a_subnet_from_its_lease_to_its_round_s_commit() -> Non
 
 def test_a_mark_is_a_state_and_its_steps() -> None:
     summary = summary_of([started(), joined(0.0, "a"), leased(0.0, 0, "a"), marked(1.0, 20)])
-    assert (summary.grid[0][0].state, summary.grid[0][0].steps) == ("marked", 20)
+    assert (summary.grid[0][0].state, summary.grid[0][0].steps) == ("progress_saved", 20)
 
 
 def marked(s: float, steps: int) -> dict[str, Any]:
-    return event("marked", s, round=0, subnet=0, attempt=1, steps=steps)
+    return event("progress_saved", s, round=0, subnet=0, attempt=1, steps=steps)
 
 
 def test_old_rounds_leave_the_grid() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.observe.time_use import OUTSIDE, PARTS, divided, merged, rounds, shares
+from idletrain.observe.time_use import OUTSIDE_ROUNDS, TIME_PARTS, divided, merged_spans, round_times, time_shares
 
 Event = dict[str, Any]
 
@@ -41,7 +41,7 @@ def joined(*workers: str) -> list[Event]:
 
 
 def parts_of(events: list[Event]) -> dict[str, float]:
-    (round_,) = rounds(events)
+    (round_,) = round_times(events)
     return {part: pytest.approx(seconds) for part, seconds in round_.worker_seconds.items() if seconds}
 
 
@@ -62,10 +62,10 @@ def test_two_workers_of_which_one_is_slower() -> None:
         "push": 1.5,
         "control": 0.5 + 0.5 + 0.5 + 0.5,  # both wait for their leases, and get ready
         "wait": 3.0,  # a for b
-        "look": 2.0,  # both, from 8 to 9
+        "evaluate": 2.0,  # both, from 8 to 9
         "commit": 2.0,
     }
-    (round_,) = rounds(events)
+    (round_,) = round_times(events)
     assert (round_.bytes_down, round_.bytes_up) == (10, 20)
     assert round_.down_seconds == pytest.approx(1.0)  # a pulled from 1 to 1.5 and b from 1 to 2
     assert round_.up_seconds == pytest.approx(1.5)
@@ -108,7 +108,7 @@ def test_a_revoked_attempt_reaches_into_the_next_round() -> None:
         ended(12.0, 1, how="revoked", train=11.0),
         committed(20.0, 1),
     ]
-    first, second = (round_.worker_seconds for round_ in rounds(events))
+    first, second = (round_.worker_seconds for round_ in round_times(events))
     assert (first["compute"], first["lost"]) == pytest.approx((2.0, 8.0))
     assert (second["lost"], second["wait"]) == pytest.approx((2.0, 8.0))
 
@@ -120,7 +120,7 @@ def test_an_update_whose_report_never_came_still_tells_its_steps() -> None:
 
 def test_every_sitting_has_a_clock_of_its_own() -> None:
     sitting = [*joined("a"), leased(0.0, 1), staged(10.0, 1, train=10.0), committed(10.0)]
-    assert [round_.worker_seconds["compute"] for round_ in rounds(sitting + sitting)] == [10.0, 10.0]
+    assert [round_.worker_seconds["compute"] for round_ in round_times(sitting + sitting)] == [10.0, 10.0]
 
 
 def test_of_two_things_at_once_a_second_is_the_one_that_matters_more() -> None:
@@ -130,7 +130,7 @@ def test_of_two_things_at_once_a_second_is_the_one_that_matters_more() -> None:
 
 
 SPANS = st.tuples(st.floats(-10, 10), st.floats(0, 5)).map(lambda span: (span[0], span[0] + span[1]))
-BY_PART = st.dictionaries(st.sampled_from(PARTS), st.lists(SPANS, max_size=4))
+BY_PART = st.dictionaries(st.sampled_from(TIME_PARTS), st.lists(SPANS, max_size=4))
 
 
 @given(SPANS, BY_PART, BY_PART)
@@ -138,14 +138,14 @@ def test_the_parts_of_any_worker_s_time_add_up_to_it(
     there: tuple[float, float], busy: dict[str, list[Any]], idle: dict[str, list[Any]]
 ) -> None:
     seconds = divided(there, busy, idle)
-    assert set(seconds) == set(PARTS)
+    assert set(seconds) == set(TIME_PARTS)
     assert min(seconds.values()) >= -1e-9
     assert sum(seconds.values()) == pytest.approx(there[1] - there[0], abs=1e-9)
 
 
 @given(st.lists(SPANS), st.floats(-12, 17))
 def test_merged_spans_cover_the_same_and_do_not_overlap(spans: list[tuple[float, float]], at: float) -> None:
-    result = merged(spans)
+    result = merged_spans(spans)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(result))
     assert any(s <= at <= e for s, e in result) == any(s <= at <= e for s, e in spans)
 
@@ -204,7 +204,7 @@ def test_the_parts_of_any_story_s_rounds_add_up_to_the_workers_seconds(
     story: list[tuple[str, int, float, float]],
 ) -> None:
     events, expected = told(story)
-    result = rounds(events)
+    result = round_times(events)
     assert [sum(r.worker_seconds.values()) for r in result] == pytest.approx(expected, abs=1e-6)
     for round_ in result:
         assert min(round_.worker_seconds.values()) >= -1e-9
@@ -220,14 +220,14 @@ def test_all_of_the_workers_time_has_its_share_also_outside_rounds() -> None:
         ended(18.0, 1, train=5.0),
         committed(20.0),
     ]
-    told = shares(events, alive_seconds=20.0)  # to 22 s
+    told = time_shares(events, alive_seconds=20.0)  # to 22 s
     assert {part: share for part, share in told.items() if share} == pytest.approx(
-        {"compute": 5 / 20, "control": 3 / 20, "look": 2 / 20, OUTSIDE: 10 / 20}
+        {"compute": 5 / 20, "control": 3 / 20, "evaluate": 2 / 20, OUTSIDE_ROUNDS: 10 / 20}
     )
 
 
 def test_nobody_s_time_went_nowhere() -> None:
-    assert shares([], alive_seconds=0.0) == {}
+    assert time_shares([], alive_seconds=0.0) == {}
 
 
 def test_a_push_that_waits_for_another_s_pull_is_no_push_yet() -> None:

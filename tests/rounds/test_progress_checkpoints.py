@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from idletrain.rounds.durable.run_directory import Payload
-from idletrain.rounds.progress_checkpoints import Marks
+from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
 
 
 def mark(steps: int) -> Payload:
@@ -11,7 +11,7 @@ def mark(steps: int) -> Payload:
 
 
 def test_a_subnet_that_goes_back_for_itself_has_its_latest_mark_alone() -> None:
-    marks = Marks()
+    marks = ProgressCheckpoints()
     for steps in (10, 20):
         marks.keep(0, steps, mark(steps))
     assert list(marks.steps(0)) == [20]
@@ -20,7 +20,7 @@ def test_a_subnet_that_goes_back_for_itself_has_its_latest_mark_alone() -> None:
 
 
 def test_in_lockstep_a_mark_is_held_until_all_subnets_have_a_newer_one() -> None:
-    marks = Marks(together=2)
+    marks = ProgressCheckpoints(together=2)
     marks.keep(0, 10, mark(10))
     marks.keep(0, 20, mark(20))
     marks.keep(1, 10, mark(10))
@@ -32,7 +32,7 @@ def test_in_lockstep_a_mark_is_held_until_all_subnets_have_a_newer_one() -> None
 
 
 def test_a_mark_that_only_one_has_leaves_the_common_one_where_it_is() -> None:
-    marks = Marks(together=2)
+    marks = ProgressCheckpoints(together=2)
     for k in (0, 1):
         marks.keep(k, 10, mark(10))
     marks.keep(0, 13, mark(13))
@@ -43,7 +43,7 @@ def test_a_mark_that_only_one_has_leaves_the_common_one_where_it_is() -> None:
 
 
 def test_marks_of_more_steps_are_forgotten() -> None:
-    marks = Marks(2)
+    marks = ProgressCheckpoints(2)
     for k, steps in ((0, 3), (0, 5), (1, 3)):
         marks.keep(k, steps, mark(steps))
     marks.forget_above(3)

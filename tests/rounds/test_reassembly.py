@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from idletrain.exchange.codec import Codec
-from idletrain.exchange.messages import Bound, LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.messages import AcceptanceRule, LeaseId, PushHeader, Reply, checksum
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds.durable.run_directory import Payload
-from idletrain.rounds.reassembly import Begun, Inbox, travelling
+from idletrain.rounds.reassembly import Baseline, Reassembly, persistent_part
 from idletrain.worker import encoding
 
 LEASE = LeaseId("run", 1, 0, 0, 7)
@@ -29,8 +29,8 @@ PIECE = 1280
 class World:
     """A subnet, its update as it travels, and an inbox."""
 
-    inbox: Inbox
-    begun: Begun
+    inbox: Reassembly
+    begun: Baseline
     codec: Codec
     content: Tensor
     flat: Tensor
@@ -56,8 +56,8 @@ def world(small_program: Callable[..., Prepared]) -> Callable[..., World]:
         trained = flat + 0.01 * torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
         codec = encoding.codec(program, subnet, "push")
         assert codec
-        content = encoding.update(program, subnet, trained, flat, LEASE)
-        return World(Inbox(program, salvage=salvage), Begun(subnet, network), codec, content, flat, trained)
+        content = encoding.encode_update(program, subnet, trained, flat, LEASE)
+        return World(Reassembly(program, salvage=salvage), Baseline(subnet, network), codec, content, flat, trained)
 
     return make
 
@@ -72,7 +72,7 @@ def test_parts_in_any_order_make_what_was_sent(world: Callable[..., World]) -> N
     assert made.part(middle, len(made.content))
     assert made.part(0, middle)
     taken = made.inbox.read(made.header(), [], made.begun)
-    assert (taken.fault, taken.covered, taken.lacking) == (None, 1.0, None)
+    assert (taken.fault, taken.norm_fraction, taken.missing_rows) == (None, 1.0, None)
     assert torch.equal(values_of(taken.payload.frames), made.codec.decode(made.content, made.flat))
     at_once = made.inbox.read(made.header(), [memoryview(made.content.numpy())], made.begun)
     assert at_once.payload.checksum == taken.payload.checksum
@@ -91,9 +91,9 @@ def test_the_more_has_come_the_more_is_covered_and_salvaged(world: Callable[...,
     asked, off = [], []
     for stop in (made.codec.first_row - 1, made.codec.first_row + 700, 3 * len(made.content) // 4, len(made.content)):
         made.part(0, stop)
-        asked.append(made.inbox.covered(7, STEPS, made.begun.subnet))
+        asked.append(made.inbox.norm_fraction(7, STEPS, made.begun.subnet))
         if asked[-1]:
-            payload = made.inbox.salvaged(made.inbox.came(7, STEPS, made.begun), made.begun)
+            payload = made.inbox.salvaged(made.inbox.arrived(7, STEPS, made.begun), made.begun)
             off.append(float((values_of(payload.frames) - made.trained).square().sum()))
             assert payload.train_seconds == 1.5
     assert asked[0] == 0
@@ -101,13 +101,13 @@ def test_the_more_has_come_the_more_is_covered_and_salvaged(world: Callable[...,
     assert asked[-1] == pytest.approx(1)
     assert off == sorted(off, reverse=True)
     made.inbox.drop(7)
-    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
+    assert made.inbox.norm_fraction(7, STEPS, made.begun.subnet) == 0
 
 
 def test_without_salvage_and_without_codes_nothing_is_of_use_before_it_is_whole(world: Callable[..., World]) -> None:
     for made in (world(salvage=False), world(push="bf16")):
         made.part(0, len(made.content) - 1)
-        assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
+        assert made.inbox.norm_fraction(7, STEPS, made.begun.subnet) == 0
         assert not made.inbox.is_enough(7, STEPS, made.begun.subnet)
 
 
@@ -117,21 +117,21 @@ def test_pieces_in_any_order_are_what_their_whole_rows_are(world: Callable[..., 
     arguments = made.header(), memoryview(made.content.numpy()), pieces, PIECE, made.begun.subnet
     pieces[0] = False
     made.inbox.note(*arguments)
-    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0  # without the head nothing is of use
+    assert made.inbox.norm_fraction(7, STEPS, made.begun.subnet) == 0  # without the head nothing is of use
     pieces[0], pieces[-3] = True, False
     made.inbox.note(*arguments)
-    assert 0.5 < made.inbox.covered(7, STEPS, made.begun.subnet) < 1
-    came = made.inbox.came(7, STEPS, made.begun)
-    assert 8 <= (~came.got).sum() <= 12
+    assert 0.5 < made.inbox.norm_fraction(7, STEPS, made.begun.subnet) < 1
+    came = made.inbox.arrived(7, STEPS, made.begun)
+    assert 8 <= (~came.received).sum() <= 12
 
 
 def test_a_mark_that_is_coming_is_no_update(world: Callable[..., World]) -> None:
     """Not even where as many of its bytes have come as an update has."""
     made = world(loss=0.3)
-    mark = torch.rand(made.inbox._program.buffer_size(made.begun.subnet, travelling=False))
+    mark = torch.rand(made.inbox._program.buffer_size(made.begun.subnet, persistent=False))
     header, frames = made.header(update=False), [memoryview(mark.numpy()).cast("B")]
     assert made.inbox.hold(header, 0, frames, made.begun.subnet)
-    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
+    assert made.inbox.norm_fraction(7, STEPS, made.begun.subnet) == 0
     assert not made.inbox.is_enough(7, STEPS, made.begun.subnet)
     made.part(0, len(made.content))
     assert made.inbox.read(made.header(), [], made.begun).fault is None
@@ -144,15 +144,15 @@ def test_what_came_as_datagrams_and_then_in_parts_is_the_larger_of_both(world: C
     made.inbox.note(made.header(), memoryview(made.content.numpy()), pieces, PIECE, made.begun.subnet)
     made.part(0, len(made.content))
     taken = made.inbox.read(made.header(), [], made.begun)
-    assert (taken.fault, taken.lacking) == (None, None)
+    assert (taken.fault, taken.missing_rows) == (None, None)
 
 
 def test_of_a_mark_only_what_travels_is_an_update() -> None:
     mark = Payload([memoryview(bytes(range(10))), memoryview(bytes(range(10, 20)))], 2.5, 0)
-    cut = travelling(mark, 13)
+    cut = persistent_part(mark, 13)
     assert b"".join(cut.frames) == bytes(range(13))
     assert (cut.train_seconds, cut.checksum) == (2.5, checksum(cut.frames))
-    assert travelling(mark, 20) is mark
+    assert persistent_part(mark, 20) is mark
 
 
 def test_a_bounded_part_may_come_later_and_is_named(world: Callable[..., World]) -> None:
@@ -167,27 +167,27 @@ def test_a_bounded_part_may_come_later_and_is_named(world: Callable[..., World])
     assert made.inbox.is_enough(7, STEPS, made.begun.subnet)
     taken = made.inbox.read(made.header(), [], made.begun)
     assert taken.fault is None
-    assert taken.lacking is not None
-    assert (~taken.lacking.got).sum() == rows // 10
-    assert 0.98 <= taken.covered < 1
+    assert taken.missing_rows is not None
+    assert (~taken.missing_rows.received).sum() == rows // 10
+    assert 0.98 <= taken.norm_fraction < 1
 
 
 def test_the_same_bound_holds_for_pieces(world: Callable[..., World]) -> None:
     made = world(loss=0.2)
-    bound = made.inbox.bound(made.header(), len(made.content), made.begun.subnet)
-    assert isinstance(bound, Bound)
-    assert (bound.needed, bound.least) == (made.codec.first_row, 0.8)
-    assert bound.enough
+    bound = made.inbox.acceptance_rule(made.header(), len(made.content), made.begun.subnet)
+    assert isinstance(bound, AcceptanceRule)
+    assert (bound.required_bytes, bound.min_fraction) == (made.codec.first_row, 0.8)
+    assert bound.is_acceptable
     pieces = np.ones(-(-len(made.content) // PIECE), bool)
     content = memoryview(made.content.numpy())
-    assert bound.enough(content, pieces, PIECE)
+    assert bound.is_acceptable(content, pieces, PIECE)
     pieces[-1] = False
-    assert bound.enough(content, pieces, PIECE)
+    assert bound.is_acceptable(content, pieces, PIECE)
     pieces[len(pieces) // 2 :] = False
-    assert not bound.enough(content, pieces, PIECE)
-    size = 4 * made.inbox._program.buffer_size(made.begun.subnet, travelling=False)
-    assert made.inbox.bound(made.header(update=False), size, made.begun.subnet) == Bound(size, 1.0)
-    assert made.inbox.bound(made.header(), size, made.begun.subnet) is Reply.WRONG_SHAPE
+    assert not bound.is_acceptable(content, pieces, PIECE)
+    size = 4 * made.inbox._program.buffer_size(made.begun.subnet, persistent=False)
+    assert made.inbox.acceptance_rule(made.header(update=False), size, made.begun.subnet) == AcceptanceRule(size, 1.0)
+    assert made.inbox.acceptance_rule(made.header(), size, made.begun.subnet) is Reply.WRONG_SHAPE
 
 
 def test_an_update_of_fewer_steps_is_taken_under_salvage_alone(world: Callable[..., World]) -> None:
@@ -210,4 +210,4 @@ def test_what_cannot_be_a_push_is_refused(world: Callable[..., World]) -> None:
     taken = made.inbox.read(made.header(), [memoryview(spoilt.numpy())], made.begun)
     assert (taken.fault, taken.where) == (Reply.NOT_FINITE, made.begun.subnet.layout.tensors[0].name)
     made.part(0, len(spoilt) - 128)
-    assert made.inbox.covered(7, STEPS, made.begun.subnet) == 0
+    assert made.inbox.norm_fraction(7, STEPS, made.begun.subnet) == 0

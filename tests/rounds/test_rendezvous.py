@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from idletrain.exchange.messages import Gang, LeaseId, Reply
+from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
 from idletrain.rounds import state
 from idletrain.rounds.protocol import WorkerJoined, WorkerLeft
-from idletrain.rounds.rendezvous import Gangs, common_step
+from idletrain.rounds.rendezvous import Rendezvous, common_step
 
 
 def test_the_latest_step_that_all_have_is_gone_on_from() -> None:
@@ -22,20 +22,22 @@ class World:
     """Two subnets in lockstep, and workers that come and go."""
 
     def __init__(self) -> None:
-        rules = state.Rules(salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True)
+        rules = state.RoundRules(
+            salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True
+        )
         self.state = state.open_run(rules, "run", 1, 0, (1, 1), {}, 0.0, {})
         self.formed: list[int] = []
-        self.gangs = Gangs(self.formed.append)
+        self.gangs = Rendezvous(self.formed.append)
         self.leases: dict[int, LeaseId] = {}
         for name in "ab":
             self.do(WorkerJoined(now=0.0, worker=name, memory_bytes=10, leases=2))
 
     def do(self, event: Any) -> None:
         self.state, commands = state.advance(self.state, event)
-        self.leases |= {c.lease.subnet: c.lease for c in commands if isinstance(c, state.Lease)}
-        self.gangs.settle(self.state)
+        self.leases |= {c.lease.subnet: c.lease for c in commands if isinstance(c, state.GrantLease)}
+        self.gangs.answer_waiting(self.state)
 
-    def ask(self, subnet: int, *steps: int) -> asyncio.Task[Gang | Reply]:
+    def ask(self, subnet: int, *steps: int) -> asyncio.Task[LockstepGroup | Reply]:
         lease = self.leases[subnet]
         return asyncio.ensure_future(self.gangs.join(lease, f"tcp://{lease.attempt}", steps, self.state))
 
@@ -51,7 +53,7 @@ def test_a_gang_is_formed_when_every_subnet_s_worker_has_asked() -> None:
         await asyncio.sleep(0)
         assert not first.done()
         second = world.ask(1, 7, 3)
-        assert await first == await second == Gang(1, 7, ("tcp://1", "tcp://2"))
+        assert await first == await second == LockstepGroup(1, 7, ("tcp://1", "tcp://2"))
 
     played(scene())
 
@@ -65,7 +67,7 @@ def test_who_is_left_waits_for_the_heir_and_all_go_back_to_its_step() -> None:
         await asyncio.sleep(0)
         assert not mine.done()
         world.do(WorkerJoined(now=2.0, worker="c", memory_bytes=10, leases=2))
-        assert await world.ask(1, 20) == await mine == Gang(2, 20, ("tcp://1", "tcp://3"))
+        assert await world.ask(1, 20) == await mine == LockstepGroup(2, 20, ("tcp://1", "tcp://3"))
         assert world.formed == [0, 20]
 
     played(scene())
@@ -80,7 +82,7 @@ def test_who_has_no_lease_any_more_does_not_wait() -> None:
         assert await waiting is Reply.NOT_LEASED
         late = world.ask(1)
         await asyncio.sleep(0)
-        world.gangs.settle(None)
+        world.gangs.answer_waiting(None)
         assert await late is Reply.STALE_ROUND
 
     played(scene())

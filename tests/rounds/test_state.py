@@ -12,30 +12,30 @@ from hypothesis import strategies as st
 from idletrain.exchange.messages import LeaseId, Reply
 from idletrain.rounds import state
 from idletrain.rounds.protocol import (
-    Answer,
     AttemptEnded,
-    Beat,
-    Came,
+    ClockTick,
     Commit,
     Committed,
-    Event,
+    Evaluate,
+    Evaluated,
     Finish,
-    Keep,
-    Lease,
-    Look,
-    Looked,
-    Lost,
-    NoticeGiven,
+    GrantLease,
+    Heartbeat,
+    KeepProgress,
+    LeaseLost,
+    NoticeReceived,
+    PartArrived,
+    Persist,
+    Persisted,
     Pushed,
-    StopAsked,
-    Store,
-    Stored,
-    Tick,
+    Respond,
+    RoundEvent,
+    StopRequested,
     WorkerJoined,
     WorkerLeft,
 )
-from idletrain.rounds.state import IllegalEventError, Rules, Stage, State, Worker, advance
-from idletrain.rounds.table import Phase, Table
+from idletrain.rounds.state import IllegalEventError, RoundRules, RoundState, RunStage, WorkerState, advance
+from idletrain.rounds.table import Phase, SubnetTable
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -51,35 +51,35 @@ class World:
         staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
         self.needs, self.alone = needs, rules.pop("alone", frozenset())
         self.now = 0.0
-        workers = {name: Worker(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
-        rules_ = Rules(**(asked | rules))
+        workers = {name: WorkerState(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
+        rules_ = RoundRules(**(asked | rules))
         self.state = state.open_run(rules_, "run", 1, round_, needs, staged, self.now, workers, self.alone)
-        self.leases: list[Lease] = []
-        self.running: list[Lease] = []  # attempts whose tasks have not ended
+        self.leases: list[GrantLease] = []
+        self.running: list[GrantLease] = []  # attempts whose tasks have not ended
         self.to_store: list[int] = []
         self.stored: dict[tuple[int, int], int] = {}
         self.committed: list[Commit] = []
         self.commit_due = self.look_due = False
-        self.lost: list[Lost] = []
+        self.lost: list[LeaseLost] = []
         self.finished: str | None = None
         self.log: list[state.Command] = []
 
-    def do(self, kind: type[Event], **fields: object) -> tuple[state.Command, ...]:
+    def do(self, kind: type[RoundEvent], **fields: object) -> tuple[state.Command, ...]:
         if kind is Pushed:  # of fewer steps than all, a mark, unless the test says otherwise
             fields.setdefault("update", fields["steps"] == STEPS)
         event = kind(now=self.now, **fields)
         before = self.state
         self.state, commands = advance(before, event)
-        answers = [c for c in commands if isinstance(c, Answer)]
-        assert len(answers) == isinstance(event, Beat | Pushed | Came)
+        answers = [c for c in commands if isinstance(c, Respond)]
+        assert len(answers) == isinstance(event, Heartbeat | Pushed | PartArrived)
         for command in commands:
             self._check(command)
         self._check_state(before)
         self.log += commands
         return commands
 
-    def tell(self, kind: type[Event], lease: LeaseId, **fields: object) -> Reply:
-        (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Answer)]
+    def tell(self, kind: type[RoundEvent], lease: LeaseId, **fields: object) -> Reply:
+        (answer,) = [c for c in self.do(kind, lease=lease, **fields) if isinstance(c, Respond)]
         return answer.reply
 
     def join(self, *names: str, memory_bytes: int = LARGE, leases: int = 1, cohort: str = "") -> None:
@@ -96,20 +96,20 @@ class World:
 
     def store(self, subnet: int) -> None:
         self.to_store.remove(subnet)
-        self.do(Stored, subnet=subnet)
+        self.do(Persisted, subnet=subnet)
 
     def end(self, lease: LeaseId, *, failed: bool = False, unfit: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
         (worker,) = (c.worker for c in self.leases if c.lease == lease)
-        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed, unfit=unfit)
+        self.do(AttemptEnded, lease=lease, worker=worker, failed=failed, out_of_memory=unfit)
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
-        self.do(Committed, needs=self.needs, alone=self.alone, snapshot_due=snapshot_due)
+        self.do(Committed, needs=self.needs, exclusive=self.alone, snapshot_due=snapshot_due)
 
     def look(self, accuracy: float | None = None) -> None:
         self.look_due = False
-        self.do(Looked, accuracy=accuracy)
+        self.do(Evaluated, accuracy=accuracy)
 
     def drive(self) -> None:
         """A fair world: new workers come, whoever holds a lease finishes it, whatever was asked is done."""
@@ -127,18 +127,18 @@ class World:
             for given_ in list(self.running):
                 self.tell(Pushed, given_.lease, steps=STEPS)
                 self.end(given_.lease)
-            self.do(Tick)
+            self.do(ClockTick)
         raise AssertionError(f"stuck in {self.state}")
 
     def _check(self, command: state.Command) -> None:
         rules = self.state.rules
         match command:
-            case Lease(lease, _, step):
+            case GrantLease(lease, _, step):
                 assert lease.attempt not in {c.lease.attempt for c in self.leases}
                 assert step < rules.local_steps or rules.lockstep
                 self.leases.append(command)
                 self.running.append(command)
-            case Store(k, _, steps, covered):
+            case Persist(k, _, steps, covered):
                 key = (self.state.round, k)
                 assert not covered or rules.salvage
                 assert key not in self.stored, "accepted twice"
@@ -149,15 +149,15 @@ class World:
             case Commit(round_, staged):
                 assert round_ not in {c.round for c in self.committed}
                 assert staged
-                assert not self.state.looking
+                assert not self.state.evaluating
                 assert rules.salvage or len(staged) == len(self.needs)
                 assert rules.salvage or all(steps == rules.local_steps for _, steps in staged)
                 self.committed.append(command)
                 self.commit_due = True
-            case Look():
+            case Evaluate():
                 assert not self.look_due
                 self.look_due = True
-            case Lost():
+            case LeaseLost():
                 assert command.kept_steps >= 0
                 assert command.lost_steps >= 0
                 self.lost.append(command)
@@ -165,24 +165,24 @@ class World:
                 assert self.finished is None
                 self.finished = status
 
-    def _check_state(self, before: State) -> None:
+    def _check_state(self, before: RoundState) -> None:
         now = self.state
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
                 assert new.steps >= old.steps, "steps that were safe at home are gone"
-        assert now.subnets == Table.of(now.subnets)
-        if now.stage is Stage.DONE:
+        assert now.subnets == SubnetTable.of(now.subnets)
+        if now.stage is RunStage.DONE:
             return
-        assert all(s.phase is Phase.LEASED for s in now.subnets if s.ahead)
+        assert all(s.phase is Phase.LEASED for s in now.subnets if s.queued)
         for name, worker in now.workers.items():
             held = [s for s in now.subnets if s.phase is Phase.LEASED and s.worker == name]
             assert {s.attempt for s in held} <= worker.attempts.keys()
             assert len(worker.attempts) <= worker.leases
             assert sum(s.need_bytes for s in held) <= worker.memory_bytes
-            assert len(held) == 1 or not any(s.alone for s in held)
+            assert len(held) == 1 or not any(s.exclusive for s in held)
             assert len(held) <= 1 or not now.rules.lockstep
             first = next(iter(worker.attempts), None)
-            assert all(s.attempt != first for s in held if s.ahead), "it trains what it is to train next"
+            assert all(s.attempt != first for s in held if s.queued), "it trains what it is to train next"
 
 
 ACTIONS = (
@@ -217,9 +217,9 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
         case "leave":
             world.do(WorkerLeft, worker=name)
         case "notice":
-            world.do(NoticeGiven, worker=name)
+            world.do(NoticeReceived, worker=name)
         case "beat" if lease:
-            world.tell(Beat, lease, steps=b % (STEPS + 1))
+            world.tell(Heartbeat, lease, steps=b % (STEPS + 1))
         case "push" if lease:
             world.tell(Pushed, lease, steps=STEPS)
         case "mark" if lease:
@@ -227,7 +227,9 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
         case "part" if lease and world.state.rules.salvage:
             world.tell(Pushed, lease, steps=1 + b % STEPS, update=True)
         case "came" if lease:
-            world.tell(Came, lease, steps=1 + b % STEPS, covered=b / 50 if world.state.rules.salvage else 0.0)
+            world.tell(
+                PartArrived, lease, steps=1 + b % STEPS, norm_fraction=b / 50 if world.state.rules.salvage else 0.0
+            )
         case "fault" if lease:
             world.tell(Pushed, lease, steps=1 + b % STEPS, fault=FAULTS[b % 3])
         case "foreign" if lease:
@@ -240,13 +242,13 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
                 replace(lease, round=lease.round + 1),
             )[b % 6]
             before = world.state
-            assert world.tell(Pushed if b % 4 else Beat, other, steps=STEPS) is not Reply.ACCEPTED
+            assert world.tell(Pushed if b % 4 else Heartbeat, other, steps=STEPS) is not Reply.ACCEPTED
             assert world.state.subnets == before.subnets or world.state.rules.salvage
         case "end" if world.running:
             world.end(world.running[a % len(world.running)].lease, failed=b % 3 == 0, unfit=b % 3 == 1)
         case "tick":
             world.now += b
-            world.do(Tick)
+            world.do(ClockTick)
         case "store" if world.to_store:
             world.store(world.to_store[a % len(world.to_store)])
         case "commit" if world.commit_due:
@@ -259,14 +261,14 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
 
 def refuse_illegal(world: World) -> None:
     """Events that cannot happen now are refused and leave the state as it was."""
-    illegal: list[Event] = []
-    if world.state.stage is not Stage.DONE:
+    illegal: list[RoundEvent] = []
+    if world.state.stage is not RunStage.DONE:
         stray = [k for k, s in enumerate(world.state.subnets) if s.phase is not Phase.STORING]
-        illegal += [Stored(now=world.now, subnet=k) for k in stray]
-        if world.state.stage is not Stage.COMMITTING:
+        illegal += [Persisted(now=world.now, subnet=k) for k in stray]
+        if world.state.stage is not RunStage.COMMITTING:
             illegal.append(Committed(now=world.now, needs=world.needs, snapshot_due=False))
-        if not world.state.looking:
-            illegal.append(Looked(now=world.now, accuracy=1.0))
+        if not world.state.evaluating:
+            illegal.append(Evaluated(now=world.now, accuracy=1.0))
     before, workers = world.state, dict(world.state.workers)
     for event in illegal:
         with pytest.raises(IllegalEventError):
@@ -333,15 +335,15 @@ def test_a_stop_ends_the_run_at_any_point_and_nothing_is_taken_after_it(
         play(world, *event)
     if world.finished:
         return
-    world.do(StopAsked)
+    world.do(StopRequested)
     if world.commit_due:  # what is being written is written
         world.commit()
     assert world.finished == "stopped"
     for lease in world.leases:
         assert world.tell(Pushed, lease.lease, steps=STEPS) is Reply.STALE_ROUND
-        assert world.tell(Beat, lease.lease, steps=1) is Reply.STALE_ROUND
-    world.do(Tick)
-    assert world.state.stage is Stage.DONE
+        assert world.tell(Heartbeat, lease.lease, steps=1) is Reply.STALE_ROUND
+    world.do(ClockTick)
+    assert world.state.stage is RunStage.DONE
 
 
 # --- leases -------------------------------------------------------------------------------------------------------
@@ -357,14 +359,14 @@ def test_the_largest_subnet_goes_to_the_smallest_worker_that_holds_it() -> None:
 
 def test_a_worker_is_leased_a_second_subnet_when_there_is_one_for_everybody() -> None:
     world = World(needs=(SMALL,) * 5, workers=("a", "b"))
-    world.do(Tick)
+    world.do(ClockTick)
     assert Counter(c.worker for c in world.leases) == {"a": 2, "b": 2}
     first, second = (c.lease for c in world.leases if c.worker == "a")
-    assert not world.state.subnets[first.subnet].ahead
-    assert world.state.subnets[second.subnet].ahead
+    assert not world.state.subnets[first.subnet].queued
+    assert world.state.subnets[second.subnet].queued
     world.finish_subnet(first.subnet)  # who takes the last one is decided by who is done first
     assert world.leases[-1].worker == "a"
-    assert not world.state.subnets[second.subnet].ahead
+    assert not world.state.subnets[second.subnet].queued
 
 
 def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_is_done_go_on() -> None:
@@ -375,7 +377,7 @@ def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_i
     assert world.leases[-1].worker == "c"
     for k in (0, 1):
         assert world.tell(Pushed, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
-        assert world.tell(Beat, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
+        assert world.tell(Heartbeat, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
     world.do(WorkerLeft, worker="a")  # its mark of all steps stays
     assert world.tell(Pushed, world.lease_of(2), steps=STEPS) is Reply.ACCEPTED
@@ -409,7 +411,7 @@ def test_in_lockstep_who_is_warned_leaves_its_mark_before_others_take_over() -> 
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b", cohort="Xeon")
     world.join("c", "d", cohort="Epyc")
-    world.do(NoticeGiven, worker="a")
+    world.do(NoticeReceived, worker="a")
     assert (world.lost, len(world.leases)) == ([], 2)
     for k in (0, 1):
         assert world.tell(Pushed, world.lease_of(k), steps=STEPS - 1) is Reply.ACCEPTED
@@ -423,7 +425,7 @@ def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
     assert world.tell(Pushed, world.lease_of(1), steps=1) is Reply.ACCEPTED
-    world.state = state.gone_back(world.state, 1, (1, 1))
+    world.state = state.rolled_back(world.state, 1, (1, 1))
     assert [subnet.steps for subnet in world.state.subnets] == [1, 1]
     assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
@@ -435,8 +437,8 @@ def test_a_gang_s_start_counts_as_home_only_where_it_is() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
-    world.state = state.gone_back(world.state, 2, (1, 0))  # the members have step 2
-    assert [(subnet.steps, subnet.seen_steps) for subnet in world.state.subnets] == [(1, 2), (0, 0)]
+    world.state = state.rolled_back(world.state, 2, (1, 0))  # the members have step 2
+    assert [(subnet.steps, subnet.reported_steps) for subnet in world.state.subnets] == [(1, 2), (0, 0)]
     assert world.tell(Pushed, world.lease_of(0), steps=2) is Reply.ACCEPTED
 
 
@@ -478,7 +480,7 @@ def test_in_lockstep_a_small_subnet_makes_way_for_a_large_one() -> None:
 
 def test_the_last_subnets_of_a_round_wait_for_whoever_is_done_first() -> None:
     world = World(needs=(SMALL,) * 3, workers=("a", "b"))
-    world.do(Tick)
+    world.do(ClockTick)
     assert Counter(c.worker for c in world.leases) == {"a": 1, "b": 1}
     world.finish_subnet(world.leases[1].lease.subnet)
     assert world.leases[2].worker == world.leases[1].worker
@@ -490,8 +492,8 @@ def test_a_joiner_takes_over_what_waits_behind_another_subnet() -> None:
     ahead = world.leases[1].lease
     world.join("b", leases=2)
     assert (world.leases[2].worker, world.leases[2].lease.subnet) == ("b", ahead.subnet)
-    assert not world.state.subnets[ahead.subnet].ahead
-    assert world.tell(Beat, ahead, steps=0) is Reply.NOT_LEASED
+    assert not world.state.subnets[ahead.subnet].queued
+    assert world.tell(Heartbeat, ahead, steps=0) is Reply.NOT_LEASED
     assert world.lost == []
 
 
@@ -532,8 +534,8 @@ def test_a_worker_that_dies_loses_both_its_subnets_but_steps_of_the_first_alone(
     world.join("a", leases=2)
     training, ahead = (c.lease for c in world.leases)
     world.now = 1.0
-    assert world.tell(Beat, training, steps=3) is Reply.ACCEPTED
-    assert world.tell(Beat, ahead, steps=0) is Reply.ACCEPTED
+    assert world.tell(Heartbeat, training, steps=3) is Reply.ACCEPTED
+    assert world.tell(Heartbeat, ahead, steps=0) is Reply.ACCEPTED
     world.now = 1.5
     world.do(WorkerLeft, worker="a")
     assert [(c.subnet, c.lost_steps) for c in world.lost] == [(training.subnet, STEPS), (ahead.subnet, 0)]
@@ -556,11 +558,11 @@ def test_a_lease_without_a_beat_is_over_after_its_seconds_and_goes_on_elsewhere_
     world.now = 5.0
     assert world.tell(Pushed, first, steps=2) is Reply.ACCEPTED
     world.now = 15.0
-    world.do(Tick)
+    world.do(ClockTick)
     assert world.lost == []
     world.now = 15.1
     world.join("b")
-    world.do(Tick)
+    world.do(ClockTick)
     assert [(c.worker, c.cause, c.kept_steps) for c in world.lost] == [("a", "lease", 2)]
     assert (world.leases[-1].worker, world.leases[-1].step) == ("b", 2)
 
@@ -569,8 +571,8 @@ def test_a_beat_prolongs_a_lease() -> None:
     world = World(needs=(SMALL,), lease_seconds=10.0)
     world.join("a")
     for world.now in (9.0, 18.0, 27.0):
-        assert world.tell(Beat, world.lease_of(0), steps=1) is Reply.ACCEPTED
-        world.do(Tick)
+        assert world.tell(Heartbeat, world.lease_of(0), steps=1) is Reply.ACCEPTED
+        world.do(ClockTick)
     assert world.lost == []
 
 
@@ -578,7 +580,7 @@ def test_the_worker_of_an_expired_lease_gets_no_other_before_its_task_has_ended(
     world = World(needs=(SMALL,))
     world.join("a")
     world.now = 11.0
-    world.do(Tick)
+    world.do(ClockTick)
     assert len(world.leases) == 1
     world.end(world.lease_of(0))
     assert [c.worker for c in world.leases] == ["a", "a"]
@@ -587,7 +589,7 @@ def test_the_worker_of_an_expired_lease_gets_no_other_before_its_task_has_ended(
 def test_a_draining_worker_gets_no_lease_and_its_end_counts_as_a_notice() -> None:
     world = World(needs=(SMALL, SMALL))
     world.join("a")
-    world.do(NoticeGiven, worker="a")
+    world.do(NoticeReceived, worker="a")
     drained = world.leases[0].lease
     assert world.tell(Pushed, drained, steps=3) is Reply.ACCEPTED
     world.end(drained)
@@ -601,7 +603,7 @@ def test_a_killed_worker_s_steps_since_its_last_beat_are_estimated_at_its_pace()
     world = World(needs=(SMALL,), local_steps=100)
     world.join("a")
     world.now = 5.0
-    world.tell(Beat, world.lease_of(0), steps=50)
+    world.tell(Heartbeat, world.lease_of(0), steps=50)
     world.now = 6.0
     world.do(WorkerLeft, worker="a")
     assert [(c.cause, c.kept_steps, c.lost_steps) for c in world.lost] == [("kill", 0, 60)]
@@ -615,7 +617,7 @@ def test_a_beat_from_before_the_pull_does_not_make_lost_steps_negative() -> None
     world.do(WorkerLeft, worker="a")
     world.join("b")
     world.now = 2.0
-    assert world.tell(Beat, world.lease_of(0), steps=0) is Reply.ACCEPTED
+    assert world.tell(Heartbeat, world.lease_of(0), steps=0) is Reply.ACCEPTED
     world.now = 3.0
     world.do(WorkerLeft, worker="b")
     assert world.lost[-1].lost_steps == 0
@@ -696,9 +698,9 @@ def test_pushes_are_answered_by_what_became_of_their_lease() -> None:
 def test_a_mark_that_arrives_after_a_later_one_is_a_duplicate_and_is_not_kept() -> None:
     world = World(needs=(SMALL,))
     world.join("a")
-    assert world.do(Pushed, lease=world.lease_of(0), steps=3) == (Answer(Reply.ACCEPTED), Keep(0))
-    assert world.do(Pushed, lease=world.lease_of(0), steps=2) == (Answer(Reply.DUPLICATE),)
-    assert world.do(Pushed, lease=world.lease_of(0), steps=0) == (Answer(Reply.DUPLICATE),)
+    assert world.do(Pushed, lease=world.lease_of(0), steps=3) == (Respond(Reply.ACCEPTED), KeepProgress(0))
+    assert world.do(Pushed, lease=world.lease_of(0), steps=2) == (Respond(Reply.DUPLICATE),)
+    assert world.do(Pushed, lease=world.lease_of(0), steps=0) == (Respond(Reply.DUPLICATE),)
     assert world.state.subnets[0].steps == 3
 
 
@@ -756,8 +758,8 @@ def test_a_stop_during_a_commit_waits_for_its_end() -> None:
     world = World(needs=(SMALL,))
     world.join("a")
     world.finish_subnet(0)
-    assert world.state.stage is Stage.COMMITTING
-    world.do(StopAsked)
+    assert world.state.stage is RunStage.COMMITTING
+    world.do(StopRequested)
     assert world.finished is None
     world.do(Committed, needs=(SMALL,), snapshot_due=False)
     assert world.finished == "stopped"
@@ -800,8 +802,8 @@ def test_the_network_is_looked_at_every_so_many_rounds_when_a_snapshot_is_due_an
         world.commit(snapshot_due=due)
         if world.look_due:
             world.look()
-    looks = [c for c in world.log if isinstance(c, Look)]
-    assert looks == [Look(False, True), Look(True, False), Look(True, True)]
+    looks = [c for c in world.log if isinstance(c, Evaluate)]
+    assert looks == [Evaluate(False, True), Evaluate(True, False), Evaluate(True, True)]
     assert world.finished == "completed"
 
 
@@ -828,7 +830,7 @@ def test_a_restart_trains_only_what_is_not_staged() -> None:
 
 def test_a_restart_with_everything_staged_commits_at_the_first_tick() -> None:
     world = World(needs=(SMALL,), staged={0: STEPS})
-    world.do(Tick)
+    world.do(ClockTick)
     assert world.commit_due
 
 
@@ -836,9 +838,9 @@ def test_a_restart_with_everything_staged_commits_at_the_first_tick() -> None:
 def test_a_restart_after_the_last_commit_only_evaluates_and_ends(round_: int) -> None:
     """The head may have died after the last commit, and a job may be resumed with fewer rounds."""
     world = World(rounds=3, round_=round_)
-    assert world.state.stage is Stage.LAST_LOOK
+    assert world.state.stage is RunStage.LAST_EVALUATION
     world.join("a")
-    world.do(Tick)
+    world.do(ClockTick)
     assert world.leases == []
     world.look(0.5)
     assert world.finished == "completed"
@@ -892,10 +894,10 @@ def test_salvage_closes_a_round_that_takes_half_as_long_again_as_the_last() -> N
     world.finish_subnet(0)
     world.tell(Pushed, world.lease_of(1), steps=1)
     world.now = 6.0
-    world.tell(Beat, world.lease_of(1), steps=1)
+    world.tell(Heartbeat, world.lease_of(1), steps=1)
     assert world.to_store == []
     world.now = 6.1
-    world.do(Tick)
+    world.do(ClockTick)
     assert [(c.cause, c.kept_steps) for c in world.lost] == [("closed", 1)]
     world.store(1)
     assert world.committed == [Commit(0, ((0, STEPS), (1, 1)))]
@@ -908,7 +910,7 @@ def test_reissue_never_closes_a_round_early() -> None:
     world.now = 1.0
     world.finish_subnet(0)
     world.now = 1e6
-    world.do(Tick)
+    world.do(ClockTick)
     assert not world.commit_due
     assert world.to_store == []
 
@@ -923,7 +925,7 @@ def test_salvage_goes_by_the_slowest_subnet_of_a_round_not_by_one_that_was_pulle
     world.now = 4.0
     world.finish_subnet(third)
     world.now = 5.0
-    world.do(Tick)
+    world.do(ClockTick)
     assert world.lost == []
     world.finish_subnet(fourth)
     assert world.commit_due
@@ -935,29 +937,29 @@ def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
     world.now = 4.0
     world.finish_subnet(0)
     world.now = 6.1
-    world.do(Tick)
+    world.do(ClockTick)
     assert [c.cause for c in world.lost] == ["closed"]
     world.commit()
     world.end(world.lease_of(1))
     world.now = 10.1
     world.finish_subnet(0)
     world.now = 6.1 + 8.0
-    world.tell(Beat, world.lease_of(1), steps=1)
-    world.do(Tick)
+    world.tell(Heartbeat, world.lease_of(1), steps=1)
+    world.do(ClockTick)
     assert [c.cause for c in world.lost] == ["closed"]
 
 
 def test_salvage_takes_what_has_come_of_an_update_when_its_worker_dies() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
-    world.do(Tick)
+    world.do(ClockTick)
     lease = world.lease_of(0)
     (holder,) = (c.worker for c in world.leases if c.lease == lease)
     world.tell(Pushed, lease, steps=1)
-    world.tell(Came, lease, steps=STEPS, covered=0.5)
+    world.tell(PartArrived, lease, steps=STEPS, norm_fraction=0.5)
     commands = world.do(WorkerLeft, worker=holder)
-    (lost,) = (c for c in commands if isinstance(c, Lost))
-    assert (lost.kept_steps, lost.lost_steps, lost.covered) == (STEPS, 0, 0.5)
-    assert Store(0, lease.attempt, STEPS, 0.5) in commands
+    (lost,) = (c for c in commands if isinstance(c, LeaseLost))
+    assert (lost.kept_steps, lost.lost_steps, lost.norm_fraction) == (STEPS, 0, 0.5)
+    assert Persist(0, lease.attempt, STEPS, 0.5) in commands
     world.store(0)
     world.finish_subnet(1)
     assert world.committed[-1].staged == ((0, STEPS), (1, STEPS))
@@ -965,41 +967,41 @@ def test_salvage_takes_what_has_come_of_an_update_when_its_worker_dies() -> None
 
 def test_salvage_goes_on_from_the_mark_where_that_holds_more_than_what_has_come() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b", "c"))
-    world.do(Tick)
+    world.do(ClockTick)
     lease = world.lease_of(0)
     (holder,) = (c.worker for c in world.leases if c.lease == lease)
     world.tell(Pushed, lease, steps=3)
-    world.tell(Came, lease, steps=STEPS, covered=0.5)
+    world.tell(PartArrived, lease, steps=STEPS, norm_fraction=0.5)
     world.do(WorkerLeft, worker=holder)
     assert [c.kept_steps for c in world.lost] == [3]
     assert world.leases[-1].lease.subnet == 0
     assert world.leases[-1].step == 3
-    world.tell(Came, world.lease_of(0), steps=STEPS)  # of the new attempt nothing that is of use has come
+    world.tell(PartArrived, world.lease_of(0), steps=STEPS)  # of the new attempt nothing that is of use has come
     world.do(WorkerLeft, worker=world.leases[-1].worker)
-    assert world.lost[-1].covered == 0
+    assert world.lost[-1].norm_fraction == 0
 
 
 def test_salvage_closes_a_round_with_what_has_come_of_an_update() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
-    world.do(Tick)
+    world.do(ClockTick)
     world.now += 1
     world.finish_subnet(0)
     world.now += 0.1
-    world.tell(Came, world.lease_of(1), steps=STEPS, covered=0.25)
+    world.tell(PartArrived, world.lease_of(1), steps=STEPS, norm_fraction=0.25)
     world.now += 10
-    world.tell(Beat, world.lease_of(1), steps=STEPS)
-    world.do(Tick)
-    assert [(c.cause, c.covered) for c in world.lost] == [("closed", 0.25)]
+    world.tell(Heartbeat, world.lease_of(1), steps=STEPS)
+    world.do(ClockTick)
+    assert [(c.cause, c.norm_fraction) for c in world.lost] == [("closed", 0.25)]
     world.store(1)
     assert dict(world.committed[-1].staged) == {0: STEPS, 1: STEPS}
 
 
 def test_reissue_takes_nothing_of_an_update_that_is_not_whole() -> None:
     world = World(needs=(SMALL,) * 2, workers=("a", "b"))
-    world.do(Tick)
+    world.do(ClockTick)
     lease = world.lease_of(0)
     (holder,) = (c.worker for c in world.leases if c.lease == lease)
-    world.tell(Came, lease, steps=STEPS, covered=0.9)
+    world.tell(PartArrived, lease, steps=STEPS, norm_fraction=0.9)
     world.do(WorkerLeft, worker=holder)
     assert not world.to_store
     assert [c.kept_steps for c in world.lost] == [0]
@@ -1007,15 +1009,15 @@ def test_reissue_takes_nothing_of_an_update_that_is_not_whole() -> None:
 
 def test_an_update_of_fewer_steps_is_the_subnet_s_under_salvage() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
-    world.do(Tick)
-    assert Store(0, world.lease_of(0).attempt, 2) in world.do(Pushed, lease=world.lease_of(0), steps=2, update=True)
+    world.do(ClockTick)
+    assert Persist(0, world.lease_of(0).attempt, 2) in world.do(Pushed, lease=world.lease_of(0), steps=2, update=True)
 
 
 def test_parts_prolong_a_lease() -> None:
     world = World(needs=(SMALL,), workers=("a",))
-    world.do(Tick)
+    world.do(ClockTick)
     for _ in range(3):
         world.now += 8
-        assert world.tell(Came, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
-        world.do(Tick)
+        assert world.tell(PartArrived, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
+        world.do(ClockTick)
     assert not world.lost

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.errors import RunError
-from idletrain.rounds.widths import Beyond, Capacity, shares, steady
+from idletrain.rounds.widths import Capacity, OutOfCoreEstimate, shares, steady
 
 MIB = 1 << 20
 ROOMY = 1 << 40
@@ -103,7 +103,7 @@ def slower(share: float, memory_bytes: int) -> float:
     return share * (1 if need(share) <= memory_bytes else 3)
 
 
-HALF = Beyond(lambda share: need(share) // 2, slower)
+HALF = OutOfCoreEstimate(lambda share: need(share) // 2, slower)
 SMALL = [Capacity(18 * MIB, 1.0)] * 4  # counts as 16 MiB: holds 15 % of the network in core, 31 % out of core
 
 
@@ -113,15 +113,15 @@ def test_narrower_subnets_are_taken_where_they_cover_the_network_sooner() -> Non
 
 
 def test_subnets_are_trained_out_of_core_where_that_is_sooner() -> None:
-    quick = Beyond(HALF.least_bytes, lambda share, _memory: share**2)
+    quick = OutOfCoreEstimate(HALF.least_bytes, lambda share, _memory: share**2)
     tiny = [Capacity(14 * MIB, 1.0)] * 4
     assert sum(shares(tiny, 4, need, 64)) == pytest.approx(0.48, abs=1e-5)
-    assert shares(tiny, 4, need, 64, Beyond(HALF.least_bytes, lambda _share, _memory: 1.0)) == (0.25,) * 4
+    assert shares(tiny, 4, need, 64, OutOfCoreEstimate(HALF.least_bytes, lambda _share, _memory: 1.0)) == (0.25,) * 4
     assert shares(tiny, 4, need, 64, quick) != (0.25,) * 4  # a quarter of the width costs a sixteenth
 
 
 def test_always_means_wherever_it_is_possible() -> None:
-    always = Beyond(HALF.least_bytes, HALF.seconds, always=True)
+    always = OutOfCoreEstimate(HALF.least_bytes, HALF.seconds, always=True)
     assert shares(SMALL, 4, need, 64, always) == (0.25,) * 4
     assert sum(shares([Capacity(8 * MIB, 1.0)] * 4, 4, need, 64, always)) < 1  # not even by plan
 
@@ -131,7 +131,7 @@ def test_what_fits_in_core_is_trained_there() -> None:
 
 
 def test_a_worker_too_small_for_the_narrowest_in_core_may_do_out_of_core() -> None:
-    odd = Beyond(lambda _share: 1, slower)
+    odd = OutOfCoreEstimate(lambda _share: 1, slower)
     assert shares([Capacity(MIB // 2, 1.0)] * 2, 2, need, 64, odd) == (0.5, 0.5)
 
 

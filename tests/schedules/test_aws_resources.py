@@ -14,9 +14,9 @@ from moto import mock_aws
 
 from idletrain.cloud import record
 from idletrain.cloud.aws.account import Account, Instance
-from idletrain.cloud.aws.requests import Pool, Site
-from idletrain.cloud.reconcile import Wanted
-from idletrain.cloud.record import Record
+from idletrain.cloud.aws.requests import LaunchSite, Pool
+from idletrain.cloud.reconcile import DesiredFleet
+from idletrain.cloud.record import RunRecord
 from idletrain.errors import JobError
 from idletrain.job import Job, parse_job
 from idletrain.schedules import aws_resources
@@ -52,14 +52,14 @@ NIGHTLY = Schedule(
 )
 
 
-RECORD = Record(
+RECORD = RunRecord(
     run="",
     job={},
     tags={},
     created=0.0,
     deadline=0.0,
-    site=Site(REGION, "vpc-1", {}, "ami-1"),
-    wanted=Wanted(1, "spot", ()),
+    site=LaunchSite(REGION, "vpc-1", {}, "ami-1"),
+    wanted=DesiredFleet(1, "spot", ()),
     heads=(Pool("on-demand", "t3.medium", "eu-west-1a"),),
     prices={},
     on_demand={},
@@ -157,7 +157,7 @@ def test_the_history_tells_what_came_of_each_time(account: Account) -> None:
         run = run_name("nightly", due)
         record.claim(runs.below(run), dataclasses.replace(RECORD, run=run, state=state, failure=failure))
         if came_of_it:
-            runs.below(run).put(record.SUMMARY, json.dumps({"status": came_of_it}).encode())
+            runs.below(run).put(record.SUMMARY_KEY, json.dumps({"status": came_of_it}).encode())
     aws_resources.note(prefix, "nightly", CREATED.replace(day=4), "skipped: still running")
     told = [result(e, running=on) for e, on in aws_resources.history(account, "nightly", a_job(), 5)]
     assert told == ["done", "failed with 1", "running", "skipped: still running", "failed with 1"]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.schedules.cron import (
+    DueDecision,
     Execution,
     Schedule,
-    Verdict,
     cron_fault,
     due,
     judge,
@@ -139,25 +139,25 @@ def test_a_leap_day_long_ago_is_still_found() -> None:
 @pytest.mark.parametrize(
     ("if_running", "running", "waiting", "expected"),
     [
-        ("skip", False, False, Verdict.RUN),
-        ("skip", True, False, Verdict.SKIP),
-        ("queue", False, False, Verdict.RUN),
-        ("queue", True, False, Verdict.WAIT),
-        ("queue", True, True, Verdict.SKIP),
+        ("skip", False, False, DueDecision.RUN),
+        ("skip", True, False, DueDecision.SKIP),
+        ("queue", False, False, DueDecision.RUN),
+        ("queue", True, False, DueDecision.WAIT),
+        ("queue", True, True, DueDecision.SKIP),
     ],
 )
-def test_overlap(if_running: str, running: bool, waiting: bool, expected: Verdict) -> None:
+def test_overlap(if_running: str, running: bool, waiting: bool, expected: DueDecision) -> None:
     schedule = nightly(if_running=if_running)
     assert judge(schedule, [], at("2026-03-02T02:00"), running=running, waiting=waiting) is expected
 
 
-@pytest.mark.parametrize(("if_running", "expected"), [("skip", Verdict.SKIP), ("queue", Verdict.RUN)])
-def test_a_time_that_passed_during_a_run_is_judged_as_if_asked_then(if_running: str, expected: Verdict) -> None:
+@pytest.mark.parametrize(("if_running", "expected"), [("skip", DueDecision.SKIP), ("queue", DueDecision.RUN)])
+def test_a_time_that_passed_during_a_run_is_judged_as_if_asked_then(if_running: str, expected: DueDecision) -> None:
     """systemd starts no second service beside one that runs, so the question comes when that has ended."""
     history = [execution("2026-03-02T02:00", "2026-03-02T02:00", "2026-03-03T05:00")]
     schedule = nightly(if_running=if_running)
     assert judge(schedule, history, at("2026-03-03T02:00"), running=False, waiting=False) is expected
-    assert judge(schedule, history, at("2026-03-04T02:00"), running=False, waiting=False) is Verdict.RUN
+    assert judge(schedule, history, at("2026-03-04T02:00"), running=False, waiting=False) is DueDecision.RUN
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from idletrain.cloud.aws.requests import Pool, Site
+from idletrain.cloud.aws.requests import LaunchSite, Pool
 from idletrain.schedules import eventbridge
 from idletrain.schedules.cron import Schedule, cron_fault
-from idletrain.schedules.eventbridge import SCHEDULED_TIME, NoAwsFormError, Starter, schedule_expression
+from idletrain.schedules.eventbridge import SCHEDULED_TIME, NoAwsFormError, StarterSpec, schedule_expression
 
 REGION = "eu-west-1"
-SITE = Site(REGION, "vpc-1", {"eu-west-1b": "subnet-2", "eu-west-1a": "subnet-1"}, "ami-1", "sg-1", "lt-0123")
-STARTER = Starter(
+SITE = LaunchSite(REGION, "vpc-1", {"eu-west-1b": "subnet-2", "eu-west-1a": "subnet-1"}, "ami-1", "sg-1", "lt-0123")
+STARTER = StarterSpec(
     site=SITE,
     pool=Pool("on-demand", "t3.medium", "eu-west-1a"),
     profile="idletrain-starter",

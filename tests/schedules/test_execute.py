@@ -23,7 +23,7 @@ import pytest
 from idletrain.schedules import execute as schedule_run
 from idletrain.schedules.cron import Execution, Schedule
 from idletrain.schedules.execute import execute, machine_zone, running, serve, utc_now
-from idletrain.schedules.store import Book
+from idletrain.schedules.store import ScheduleStore
 
 PATIENCE_SECONDS = 30.0
 STAND_IN = """
@@ -39,9 +39,10 @@ sys.exit(int((here / "exit").read_text()) if (here / "exit").exists() else 0)
 # What crontab would call, with the stand-in in place of `idletrain`.
 ONE = """
 import json, pathlib, sys
-from idletrain.schedules.store import Book
+from idletrain.schedules.store import ScheduleStore
 from idletrain.schedules.execute import execute, utc_now
-execute(Book(pathlib.Path(sys.argv[1])), sys.argv[2], json.loads(sys.argv[3]), utc_now(), if_due="--if-due" in sys.argv)
+store = ScheduleStore(pathlib.Path(sys.argv[1]))
+execute(store, sys.argv[2], json.loads(sys.argv[3]), utc_now(), if_due="--if-due" in sys.argv)
 """
 
 
@@ -59,7 +60,7 @@ class Case:
     def __init__(self, path: Path) -> None:
         self.work = path / "work"
         self.work.mkdir()
-        self.book = Book(path / "schedules")
+        self.book = ScheduleStore(path / "schedules")
         script = path / "stand_in.py"
         script.write_text(STAND_IN)
         self.program = [sys.executable, str(script)]

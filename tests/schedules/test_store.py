@@ -9,7 +9,7 @@ import pytest
 
 from idletrain.errors import DamageError, JobError
 from idletrain.schedules.cron import Execution, Schedule
-from idletrain.schedules.store import KEPT, Book
+from idletrain.schedules.store import KEPT, ScheduleStore
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 
@@ -29,11 +29,11 @@ def schedule(name: str = "nightly") -> Schedule:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
-    return Book(tmp_path / "schedules")
+def book(tmp_path: Path) -> ScheduleStore:
+    return ScheduleStore(tmp_path / "schedules")
 
 
-def test_a_schedule_is_read_as_it_was_added(book: Book) -> None:
+def test_a_schedule_is_read_as_it_was_added(book: ScheduleStore) -> None:
     assert book.names() == []
     book.add(schedule("b"))
     book.add(schedule("a"))
@@ -41,7 +41,7 @@ def test_a_schedule_is_read_as_it_was_added(book: Book) -> None:
     assert book.get("a") == schedule("a")
 
 
-def test_an_unknown_schedule_is_a_sentence(book: Book) -> None:
+def test_an_unknown_schedule_is_a_sentence(book: ScheduleStore) -> None:
     with pytest.raises(JobError, match="there is no schedule nightly; there are: none"):
         book.get("nightly")
     book.add(schedule("other"))
@@ -49,7 +49,7 @@ def test_an_unknown_schedule_is_a_sentence(book: Book) -> None:
         book.get("nightly")
 
 
-def test_the_last_executions_are_kept_and_read_as_they_were(book: Book) -> None:
+def test_the_last_executions_are_kept_and_read_as_they_were(book: ScheduleStore) -> None:
     book.add(schedule())
     done = [Execution(due=START + timedelta(days=n), run=f"r{n}", started=START, exit_code=0) for n in range(KEPT + 3)]
     assert book.history("nightly") == ()
@@ -60,7 +60,7 @@ def test_the_last_executions_are_kept_and_read_as_they_were(book: Book) -> None:
     assert len(lines) == KEPT
 
 
-def test_removing_takes_all_files_of_one_schedule_and_no_others(book: Book) -> None:
+def test_removing_takes_all_files_of_one_schedule_and_no_others(book: ScheduleStore) -> None:
     for name in ("nightly", "nightly-too"):
         book.add(schedule(name))
         with book.writing(name) as write:
@@ -77,7 +77,7 @@ def test_removing_takes_all_files_of_one_schedule_and_no_others(book: Book) -> N
         pass
 
 
-def test_a_lease_is_held_once(book: Book) -> None:
+def test_a_lease_is_held_once(book: ScheduleStore) -> None:
     book.add(schedule())
     with book.locked("nightly", "lease") as first:
         assert first is not None
@@ -89,7 +89,7 @@ def test_a_lease_is_held_once(book: Book) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"name": "nightly"}'])
-def test_damaged_files_are_sentences(book: Book, text: str) -> None:
+def test_damaged_files_are_sentences(book: ScheduleStore, text: str) -> None:
     book.add(schedule())
     book.path("nightly", "history.jsonl").write_text(text)
     with pytest.raises(DamageError, match=r"is not a history .* remove it to go on without"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from idletrain.errors import RunError
-from idletrain.schedules.systemd import Timers, service, timer
+from idletrain.schedules.systemd import SystemdTimers, service, timer
 
 COMMAND = ["/bin/echo", "a b", "100%", "$HOME", 'say "x"', "back\\slash"]
 FAKE = """#!/bin/sh
@@ -34,7 +34,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_timer_is_installed_enabled_and_removed(told: Path, tmp_path: Path) -> None:
-    timers = Timers(tmp_path / "units")
+    timers = SystemdTimers(tmp_path / "units")
     assert timers.fault() is None
     timers.install("nightly", (0, 30), COMMAND)
     assert (tmp_path / "units" / "idletrain-nightly.service").read_text() == service("nightly", COMMAND)
@@ -60,11 +60,11 @@ def test_a_missed_time_is_made_up_for_after_a_start() -> None:
 def test_a_user_without_systemd_is_told_so(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "--on: systemd does not manage this user's services here; use --on crontab or --on loop"
     told.with_name("told.refuse").touch()
-    assert Timers(tmp_path).fault() == sentence
+    assert SystemdTimers(tmp_path).fault() == sentence
     with pytest.raises(RunError, match=r"daemon-reload failed .Failed to connect to bus.; use --on loop instead"):
-        Timers(tmp_path).install("nightly", (0,), COMMAND)
+        SystemdTimers(tmp_path).install("nightly", (0,), COMMAND)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert Timers(tmp_path).fault() == sentence
+    assert SystemdTimers(tmp_path).fault() == sentence
 
 
 @needs_analyze

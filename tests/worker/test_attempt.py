@@ -10,7 +10,7 @@ from distributed import Client, Scheduler, Worker
 
 from idletrain.cluster import dask_settings
 from idletrain.worker import tasks
-from idletrain.worker.attempt import Node, measure_speed
+from idletrain.worker.attempt import WorkerNode, measure_speed
 from idletrain.worker.memory_limits import memory_limit_bytes
 
 GIVEN = 1 << 40  # bytes
@@ -23,7 +23,7 @@ async def _describe() -> dict[str, Any]:
         Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
         Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
     ):
-        Node.of(worker).memory_bytes = GIVEN
+        WorkerNode.of(worker).memory_bytes = GIVEN
         about: dict[str, Any] = await client.submit(tasks.describe, pure=False)
         return about
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from idletrain.errors import JobError
-from idletrain.exchange.codec import SMALL
+from idletrain.exchange.codec import SMALL_TENSOR
 from idletrain.exchange.messages import LeaseId
 from idletrain.job import MemorySettings, TrainingSettings
-from idletrain.nn.memory import need_of
+from idletrain.nn.memory import subnet_need
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.worker import encoding
@@ -34,12 +34,14 @@ def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Ca
     codec = encoding.codec(program, subnet, "push")
     assert codec
     large = [
-        torch.Size(shape).numel() for shape in subnet.shapes if len(shape) == 2 and torch.Size(shape).numel() >= SMALL
+        torch.Size(shape).numel()
+        for shape in subnet.shapes
+        if len(shape) == 2 and torch.Size(shape).numel() >= SMALL_TENSOR
     ]
     assert codec.coded == sum(large)
     assert len(large) == 2
     assert encoding.nbytes(program, subnet, "push") < encoding.nbytes(program, subnet, "pull") < 4 * len(flat)
-    got = encoding.received(program, subnet, encoding.sent(program, subnet, flat))
+    got = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
     assert not torch.equal(got, flat)
     assert torch.equal(got[subnet.parameters :], flat[subnet.parameters :])
 
@@ -50,8 +52,8 @@ def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[...,
     program = prepared.program
     (subnet, _) = program.subnets(0, (0.5, 0.5))
     flat = Network.of(program, prepared.network).pull(subnet)
-    begun = encoding.received(program, subnet, encoding.sent(program, subnet, flat))
-    content = encoding.update(program, subnet, begun.clone(), begun, LEASE)  # nothing was learnt
+    begun = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
+    content = encoding.encode_update(program, subnet, begun.clone(), begun, LEASE)  # nothing was learnt
     codec = encoding.codec(program, subnet, "push")
     assert codec
     assert torch.equal(codec.decode(content, flat), flat)
@@ -64,7 +66,7 @@ def test_an_update_has_the_same_bits_whichever_attempt_sends_it(small_program: C
     flat = Network.of(program, prepared.network).pull(subnet)
     trained = flat + 0.01 * torch.randn(len(flat))
     one, other, elsewhere = (
-        encoding.update(program, subnet, trained, flat, LeaseId("run", epoch, 0, subnet_, attempt))
+        encoding.encode_update(program, subnet, trained, flat, LeaseId("run", epoch, 0, subnet_, attempt))
         for epoch, subnet_, attempt in ((1, 1, 7), (2, 1, 9), (1, 0, 7))
     )
     assert torch.equal(one, other)
@@ -75,15 +77,15 @@ def test_without_a_word_everything_travels_as_it_is(small_program: Callable[...,
     program = prepared_of(small_program).program
     (subnet, _) = program.subnets(0, (0.5, 0.5))
     assert encoding.codec(program, subnet, "pull") is None
-    flat = torch.randn(program.buffer_size(subnet, travelling=True))
-    assert encoding.sent(program, subnet, flat) is flat
-    assert encoding.update(program, subnet, flat, flat, LEASE) is flat
+    flat = torch.randn(program.buffer_size(subnet, persistent=True))
+    assert encoding.encode_pull(program, subnet, flat) is flat
+    assert encoding.encode_update(program, subnet, flat, flat, LEASE) is flat
     assert encoding.nbytes(program, subnet, "push") == 4 * len(flat)
 
 
 def test_what_is_coded_takes_memory_and_is_trained_in_core(small_program: Callable[..., Prepared]) -> None:
     plain, coded = (prepared_of(small_program, **words).program for words in ({}, {"push": "int4"}))
-    assert need_of(coded)(0.5) - need_of(plain)(0.5) == 2 * 4 * coded.subnets(0, (0.5, 0.5))[0].parameters
+    assert subnet_need(coded)(0.5) - subnet_need(plain)(0.5) == 2 * 4 * coded.subnets(0, (0.5, 0.5))[0].parameters
     assert (plain.out_of_core, coded.out_of_core) == ("auto", "never")
 
 

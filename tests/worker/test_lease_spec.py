@@ -8,11 +8,11 @@ import cloudpickle
 
 from idletrain.exchange.messages import LeaseId
 from idletrain.nn.ist.partition import Block, blocks
-from idletrain.worker.lease_spec import Spec
+from idletrain.worker.lease_spec import LeaseSpec
 
 
-def spec(lease: LeaseId, mine: tuple[Block, ...] = ()) -> Spec:
-    return Spec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", mine, "in-core", 5.0, 10.0)
+def spec(lease: LeaseId, own: tuple[Block, ...] = ()) -> LeaseSpec:
+    return LeaseSpec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", own, "in-core", 5.0, 10.0)
 
 
 def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
@@ -24,7 +24,7 @@ def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
 
 
 def test_a_mark_is_wanted_from_time_to_time_and_where_it_is_home_before_the_end() -> None:
-    wants = spec(LeaseId("a", 0, 0, 0, 0)).wants_mark
+    wants = spec(LeaseId("a", 0, 0, 0, 0)).wants_checkpoint
     assert wants(5.1, 10.0, 3.0)
     assert not wants(4.9, 10.0, 3.0)
     assert not wants(5.1, 2.9, 3.0)

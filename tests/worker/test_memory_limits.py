@@ -12,7 +12,7 @@ from idletrain_testbed import Testbed, missing
 from idletrain.worker.memory_limits import memory_limit_bytes
 
 
-def made_up(folder: Path, kind: str, options: str, mine: str, limits: dict[str, str]) -> tuple[Path, Path]:
+def made_up(folder: Path, kind: str, options: str, own: str, limits: dict[str, str]) -> tuple[Path, Path]:
     """A hierarchy as the kernel shows it: its mount, this process' group, and limits by group."""
     root = folder / "cgroups"
     file = "memory.max" if kind == "cgroup2" else "memory.limit_in_bytes"
@@ -21,20 +21,20 @@ def made_up(folder: Path, kind: str, options: str, mine: str, limits: dict[str, 
         (root / group / file).write_text(limit + "\n")
     mounts, groups = folder / "mounts", folder / "cgroup"
     mounts.write_text(f"proc /proc proc rw 0 0\n{kind} {root} {kind} {options} 0 0\n")
-    groups.write_text(mine)
+    groups.write_text(own)
     return mounts, groups
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "mine"),
+    ("kind", "options", "own"),
     [
         ("cgroup", "rw,memory", "9:cpu,cpuacct:/other\n8:memory:/system.slice/box.service\n"),
         ("cgroup2", "rw,nsdelegate", "0::/system.slice/box.service\n"),
     ],
 )
-def test_the_tightest_limit_on_the_way_up_counts(kind: str, options: str, mine: str, tmp_path: Path) -> None:
+def test_the_tightest_limit_on_the_way_up_counts(kind: str, options: str, own: str, tmp_path: Path) -> None:
     limits = {"": "9223372036854771712", "system.slice": "1000", "system.slice/box.service": "5000", "other": "7"}
-    assert memory_limit_bytes(*made_up(tmp_path, kind, options, mine, limits)) == 1000
+    assert memory_limit_bytes(*made_up(tmp_path, kind, options, own, limits)) == 1000
 
 
 def test_no_limit_is_as_much_as_there_can_be(tmp_path: Path) -> None:

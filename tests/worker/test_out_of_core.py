@@ -23,8 +23,8 @@ from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.outofcore.executing.trainer import PlannedSteps
 from idletrain.nn.prepare import from_settings
-from idletrain.worker.attempt import Attempt, Node
-from idletrain.worker.lease_spec import Spec
+from idletrain.worker.attempt import Attempt, WorkerNode
+from idletrain.worker.lease_spec import LeaseSpec
 from idletrain.worker.out_of_core import OutOfCoreAttempt
 
 LEASE = LeaseId("here", 1, 0, 0, 1)
@@ -53,7 +53,7 @@ class Head:
         prepared = from_settings(job.model, job.data, job.training, memory=job.memory)
         self.program, self.parts = prepared.program, Parts()
         mine = blocks(self.program.layout.sizes, (0.5, 0.5))[0]
-        self.spec = Spec(LEASE, "tcp://127.0.0.1:9", mine, "out-of-core", mark_seconds, 3600.0)
+        self.spec = LeaseSpec(LEASE, "tcp://127.0.0.1:9", mine, "out-of-core", mark_seconds, 3600.0)
         self.subnet = self.program.subnet(0, mine)
         self.flat = Network.of(self.program, prepared.network).pull(self.subnet)
         self.pushed: list[tuple[int, bytes]] = []
@@ -117,7 +117,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def attempt(head: Head, loop: asyncio.AbstractEventLoop, kind: type[Attempt] = OutOfCoreAttempt) -> Attempt:
     security = SimpleNamespace(get_connection_args=lambda _role: {})
     worker: Any = SimpleNamespace(loop=SimpleNamespace(asyncio_loop=loop), security=security, address="tcp://here")
-    node = Node()
+    node = WorkerNode()
     node.free_bytes = 1 << 30
     made = kind(head.spec, node, worker)
     made._run.client = SimpleNamespace(  # type: ignore[assignment]

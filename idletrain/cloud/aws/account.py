@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 from botocore.parsers import ResponseParserError
 
 from idletrain.cloud.aws import network_routes, pricing, requests
-from idletrain.cloud.aws.requests import TAG, Outcome, Pool, Site
+from idletrain.cloud.aws.requests import TAG, LaunchOutcome, LaunchSite, Pool
 from idletrain.cluster.identity import Identity
 from idletrain.errors import JobError, RunError
 
@@ -28,11 +28,11 @@ AMI_PARAMETERS = {
     False: "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
     True: "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
 }
-ALIVE = ("pending", "running", "stopping", "stopped")
-RUNNING = ("pending", "running")
+ALIVE_STATES = ("pending", "running", "stopping", "stopped")
+RUNNING_STATES = ("pending", "running")
 RELEASE_SECONDS = 300.0  # a group can be deleted once no interface uses it: minutes after its machines' end began
 RELEASE_PAUSE_SECONDS = 1.0
-GONE = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
+NOT_FOUND_CODES = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Instance:
         return self.tags[TAG + "run"]
 
     @property
-    def sitting(self) -> str:
+    def head_session(self) -> str:
         """When its sitting of the run began, by the launcher's clock, as its tags tell."""
         return self.tags.get(TAG + "created", "")
 
@@ -64,7 +64,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Remnant:
+class LeftoverResource:
     """Something of a run that is not a machine."""
 
     kind: Literal["group", "template", "parameter"]
@@ -166,7 +166,7 @@ class Account:
 
     # --- what is there ------------------------------------------------------------------------------------------
 
-    def site(self, ami: str | None, gpu: bool) -> Site:
+    def site(self, ami: str | None, gpu: bool) -> LaunchSite:
         """The network, ours from infra/aws before the region's default one, and the machine image.
 
         Raises:
@@ -179,7 +179,7 @@ class Account:
                 raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
             vpc = (own + given)[0]["VpcId"]
             within = [{"Name": "vpc-id", "Values": [vpc]}]
-            subnets = network_routes.subnets_with_a_way_out(
+            subnets = network_routes.subnets_with_internet(
                 self.ec2.describe_subnets(Filters=within)["Subnets"],
                 self.ec2.describe_route_tables(Filters=within)["RouteTables"],
             )
@@ -194,7 +194,7 @@ class Account:
                 raise JobError(
                     f"cloud.ami: there is no machine image {image} in {self.region}; name one or leave it out"
                 )
-        return Site(self.region, vpc, subnets, image)
+        return LaunchSite(self.region, vpc, subnets, image)
 
     def regions(self) -> list[str]:
         """The regions that are open to the account, in order."""
@@ -214,7 +214,7 @@ class Account:
         with explained():
             return pricing.spot_prices_of(self.ec2, types)
 
-    def instances(self, run: str | None = None, states: Collection[str] = ALIVE) -> list[Instance]:
+    def instances(self, run: str | None = None, states: Collection[str] = ALIVE_STATES) -> list[Instance]:
         """Machines of a run, or of all runs, by tag."""
         wanted = [{"Name": "instance-state-name", "Values": list(states)}]
         wanted.append(
@@ -224,7 +224,7 @@ class Account:
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=wanted)
             return [_instance(item) for page in pages for group in page["Reservations"] for item in group["Instances"]]
 
-    def remnants(self, run: str | None = None) -> list[Remnant]:
+    def remnants(self, run: str | None = None) -> list[LeftoverResource]:
         """Everything but machines that is tagged with a run, or with any."""
         key = [{"Name": f"tag:{TAG}run", "Values": [run]} if run else {"Name": "tag-key", "Values": [f"{TAG}run"]}]
         with explained():
@@ -234,9 +234,9 @@ class Account:
             pages = self.ssm.get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
             names = [parameter["Name"] for page in pages for parameter in page["Parameters"]]
             return [
-                *(Remnant("group", group["GroupId"], _tags(group)) for group in groups),
-                *(Remnant("template", item["LaunchTemplateId"], _tags(item)) for item in templates),
-                *(Remnant("parameter", name, self._parameter_tags(name)) for name in names),
+                *(LeftoverResource("group", group["GroupId"], _tags(group)) for group in groups),
+                *(LeftoverResource("template", item["LaunchTemplateId"], _tags(item)) for item in templates),
+                *(LeftoverResource("parameter", name, self._parameter_tags(name)) for name in names),
             ]
 
     def _parameter_tags(self, name: str) -> dict[str, str]:
@@ -292,7 +292,7 @@ class Account:
         """
         for body in bodies:
             try:
-                with explained(unless=requests.DRY):
+                with explained(unless=requests.CAPACITY_ERRORS):
                     instance: str = self._launcher.run_instances(**body)["Instances"][0]["InstanceId"]
                     return instance
             except ClientError as error:
@@ -302,7 +302,7 @@ class Account:
             "name another type, or try again in a while"
         )
 
-    def start_nodes(self, site: Site, body: Mapping[str, Any], pools: Collection[Pool]) -> Outcome:
+    def start_nodes(self, site: LaunchSite, body: Mapping[str, Any], pools: Collection[Pool]) -> LaunchOutcome:
         """Nodes, as many as there are; what is missing is in the outcome."""
         market = next(iter(pools)).market
         try:
@@ -310,9 +310,9 @@ class Account:
         except ClientError as error:
             return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
         except ResponseParserError as error:
-            return Outcome(fatal=_first_words(error))
+            return LaunchOutcome(fatal=_first_words(error))
         except BotoCoreError:  # no answer: the request may have been carried out; its token says so if repeated
-            return Outcome(again=True)
+            return LaunchOutcome(retry=True)
         return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
 
     # --- what a run leaves --------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class Account:
                 self.ec2.terminate_instances(InstanceIds=list(ids))
             except ClientError:
                 for id_ in ids:  # a single unknown id refuses them all
-                    with _unless(GONE):
+                    with _unless(NOT_FOUND_CODES):
                         self.ec2.terminate_instances(InstanceIds=[id_])
 
     def _delete_group(self, group: str) -> None:
@@ -335,7 +335,7 @@ class Account:
         with explained():
             while True:
                 try:
-                    with _unless(GONE):
+                    with _unless(NOT_FOUND_CODES):
                         self.ec2.delete_security_group(GroupId=group)
                     return
                 except ClientError as error:
@@ -343,12 +343,12 @@ class Account:
                         raise
                 time.sleep(RELEASE_PAUSE_SECONDS)
 
-    def delete(self, remnant: Remnant) -> None:
+    def delete(self, remnant: LeftoverResource) -> None:
         """Delete what is not a machine."""
         if remnant.kind == "group":
             self._delete_group(remnant.id)
         elif remnant.kind == "template":
-            with explained(), _unless((*GONE, "MissingParameter")):
+            with explained(), _unless((*NOT_FOUND_CODES, "MissingParameter")):
                 self.ec2.delete_launch_template(LaunchTemplateId=remnant.id)
         else:
             with explained(), _unless(("ParameterNotFound",)):
@@ -362,7 +362,7 @@ class Account:
             default = self.ec2.describe_security_groups(Filters=same)["SecurityGroups"][0]["GroupId"]
             self.ec2.modify_instance_attribute(InstanceId=instance, Groups=[default])
 
-    def mark(self, ids: Collection[str], tags: Mapping[str, str]) -> None:
+    def tag(self, ids: Collection[str], tags: Mapping[str, str]) -> None:
         """Set tags on machines; they read them from their metadata."""
         with explained():
             self.ec2.create_tags(Resources=list(ids), Tags=requests.tag_list(tags))

@@ -31,15 +31,15 @@ SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One check's result; `well` is None where it could not be looked at."""
 
     what: str
-    well: bool | None
+    passed: bool | None
     text: str
 
 
-def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = False) -> list[Finding]:
+def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = False) -> list[CheckResult]:
     """All checks, in the order in which a launch would fail; quotas of machines with GPUs where nodes have some."""
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
         "credentials": lambda: (True, account.owner),
@@ -53,7 +53,7 @@ def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = 
     }
     for families in GPU_QUOTAS if gpu else ():
         checks[f"spot {families}"] = functools.partial(_quota, account, families, "spot")
-    return [_look(what, check) for what, check in checks.items()]
+    return [_check(what, check) for what, check in checks.items()]
 
 
 def missing_bucket(account: Account, bucket: str) -> str | None:
@@ -98,14 +98,14 @@ def quota_sentence(nodes: int, vcpus: int, allowed: int, families: str, market: 
     )
 
 
-def _look(what: str, check: Callable[[], tuple[bool, str]]) -> Finding:
+def _check(what: str, check: Callable[[], tuple[bool, str]]) -> CheckResult:
     try:
         well, text = check()
     except IdletrainError as error:
-        return Finding(what, False, str(error))
+        return CheckResult(what, False, str(error))
     except (ClientError, BotoCoreError) as error:
-        return Finding(what, None, f"cannot be looked at: {str(error)[:120]}")
-    return Finding(what, well, text)
+        return CheckResult(what, None, f"cannot be looked at: {str(error)[:120]}")
+    return CheckResult(what, well, text)
 
 
 def _network(account: Account, cloud: CloudSettings) -> tuple[bool, str]:

@@ -18,13 +18,13 @@ Policy = dict[str, Any]
 
 HEAD, NODE, STARTER, SCHEDULE = (f"idletrain-{role}" for role in ("head", "node", "starter", "schedule"))
 RUN_TAG, SCHEDULE_TAG = f"{TAG}run", f"{TAG}schedule"
-TUNNEL = "AWS-StartPortForwardingSession"  # a port, and no shell
-DATA = "data"  # the key below which jobs' data is
+TUNNEL_DOCUMENT = "AWS-StartPortForwardingSession"  # a port, and no shell
+DATA_PREFIX = "data"  # the key below which jobs' data is
 LAUNCH, LAUNCH_FLEET = ("ec2:RunInstances",), ("ec2:RunInstances", "ec2:CreateFleet")
-MAKE = ("ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup")
-MADE = ("instance", "volume", "network-interface")  # what a launch makes, and tags
+CREATE_ACTIONS = ("ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup")
+CREATED_RESOURCES = ("instance", "volume", "network-interface")  # what a launch makes, and tags
 FLEET_RECORDS = ("fleet", "spot-instances-request")  # they cost nothing by themselves, and end with their machines
-FRAME = ("launch-template", "security-group")  # what a launch takes from its run
+RUN_RESOURCES = ("launch-template", "security-group")  # what a launch takes from its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +140,15 @@ def _keep_run(scope: Scope) -> list[Policy]:
         _look_into(scope),
         _allow("FindImage", ["ssm:GetParameter"], [scope.public("ssm", "parameter/aws/service/*")]),
         _allow("FindPrices", ["pricing:GetProducts", "sts:GetCallerIdentity"], ["*"]),
-        _allow("Make", MAKE, scope.ec2(*FRAME), _making(RUN_TAG, SCHEDULE_TAG)),
+        _allow("Make", CREATE_ACTIONS, scope.ec2(*RUN_RESOURCES), _making(RUN_TAG, SCHEDULE_TAG)),
         # Neither has tags of its own here; a group that has them is asked for as well.
-        _allow("MakeWithin", [MAKE[1], "ec2:AuthorizeSecurityGroupIngress"], scope.ec2("security-group-rule", "vpc")),
+        _allow(
+            "MakeWithin",
+            [CREATE_ACTIONS[1], "ec2:AuthorizeSecurityGroupIngress"],
+            scope.ec2("security-group-rule", "vpc"),
+        ),
         *_launch(scope, LAUNCH_FLEET, RUN_TAG),
-        _tag(scope, (*LAUNCH_FLEET, *MAKE)),
+        _tag(scope, (*LAUNCH_FLEET, *CREATE_ACTIONS)),
         _allow(
             "MarkMachines",
             ["ec2:CreateTags"],
@@ -160,7 +164,7 @@ def _keep_run(scope: Scope) -> list[Policy]:
                 "ec2:GetConsoleOutput",
                 "ec2:TerminateInstances",
             ],
-            scope.ec2("instance", *FRAME),
+            scope.ec2("instance", *RUN_RESOURCES),
             _marked(RUN_TAG),
         ),
         _allow(
@@ -186,8 +190,8 @@ def _launch(scope: Scope, actions: Sequence[str], owned: str) -> list[Policy]:
     records = FLEET_RECORDS if actions == LAUNCH_FLEET else ()
     return [
         _allow("LaunchWith", actions, [scope.public("ec2", "image/*"), *scope.ec2("subnet", *records)]),
-        _allow("LaunchFromOwn", actions, scope.ec2(*FRAME), _marked(owned)),
-        _allow("LaunchTagged", actions, scope.ec2(*MADE), _making(*dict.fromkeys((RUN_TAG, owned)))),
+        _allow("LaunchFromOwn", actions, scope.ec2(*RUN_RESOURCES), _marked(owned)),
+        _allow("LaunchTagged", actions, scope.ec2(*CREATED_RESOURCES), _making(*dict.fromkeys((RUN_TAG, owned)))),
     ]
 
 
@@ -199,7 +203,7 @@ def _tag(scope: Scope, actions: Sequence[str]) -> Policy:
 
 def _read_data(scope: Scope) -> Policy:
     """What jobs train on, where it is in the account's bucket."""
-    return _allow("ReadData", ["s3:GetObject"], [f"arn:{scope.partition}:s3:::{scope.bucket}/{DATA}/*"])
+    return _allow("ReadData", ["s3:GetObject"], [f"arn:{scope.partition}:s3:::{scope.bucket}/{DATA_PREFIX}/*"])
 
 
 def _list_runs(scope: Scope) -> Policy:
@@ -222,7 +226,7 @@ def _pull_image(scope: Scope) -> list[Policy]:
 def _start(scope: Scope) -> list[Policy]:
     # Without this check a session that names no document is a shell, whatever documents a policy allows.
     checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
-    document = scope.public("ssm", f"document/{TUNNEL}")
+    document = scope.public("ssm", f"document/{TUNNEL_DOCUMENT}")
     return [
         _pass(scope, "PassHead", HEAD, "ec2"),
         _allow("OpenTunnel", ["ssm:StartSession"], scope.ec2("instance"), _marked(RUN_TAG) | checked),
@@ -255,7 +259,7 @@ def _keep_schedules(scope: Scope) -> list[Policy]:
         _allow(
             "KeepScheduled",
             ["ec2:AuthorizeSecurityGroupIngress", "ec2:DeleteLaunchTemplate", "ec2:DeleteSecurityGroup"],
-            scope.ec2(*FRAME),
+            scope.ec2(*RUN_RESOURCES),
             _marked(SCHEDULE_TAG),
         ),
         _pass(scope, "PassSchedule", SCHEDULE, "scheduler"),

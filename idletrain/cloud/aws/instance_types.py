@@ -15,7 +15,7 @@ MIB, GIB, TIB = 2**20, 2**30, 2**40
 ARCHITECTURE = "x86_64"  # of the project's container image
 # What the kernel, sshd, containerd and the container's own processes hold before the first subnet comes, and the share
 # of a machine's RAM on offer that it ever sees (firmware and the kernel's tables take the rest).
-SYSTEM_BYTES = round(0.7 * GIB)
+INSTANCE_SYSTEM_BYTES = round(0.7 * GIB)
 VISIBLE_SHARE = 0.94
 # Among equal prices many small nodes lose less at once than a large one: a node that is all of the fleet has to be a
 # fifth cheaper a slot. Spot Instance Advisor's worst class is taken more often than once in five, a month.
@@ -25,7 +25,7 @@ MOST_TYPES = 60  # what Karpenter sends in one CreateFleet
 # How far above the best score a type may be, and how many sizes of one family there may be: families share the same
 # hosts and run dry together. Later pairs count only until there are WANTED_TYPES; at three times the best spot price,
 # on-demand machines of the best type would be as cheap.
-BOUNDS = ((1.5, 2), (1.5, 4), (2.0, 4), (3.0, 8))
+SEARCH_BOUNDS = ((1.5, 2), (1.5, 4), (2.0, 4), (3.0, 8))
 MOST_SAVING = 0.9  # AWS: spot machines cost up to 90 % less; the bound where an on-demand price is not known
 
 
@@ -58,11 +58,11 @@ class InstanceType:
     @property
     def usable_bytes(self) -> int:
         """RAM that is left for subnets."""
-        return max(0, int((self.memory_bytes - SYSTEM_BYTES) * VISIBLE_SHARE))
+        return max(0, int((self.memory_bytes - INSTANCE_SYSTEM_BYTES) * VISIBLE_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class NodeNeed:
     """What one subnet needs, and what may serve it.
 
     Attributes:
@@ -151,7 +151,7 @@ def parse_type(item: Mapping[str, Any]) -> InstanceType:
     )
 
 
-def slots_of(type_: InstanceType, need: Need) -> int:
+def slots_of(type_: InstanceType, need: NodeNeed) -> int:
     """How many subnets can train on a machine at the same time; none if it is of the wrong kind."""
     if not _right_kind(type_, need):
         return 0
@@ -163,7 +163,7 @@ def slots_of(type_: InstanceType, need: Need) -> int:
     return min(slots)
 
 
-def _right_kind(type_: InstanceType, need: Need) -> bool:
+def _right_kind(type_: InstanceType, need: NodeNeed) -> bool:
     return (
         type_.architecture == need.architecture
         and not type_.bare_metal  # boots for ten minutes, and has no price advantage
@@ -175,12 +175,12 @@ def _right_kind(type_: InstanceType, need: Need) -> bool:
     )
 
 
-def rank(
+def rank_offers(
     types: Collection[InstanceType],
     offerings: Mapping[str, Collection[str]],
     spot_prices: Mapping[tuple[str, str], float],
     on_demand_prices: Mapping[str, float],
-    need: Need,
+    need: NodeNeed,
     market: Market,
     max_price: float | None = None,
 ) -> tuple[Offer, ...]:
@@ -231,7 +231,7 @@ def diversify(offers: Sequence[Offer], count: int) -> Pools:
     best = scores[ordered[0]] if ordered else 0.0
     admitted: dict[str, float] = {}  # a type's name to the bound that its zones must keep
     sizes: dict[str, int] = {}
-    for n, (bound, most_sizes) in enumerate(BOUNDS):
+    for n, (bound, most_sizes) in enumerate(SEARCH_BOUNDS):
         limit = MOST_TYPES if n == 0 else WANTED_TYPES
         for offer in ordered:
             name, family = offer.type.name, offer.type.family
@@ -248,20 +248,22 @@ def _score(offer: Offer, count: int) -> float:
     return offer.usd_per_hour / used * (1 + INTERRUPTION_WEIGHT * used / count)
 
 
-def nearest(types: Collection[InstanceType], need: Need) -> InstanceType | None:
+def nearest(types: Collection[InstanceType], need: NodeNeed) -> InstanceType | None:
     """Of the right kind, the one that comes closest to a slot; None if there is none of that kind."""
     kind = [type_ for type_ in types if _right_kind(type_, need)]
     return max(kind, key=lambda t: (min(_shares(t, need).values()), t.usable_bytes, t.name), default=None)
 
 
-def _shares(type_: InstanceType, need: Need) -> dict[str, float]:
+def _shares(type_: InstanceType, need: NodeNeed) -> dict[str, float]:
     """How much of a slot's need a machine has, by field, at most all of it."""
     shares = {"gpu": type_.gpus / need.gpus} if need.gpus else {}
     shares |= {"memory": type_.usable_bytes / need.memory_bytes, "vcpus": type_.vcpus / need.vcpus}
     return {field: min(1.0, share) for field, share in shares.items()}
 
 
-def refusal(types: Collection[InstanceType], at_any_price: Sequence[Offer], need: Need, market: Market) -> str:
+def no_offer_reason(
+    types: Collection[InstanceType], at_any_price: Sequence[Offer], need: NodeNeed, market: Market
+) -> str:
     """The sentence for a need that nothing serves.
 
     Args:
@@ -285,8 +287,8 @@ def refusal(types: Collection[InstanceType], at_any_price: Sequence[Offer], need
         return f"nodes.gpu: no machine has {need.gpus} GPUs; {closest.name} has {closest.gpus}: ask for at most that"
     if missing:
         return (
-            f"nodes.memory: no machine has {size(need.memory_bytes)} to spare for a subnet; the nearest is "
-            f"{closest.name} with {size(closest.usable_bytes)}: ask for at most that"
+            f"nodes.memory: no machine has {memory_text(need.memory_bytes)} to spare for a subnet; the nearest is "
+            f"{closest.name} with {memory_text(closest.usable_bytes)}: ask for at most that"
         )
     return (
         f"nodes: {closest.name} would do, but no zone that the run can use offers it or its like as {market}; "
@@ -294,7 +296,7 @@ def refusal(types: Collection[InstanceType], at_any_price: Sequence[Offer], need
     )
 
 
-def size(count: int) -> str:
+def memory_text(count: int) -> str:
     """Bytes for a person, rounded down: `7.0 GiB`."""
     unit, name = (TIB, "TiB") if count >= TIB else (GIB, "GiB")
     return f"{count * 10 // unit / 10:.1f} {name}"

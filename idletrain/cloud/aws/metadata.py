@@ -13,7 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 
 ADDRESS = "http://169.254.169.254"
-TIMEOUT_SECONDS = 2.0  # it is a hop away; aws-node-termination-handler waits as long
+METADATA_TIMEOUT_SECONDS = 2.0  # it is a hop away; aws-node-termination-handler waits as long
 TOKEN_SECONDS = 21600  # the longest that IMDSv2 gives
 
 
@@ -102,7 +102,7 @@ class Metadata:
     def _fetch(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
         request = urllib.request.Request(self._address + path, headers=headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_SECONDS) as answer:  # noqa: S310
                 text: str = answer.read().decode()
                 return text
         except urllib.error.HTTPError:

@@ -11,10 +11,15 @@ from typing import Any
 
 ANYWHERE = "0.0.0.0/0"
 INTERNET = "igw-"
-BEHIND = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId")  # they carry private addresses out
+GATEWAY_FIELDS = (
+    "NatGatewayId",
+    "TransitGatewayId",
+    "NetworkInterfaceId",
+    "InstanceId",
+)  # they carry private addresses out
 
 
-def subnets_with_a_way_out(subnets: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def subnets_with_internet(subnets: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """For each zone that has one, the subnet from which machines reach the outside, with most free addresses.
 
     Args:
@@ -50,7 +55,9 @@ def _leads_out(table: Mapping[str, Any], *, public: bool) -> bool:
     for route in table.get("Routes", ()):
         if route.get("DestinationCidrBlock") != ANYWHERE or route.get("State") == "blackhole":
             continue
-        if any(route.get(kind) for kind in BEHIND) or (public and route.get("GatewayId", "").startswith(INTERNET)):
+        if any(route.get(kind) for kind in GATEWAY_FIELDS) or (
+            public and route.get("GatewayId", "").startswith(INTERNET)
+        ):
             return True
     return False
 

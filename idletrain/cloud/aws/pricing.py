@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from idletrain.cloud.aws import instance_types
-from idletrain.cloud.aws.instance_types import ARCHITECTURE, GIB, InstanceType, Market, Need, Offer
+from idletrain.cloud.aws.instance_types import ARCHITECTURE, GIB, InstanceType, Market, NodeNeed, Offer
 from idletrain.errors import JobError
 from idletrain.storage import write_whole
 
@@ -34,7 +34,7 @@ ON_DEMAND_SECONDS = 7 * 86400.0
 MOST_ROWS = 1000  # of a page, where EC2 leaves the choice
 # USD an hour, Linux, us-east-1, June 2025, fitted to the list prices of c7i, m7i, r7i (the same within 3 %), c7g and
 # r7g, x2idn; families with local disks or faster networks cost up to 30 % more, other regions up to 50 %.
-ESTIMATED = "June 2025"
+ESTIMATE_DATE = "June 2025"
 VCPU_RATE, VCPU_RATE_ARM = 0.0375, 0.0305
 GIB_RATE, GIB_RATE_ARM, GIB_RATE_LARGE = 0.0036, 0.0029, 0.0045  # the last for the x and u families
 GPU_RATES = {  # for one of its GPUs, above what its processors and RAM come to
@@ -50,7 +50,7 @@ GPU_RATES = {  # for one of its GPUs, above what its processors and RAM come to
 SpotPrices = dict[tuple[str, str], float]
 
 
-class Cache:
+class PriceCache:
     """Answers on disk, each as old as its reader allows.
 
     Args:
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MarketSnapshot:
     """A region's market at one time.
 
     Attributes:
@@ -115,7 +115,7 @@ class Snapshot:
     estimate: bool
 
     def offers(
-        self, need: Need, market: Market, max_price: float | None = None, zones: Collection[str] | None = None
+        self, need: NodeNeed, market: Market, max_price: float | None = None, zones: Collection[str] | None = None
     ) -> tuple[Offer, ...]:
         """All that can serve a need, the cheapest slot first.
 
@@ -133,15 +133,17 @@ class Snapshot:
             for name, offered in self.offerings.items()
         }
         types = self.types.values()
-        any_price = instance_types.rank(types, offerings, self.spot_prices, self.on_demand_prices, need, market)
+        any_price = instance_types.rank_offers(types, offerings, self.spot_prices, self.on_demand_prices, need, market)
         offers = tuple(o for o in any_price if max_price is None or o.usd_per_hour <= max_price)
         if not offers:
             priced = {name for name, _ in self.spot_prices} if market == "spot" else self.on_demand_prices
-            raise JobError(instance_types.refusal([t for t in types if t.name in priced], any_price, need, market))
+            raise JobError(
+                instance_types.no_offer_reason([t for t in types if t.name in priced], any_price, need, market)
+            )
         return offers
 
 
-def fetch(ec2: Any, pricing: Any, cache: Cache) -> Snapshot:
+def fetch(ec2: Any, pricing: Any, cache: PriceCache) -> MarketSnapshot:
     """A region's market, everything asked for at the same time.
 
     Args:
@@ -157,10 +159,10 @@ def fetch(ec2: Any, pricing: Any, cache: Cache) -> Snapshot:
         known = {type_.name: type_ for type_ in found.result()}
         on_demand = listed.result()
         estimates = {name: price for name, type_ in known.items() if (price := estimate(type_)) is not None}
-        return Snapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
+        return MarketSnapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
 
 
-def types(ec2: Any, cache: Cache) -> list[InstanceType]:
+def types(ec2: Any, cache: PriceCache) -> list[InstanceType]:
     """The region's catalogue, without what can never serve: it halves the pages."""
     filters = [
         {"Name": "processor-info.supported-architecture", "Values": [ARCHITECTURE]},
@@ -176,7 +178,7 @@ def types(ec2: Any, cache: Cache) -> list[InstanceType]:
     return [InstanceType(**fields) for fields in cache.get(ec2, name, ec2.meta.region_name, TYPES_SECONDS, ask)]
 
 
-def offerings(ec2: Any, cache: Cache) -> dict[str, list[str]]:
+def offerings(ec2: Any, cache: PriceCache) -> dict[str, list[str]]:
     """Zones by type, in order."""
 
     def ask() -> dict[str, list[str]]:
@@ -192,7 +194,7 @@ def offerings(ec2: Any, cache: Cache) -> dict[str, list[str]]:
     return answer
 
 
-def spot_prices(ec2: Any, cache: Cache) -> SpotPrices:
+def spot_prices(ec2: Any, cache: PriceCache) -> SpotPrices:
     """The present spot price of every pool, USD an hour."""
 
     def ask() -> list[tuple[str, str, float]]:
@@ -225,7 +227,7 @@ def _newest(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
     return [(*pool, price) for pool, (_, price) in sorted(newest.items())]
 
 
-def on_demand_prices(pricing: Any, region: str, cache: Cache) -> dict[str, float] | None:
+def on_demand_prices(pricing: Any, region: str, cache: PriceCache) -> dict[str, float] | None:
     """On-demand prices by type, USD an hour; None where the price list cannot be had.
 
     Args:
@@ -254,7 +256,7 @@ def on_demand_prices(pricing: Any, region: str, cache: Cache) -> dict[str, float
         prices: dict[str, float] = cache.get(pricing, "on-demand", region, ON_DEMAND_SECONDS, ask)
     except (BotoCoreError, ClientError, ResponseParserError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        logger.info("the price list cannot be had (%s); on-demand prices are estimates of %s", reason, ESTIMATED)
+        logger.info("the price list cannot be had (%s); on-demand prices are estimates of %s", reason, ESTIMATE_DATE)
         return None
     return prices
 

@@ -20,7 +20,7 @@ TAG = "idletrain:"
 FIRST_PORT, LAST_PORT = 1024, 65535
 # What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
 # (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
-DRY = frozenset(
+CAPACITY_ERRORS = frozenset(
     {
         "InvalidFleetConfiguration",  # a type that its zone does not offer
         "InsufficientInstanceCapacity",
@@ -33,10 +33,10 @@ DRY = frozenset(
         "Unsupported",
     }
 )
-QUOTA = frozenset(
+QUOTA_ERRORS = frozenset(
     {"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "MaxFleetCountExceeded", "InstanceLimitExceeded"}
 )
-AGAIN = frozenset(
+RETRY_ERRORS = frozenset(
     {
         "RequestLimitExceeded",
         "Throttling",
@@ -61,7 +61,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedMachine:
     """A machine that an answer speaks of."""
 
     id: str
@@ -69,7 +69,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchOutcome:
     """What a launch request came to: its machines count, its errors only say where not to ask again soon.
 
     Attributes:
@@ -80,15 +80,15 @@ class Outcome:
         fatal: Why no request will succeed, or empty.
     """
 
-    machines: tuple[Launched, ...] = ()
-    dry: frozenset[Pool] = frozenset()
+    machines: tuple[LaunchedMachine, ...] = ()
+    without_capacity: frozenset[Pool] = frozenset()
     quota: str = ""
-    again: bool = False
+    retry: bool = False
     fatal: str = ""
 
 
 @dataclass(frozen=True)
-class Site:
+class LaunchSite:
     """Where in the account a run's machines stand."""
 
     region: str
@@ -144,7 +144,7 @@ def ingress(group: str) -> dict[str, Any]:
     return {"GroupId": group, "IpPermissions": [{"IpProtocol": protocol, **ports} for protocol in ("tcp", "udp")]}
 
 
-def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:
+def launch_template(run: str, site: LaunchSite, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:
     """Body of CreateLaunchTemplate: what all machines of a run have in common."""
     return {
         "LaunchTemplateName": f"idletrain-{run}",
@@ -168,7 +168,7 @@ def launch_template(run: str, site: Site, profile: str, boot: str, tags: Mapping
 
 
 def head(
-    site: Site, pool: Pool, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
+    site: LaunchSite, pool: Pool, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
 ) -> dict[str, Any]:
     """Body of RunInstances for a run's one on-demand machine; `boot` is its user data where the template's is not."""
     body: dict[str, Any] = {
@@ -186,7 +186,7 @@ def head(
 
 
 def fleet(
-    site: Site,
+    site: LaunchSite,
     pools: Sequence[Pool],
     count: int,
     attempt: str,
@@ -218,7 +218,7 @@ def fleet(
     return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "fleet", "instance")}
 
 
-def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> Outcome:
+def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> LaunchOutcome:
     """Read CreateFleet's answer, which may hold machines and errors at the same time.
 
     Args:
@@ -227,31 +227,33 @@ def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str,
         zones: Subnet to zone.
     """
     machines = tuple(
-        Launched(id_, _pool(item["LaunchTemplateAndOverrides"]["Overrides"], item.get("Lifecycle", market), zones))
+        LaunchedMachine(
+            id_, _pool(item["LaunchTemplateAndOverrides"]["Overrides"], item.get("Lifecycle", market), zones)
+        )
         for item in answer.get("Instances") or ()
         for id_ in item["InstanceIds"]
     )
-    outcome = Outcome(machines)
+    outcome = LaunchOutcome(machines)
     for error in answer.get("Errors") or ():
         overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
         pools = {_pool(overrides, market, zones)} if "InstanceType" in overrides else set()
         outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), pools))
     # An answer is an answer: its token would bring the same again. What one pool refuses for good, another may have.
-    return replace(outcome, again=False, fatal="" if outcome.dry else outcome.fatal)
+    return replace(outcome, retry=False, fatal="" if outcome.without_capacity else outcome.fatal)
 
 
-def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> Outcome:
+def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> LaunchOutcome:
     """What an error code means; one that nobody has heard of ends the run, with its own words."""
-    if code in DRY:
-        return Outcome(dry=frozenset(pools))
-    if code in QUOTA:
-        return Outcome(dry=frozenset(pools), quota=code)
-    if code in AGAIN:
-        return Outcome(again=True)
-    return Outcome(fatal=f"{code}: {message}")
+    if code in CAPACITY_ERRORS:
+        return LaunchOutcome(without_capacity=frozenset(pools))
+    if code in QUOTA_ERRORS:
+        return LaunchOutcome(without_capacity=frozenset(pools), quota=code)
+    if code in RETRY_ERRORS:
+        return LaunchOutcome(retry=True)
+    return LaunchOutcome(fatal=f"{code}: {message}")
 
 
-def refuse_fatal(outcome: Outcome, what: str) -> None:
+def refuse_fatal(outcome: LaunchOutcome, what: str) -> None:
     """Turn what will not get better into the run's error.
 
     Raises:
@@ -261,12 +263,12 @@ def refuse_fatal(outcome: Outcome, what: str) -> None:
         raise RunError(f"the cloud refuses {what}: {outcome.fatal}; mend that and start again")
 
 
-def _merge(one: Outcome, other: Outcome) -> Outcome:
-    return Outcome(
+def _merge(one: LaunchOutcome, other: LaunchOutcome) -> LaunchOutcome:
+    return LaunchOutcome(
         one.machines + other.machines,
-        one.dry | other.dry,
+        one.without_capacity | other.without_capacity,
         one.quota or other.quota,
-        one.again or other.again,
+        one.retry or other.retry,
         one.fatal or other.fatal,
     )
 

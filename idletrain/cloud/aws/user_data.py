@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-USER_DATA_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
+BOOT_SCRIPT_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/idletrain-deadline"
 REGISTRY = ".dkr.ecr."
 CLI_IMAGE = "public.ecr.aws/aws-cli/aws-cli"
@@ -47,8 +47,8 @@ def _script(deadline: str, image: str, *, gpu: bool) -> str:
         f"{_login(image)}docker run --rm --network host{gpus} {shlex.quote(image)} node\n"
         "shutdown -h now\n"
     )
-    if len(text) > USER_DATA_BYTES:
-        raise ValueError(f"user data of {len(text)} bytes; {USER_DATA_BYTES} are meant to do")
+    if len(text) > BOOT_SCRIPT_BYTES:
+        raise ValueError(f"user data of {len(text)} bytes; {BOOT_SCRIPT_BYTES} are meant to do")
     return text
 
 

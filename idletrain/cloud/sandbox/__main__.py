@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from idletrain.cloud.sandbox.reclaims import Market, Turns, read_trace
+from idletrain.cloud.sandbox.reclaims import PeriodicReclaims, ReclaimPolicy, read_trace
 from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import parse_bytes, parse_seconds
@@ -29,7 +29,7 @@ def serve(arguments: argparse.Namespace) -> None:
     if importlib.util.find_spec("moto") is None:
         raise RunError("the rehearsal cloud needs moto; install it by `pip install 'idletrain[sandbox]'`")
     gc.disable()  # moto makes a million objects that stay: without looking for garbage it starts in 3/4 of the time
-    from idletrain.cloud.sandbox.cloud import Cloud, Rehearsal
+    from idletrain.cloud.sandbox.cloud import RehearsalCloud, RehearsalSettings
     from idletrain.cloud.sandbox.instances import REGION
 
     gc.freeze()
@@ -38,10 +38,10 @@ def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     when_parent_ends(ending.set)
-    turns = Turns(every_seconds=arguments.churn, next_at=arguments.churn) if arguments.churn else None
-    market = Market(turns=turns, trace=trace, speed=arguments.speed)
-    cloud = Cloud(
-        Rehearsal(
+    turns = PeriodicReclaims(every_seconds=arguments.churn, next_at=arguments.churn) if arguments.churn else None
+    market = ReclaimPolicy(periodic=turns, trace=trace, speed=arguments.speed)
+    cloud = RehearsalCloud(
+        RehearsalSettings(
             memory_bytes=arguments.memory,
             market=market,
             notice_seconds=arguments.notice,
@@ -55,7 +55,7 @@ def serve(arguments: argparse.Namespace) -> None:
     cloud.close()
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the program; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m idletrain.cloud.sandbox", description=__doc__)
     parser.add_argument("--churn", type=_of(parse_seconds), help="take a spot instance back every so often")
@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--logs", type=Path, help="directory for the machines' output")
     parser.add_argument("--port", type=int, default=0, help="of the endpoint (any)")
     try:
-        serve(parser.parse_args(words))
+        serve(parser.parse_args(arguments))
     except IdletrainError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -10,10 +10,10 @@ from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
-from idletrain.cloud.sandbox.instances import ACCOUNT, REGION
+from idletrain.cloud.sandbox.instances import ACCOUNT_ID, REGION
 
-BUCKET = f"idletrain-{ACCOUNT}-{REGION}"  # as infra/aws names it
-ROLES = ("idletrain-head", "idletrain-node", "idletrain-starter")
+BUCKET = f"idletrain-{ACCOUNT_ID}-{REGION}"  # as infra/aws names it
+IAM_ROLES = ("idletrain-head", "idletrain-node", "idletrain-starter")
 EC2_MAY_ASSUME = json.dumps(
     {
         "Version": "2012-10-17",
@@ -24,17 +24,17 @@ EC2_MAY_ASSUME = json.dumps(
 )
 
 
-def furnish() -> None:
+def provision() -> None:
     """Create them in moto's account."""
-    s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
-    ec2 = ec2_backends[ACCOUNT][REGION]
+    s3_backends[ACCOUNT_ID]["aws"].create_bucket(BUCKET, REGION)
+    ec2 = ec2_backends[ACCOUNT_ID][REGION]
     vpc, gateway = ec2.get_default_vpc(), ec2.create_internet_gateway()
     assert vpc
     ec2.attach_internet_gateway(gateway.id, vpc.id)
     (table,) = ec2.describe_route_tables(filters={"vpc-id": [vpc.id], "association.main": ["true"]})
     ec2.create_route(table.id, "0.0.0.0/0", gateway_id=gateway.id)
-    iam = iam_backends[ACCOUNT]["aws"]
-    for role in ROLES:
+    iam = iam_backends[ACCOUNT_ID]["aws"]
+    for role in IAM_ROLES:
         iam.create_role(role, EC2_MAY_ASSUME, "/", None, "", [], "3600")
         iam.create_instance_profile(role, "/", [])
         iam.add_role_to_instance_profile(role, role)

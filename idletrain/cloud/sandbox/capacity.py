@@ -11,7 +11,7 @@ INSUFFICIENT = "InsufficientInstanceCapacity"
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CapacityPool:
     """Machines that are given and taken together."""
 
     market: str
@@ -29,21 +29,21 @@ class Limit:
     zone: str
     count: int
 
-    def covers(self, pool: Pool) -> bool:
+    def covers(self, pool: CapacityPool) -> bool:
         """Whether a pool's instances count."""
         pairs = ((pool.market, self.market), (pool.type, self.type), (pool.zone, self.zone))
         return all(fnmatch.fnmatchcase(value, pattern) for value, pattern in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class CapacityOffer:
     """A pool that a request would take.
 
     Attributes:
         fault: The error code of a pool that cannot be had at all, or empty.
     """
 
-    pool: Pool
+    pool: CapacityPool
     usd_per_hour: float
     fault: str = ""
 
@@ -62,7 +62,12 @@ class Grant:
 
 
 def grant(
-    count: int, offers: Sequence[Offer], limits: Sequence[Limit], running: Sequence[Pool], *, spread: bool
+    count: int,
+    offers: Sequence[CapacityOffer],
+    limits: Sequence[Limit],
+    running: Sequence[CapacityPool],
+    *,
+    spread: bool,
 ) -> Grant:
     """Share out a request.
 

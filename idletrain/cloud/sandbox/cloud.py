@@ -20,16 +20,16 @@ from werkzeug.serving import make_server
 from idletrain.cloud.sandbox import account, reclaims
 from idletrain.cloud.sandbox.capacity import with_limit
 from idletrain.cloud.sandbox.control import PREFIX, Control
-from idletrain.cloud.sandbox.faults import Faults
-from idletrain.cloud.sandbox.gateway import Front
-from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Estate
-from idletrain.cloud.sandbox.machines import Machines
+from idletrain.cloud.sandbox.faults import InjectedFaults
+from idletrain.cloud.sandbox.gateway import Gateway
+from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Instances
+from idletrain.cloud.sandbox.machines import MachineProcesses
 
-TICK_SECONDS = 0.1  # also the longest from a machine's end to its instance's; calls of EC2 are followed at once
+CLOUD_TICK_SECONDS = 0.1  # also the longest from a machine's end to its instance's; calls of EC2 are followed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class RehearsalSettings:
     """What is asked of a cloud.
 
     Attributes:
@@ -41,20 +41,20 @@ class Rehearsal:
     """
 
     memory_bytes: int = 2 << 30
-    market: reclaims.Market = reclaims.Market()
+    market: reclaims.ReclaimPolicy = reclaims.ReclaimPolicy()
     notice_seconds: float = 120.0
     logs: Path | None = None
     port: int = 0
 
 
-class Cloud:
+class RehearsalCloud:
     """A running cloud on loopback, until it is closed.
 
     Args:
         rehearsal: What is asked of it.
     """
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
+    def __init__(self, rehearsal: RehearsalSettings) -> None:
         self._closers = contextlib.ExitStack()
         logs = rehearsal.logs or Path(self._closers.enter_context(tempfile.TemporaryDirectory()))
         logs.mkdir(parents=True, exist_ok=True)
@@ -64,15 +64,15 @@ class Cloud:
         )
         port = self._server.server_port
         self.endpoint = f"http://127.0.0.1:{port}"
-        self._estate = Estate(f"127.{port >> 8}.{port & 255}.")
-        self._machines = Machines(self.endpoint, rehearsal.memory_bytes, logs)
-        faults = Faults()
-        self._front = Front(self._estate, faults, logs, self._wake.set)
-        self._control = Control(self._estate, self._machines, faults, self._front.calls, self._wake.set)
+        self._instances = Instances(f"127.{port >> 8}.{port & 255}.")
+        self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs)
+        faults = InjectedFaults()
+        self._front = Gateway(self._instances, faults, logs, self._wake.set)
+        self._control = Control(self._instances, self._machines, faults, self._front.calls, self._wake.set)
         self._market, self._notice_seconds = rehearsal.market, rehearsal.notice_seconds
         self._started = time.monotonic()
-        account.furnish()
-        self._threads = [threading.Thread(target=self._server.serve_forever, args=(TICK_SECONDS,), daemon=True)]
+        account.provision()
+        self._threads = [threading.Thread(target=self._server.serve_forever, args=(CLOUD_TICK_SECONDS,), daemon=True)]
         self._threads.append(threading.Thread(target=self._follow_time, daemon=True))
         for thread in self._threads:
             thread.start()
@@ -94,13 +94,13 @@ class Cloud:
 
     def _follow_time(self) -> None:
         while not self._closing.is_set():
-            self._wake.wait(TICK_SECONDS)
+            self._wake.wait(CLOUD_TICK_SECONDS)
             self._wake.clear()
             self._tick()
 
     def _tick(self) -> None:
         """Bring instances in line with time, and machines in line with instances."""
-        estate, machines = self._estate, self._machines
+        estate, machines = self._instances, self._machines
         with estate.lock:
             for instance, reason in list(estate.due(time.time())):
                 estate.end(instance, reason)
@@ -120,21 +120,21 @@ class Cloud:
     def _boot(self, instance: Instance) -> None:
         program = base64.b64decode(str(instance.user_data or ""))
         try:
-            self._machines.boot(instance.id, program, functools.partial(self._estate.facts, instance))
+            self._machines.boot(instance.id, program, functools.partial(self._instances.facts, instance))
         except OSError as error:  # no more processes, files or memory
-            with self._estate.lock:
-                self._estate.end(instance, ("Server.InternalError", str(error)))
+            with self._instances.lock:
+                self._instances.end(instance, ("Server.InternalError", str(error)))
 
     def _take_back(self) -> None:
         elapsed = time.monotonic() - self._started
-        self._market, move = reclaims.advance(self._market, elapsed, self._estate.takeable())
+        self._market, move = reclaims.next_reclaims(self._market, elapsed, self._instances.takeable())
         if move.capacity is not None:
-            self._estate.limits = with_limit(self._estate.limits, ("spot", "*", "*"), move.capacity)
-        for taking in move.takings:
+            self._instances.limits = with_limit(self._instances.limits, ("spot", "*", "*"), move.capacity)
+        for taking in move.reclaims:
             if taking.notice:
-                self._estate.notice(taking.instance, self._notice_seconds)
-            elif instance := self._estate.find(taking.instance):
-                self._estate.end(instance, SPOT_REASON)
+                self._instances.notice(taking.instance, self._notice_seconds)
+            elif instance := self._instances.find(taking.instance):
+                self._instances.end(instance, SPOT_REASON)
 
 
 class _QuietHandler(MotoRequestHandler):

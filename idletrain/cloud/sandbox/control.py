@@ -12,10 +12,10 @@ from moto.ssm.models import ssm_backends
 from werkzeug.wrappers import Request, Response
 
 from idletrain.cloud.sandbox.capacity import with_limit
-from idletrain.cloud.sandbox.faults import Fault, Faults
+from idletrain.cloud.sandbox.faults import InjectedFault, InjectedFaults
 from idletrain.cloud.sandbox.gateway import Calls
-from idletrain.cloud.sandbox.instances import ACCOUNT, SPOT_REASON, Estate, backends
-from idletrain.cloud.sandbox.machines import Machines
+from idletrain.cloud.sandbox.instances import ACCOUNT_ID, SPOT_REASON, Instances, backends
+from idletrain.cloud.sandbox.machines import MachineProcesses
 
 PREFIX = "/_sandbox/"
 Body = Mapping[str, Any]
@@ -33,20 +33,25 @@ class Control:
     """
 
     def __init__(
-        self, estate: Estate, machines: Machines, faults: Faults, calls: Calls, changed: Callable[[], None]
+        self,
+        instances: Instances,
+        machines: MachineProcesses,
+        faults: InjectedFaults,
+        calls: Calls,
+        changed: Callable[[], None],
     ) -> None:
-        self._estate, self._machines, self._faults, self._calls = estate, machines, faults, calls
+        self._instances, self._machines, self._faults, self._calls = instances, machines, faults, calls
         self._changed = changed
         self._actions: dict[tuple[str, str], Callable[[Body], Any]] = {
             ("GET", "inventory"): lambda _: self.inventory(),
             ("GET", "calls"): lambda _: calls.counts(),
             ("POST", "calls/reset"): lambda _: calls.reset(),
             ("POST", "capacity"): self._capacity,
-            ("POST", "fault"): lambda body: faults.add(Fault(**body)),
-            ("GET", "faults"): lambda _: faults.left(),
+            ("POST", "fault"): lambda body: faults.add(InjectedFault(**body)),
+            ("GET", "faults"): lambda _: faults.remaining(),
             ("POST", "notice"): self._notice,
             ("POST", "rebalance"): self._rebalance,
-            ("POST", "take"): self._take,
+            ("POST", "take"): self._acquire,
             ("POST", "shutdown"): self._shutdown,
         }
 
@@ -57,7 +62,7 @@ class Control:
             return _json({"error": f"no {request.method} {request.path}"}, 404)(environ, start_response)
         try:
             body = json.loads(request.get_data() or b"{}")
-            with self._estate.lock:
+            with self._instances.lock:
                 result = action(body)
         except (KeyError, TypeError, ValueError, LookupError) as error:
             return _json({"error": f"{type(error).__name__}: {error}"}, 400)(environ, start_response)
@@ -69,9 +74,9 @@ class Control:
         """What is there and could be left behind; all empty when a run has cleaned up."""
         groups = [g for backend in backends() for by_id in backend.groups.values() for g in by_id.values()]
         templates = [template for backend in backends() for template in backend.launch_templates.values()]
-        parameters = [name for backend in ssm_backends[ACCOUNT].values() for name in backend._parameters]
+        parameters = [name for backend in ssm_backends[ACCOUNT_ID].values() for name in backend._parameters]
         return {
-            "instances": [instance.id for instance in self._estate.alive()],
+            "instances": [instance.id for instance in self._instances.alive()],
             "security_groups": [group.id for group in groups if group.name != "default"],
             "launch_templates": [template.id for template in templates],
             "parameters": [name for name in parameters if name.startswith("/idletrain")],
@@ -80,23 +85,23 @@ class Control:
 
     def _capacity(self, body: Body) -> list[dict[str, Any]]:
         patterns = body.get("market", "*"), body.get("type", "*"), body.get("zone", "*")
-        self._estate.limits = with_limit(self._estate.limits, patterns, body["count"])
-        return [{"market": k.market, "type": k.type, "zone": k.zone, "count": k.count} for k in self._estate.limits]
+        self._instances.limits = with_limit(self._instances.limits, patterns, body["count"])
+        return [{"market": k.market, "type": k.type, "zone": k.zone, "count": k.count} for k in self._instances.limits]
 
     def _notice(self, body: Body) -> None:
-        self._estate.notice(self._spot(body).id, float(body["seconds"]))
+        self._instances.notice(self._spot(body).id, float(body["seconds"]))
 
     def _rebalance(self, body: Body) -> None:
-        self._estate.rebalances[self._spot(body).id] = time.time()
+        self._instances.rebalances[self._spot(body).id] = time.time()
 
-    def _take(self, body: Body) -> None:
-        self._estate.end(self._spot(body), SPOT_REASON)
+    def _acquire(self, body: Body) -> None:
+        self._instances.end(self._spot(body), SPOT_REASON)
 
     def _shutdown(self, body: Body) -> None:
-        self._estate.shutdowns[body["instance"]] = time.time() + float(body["seconds"])
+        self._instances.shutdowns[body["instance"]] = time.time() + float(body["seconds"])
 
     def _spot(self, body: Body) -> Instance:
-        instance = self._estate.find(body["instance"])
+        instance = self._instances.find(body["instance"])
         if instance is None or not instance.is_running() or instance.lifecycle != "spot":
             raise LookupError(f"{body['instance']} is no running spot instance")
         return instance

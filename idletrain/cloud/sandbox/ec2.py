@@ -16,10 +16,10 @@ from moto.ec2.responses import EC2Response
 from moto.ec2.utils import parse_user_data
 
 from idletrain.cloud.sandbox import prices
-from idletrain.cloud.sandbox.fast_xml import PlainResult
-from idletrain.cloud.sandbox.instances import TERMINATED, Estate
-from idletrain.cloud.sandbox.launch_spec import blueprint
-from idletrain.cloud.sandbox.launches import Launcher, offerings, refuse_long
+from idletrain.cloud.sandbox.fast_xml import FastXmlResult
+from idletrain.cloud.sandbox.instances import TERMINATED, Instances
+from idletrain.cloud.sandbox.launch_spec import launch_spec
+from idletrain.cloud.sandbox.launches import Launcher, offered_types, refuse_long
 from idletrain.cloud.sandbox.metadata import iso
 
 PRICE_PAGE = 1000  # rows of DescribeSpotPriceHistory at a time, on AWS too
@@ -35,9 +35,9 @@ class RehearsedEC2(EC2Response):
         logs: Where the machines' output is.
     """
 
-    def __init__(self, estate: Estate, logs: Path) -> None:
+    def __init__(self, instances: Instances, logs: Path) -> None:
         super().__init__()
-        self._estate, self._logs = estate, logs
+        self._instances, self._logs = instances, logs
 
     def answer(self, request: Request) -> tuple[int, Mapping[str, str], str | bytes]:
         """Status, headers and body."""
@@ -45,17 +45,17 @@ class RehearsedEC2(EC2Response):
         return status, headers, body
 
     def create_launch_template(self) -> ActionResult:
-        refuse_long(blueprint({}, {"UserData": parse_user_data(self._get_param("LaunchTemplateData.UserData"))}))
+        refuse_long(launch_spec({}, {"UserData": parse_user_data(self._get_param("LaunchTemplateData.UserData"))}))
         return super().create_launch_template()
 
     def run_instances(self) -> ActionResult:
         self.error_on_dryrun()
         params = {**self._get_params(), "UserData": parse_user_data(self._get_param("UserData"))}
-        return ActionResult(Launcher(self._estate, self.ec2_backend).run(params))
+        return ActionResult(Launcher(self._instances, self.ec2_backend).run(params))
 
     def create_fleet(self) -> ActionResult:
         self.error_on_dryrun()
-        return ActionResult(Launcher(self._estate, self.ec2_backend).fleet(self._get_params()))
+        return ActionResult(Launcher(self._instances, self.ec2_backend).fleet(self._get_params()))
 
     def terminate_instances(self) -> ActionResult:
         found = self.ec2_backend.get_multi_instances_by_id(self._get_param("InstanceIds", []))
@@ -73,14 +73,14 @@ class RehearsedEC2(EC2Response):
         group = self.ec2_backend.get_security_group_by_name_or_id(
             self._get_param("GroupId") or self._get_param("GroupName")
         )
-        if group and self._estate.uses_group(self.ec2_backend, group.id):
+        if group and self._instances.uses_group(self.ec2_backend, group.id):
             raise EC2ClientError("DependencyViolation", f"resource {group.id} has a dependent object")
         return super().delete_security_group()
 
     def describe_fleets(self) -> ActionResult:
         ids = self._get_param("FleetIds", [])
         filters = self._filters_from_querystring()
-        fleets = [fleet for fleet in self._estate.fleets.values() if fleet["region"] == self.region]
+        fleets = [fleet for fleet in self._instances.fleets.values() if fleet["region"] == self.region]
         missing = set(ids) - {fleet["FleetId"] for fleet in fleets}
         if missing:
             raise EC2ClientError("InvalidFleetId.NotFound", f"The fleet IDs do not exist: {sorted(missing)}")
@@ -95,10 +95,10 @@ class RehearsedEC2(EC2Response):
         return ActionResult({"InstanceId": instance.id, "Timestamp": iso(time.time()), "Output": output})
 
     def describe_instance_types(self) -> ActionResult:
-        return PlainResult(super().describe_instance_types().result)
+        return FastXmlResult(super().describe_instance_types().result)
 
     def describe_instance_type_offerings(self) -> ActionResult:
-        return PlainResult(super().describe_instance_type_offerings().result)
+        return FastXmlResult(super().describe_instance_type_offerings().result)
 
     def describe_spot_price_history(self) -> ActionResult:
         filters = {key: set(values) for key, values in self._filters_from_querystring().items()}
@@ -110,7 +110,7 @@ class RehearsedEC2(EC2Response):
         start = int(self._get_param("NextToken") or 0)
         end = start + min(int(self._get_param("MaxResults") or PRICE_PAGE), PRICE_PAGE)
         token = str(end) if end < len(rows) else ""
-        return PlainResult({"SpotPriceHistory": rows[start:end], "NextToken": token})
+        return FastXmlResult({"SpotPriceHistory": rows[start:end], "NextToken": token})
 
 
 def _spot_prices(region: str, types: set[str] | None, zones: set[str] | None) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ def _spot_prices(region: str, types: set[str] | None, zones: set[str] | None) ->
     fixed = {"ProductDescription": LINUX, "Timestamp": iso(time.time())}
     return [
         {**fixed, "InstanceType": name, "AvailabilityZone": zone, "SpotPrice": f"{price:.6f}"}
-        for (name, zone), machine in offerings(region).items()
+        for (name, zone), machine in offered_types(region).items()
         if (not types or name in types) and (not zones or zone in zones)
         if "spot" in INSTANCE_TYPES[name]["SupportedUsageClasses"]
         if (price := prices.spot_usd_per_hour(machine, zone))

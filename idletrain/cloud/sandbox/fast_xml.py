@@ -13,7 +13,7 @@ from moto.core.responses import ActionContext, ActionResult
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
-class PlainResult(ActionResult):
+class FastXmlResult(ActionResult):
     """An answer made of mappings, lists, text and numbers."""
 
     def execute_result(self, context: ActionContext) -> tuple[int, dict[str, Any], str]:

@@ -15,7 +15,7 @@ REQUEST = "<RequestId>00000000-0000-0000-0000-000000000000</RequestId>"
 
 
 @dataclass(slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """What the next calls of an action meet.
 
     Attributes:
@@ -33,18 +33,18 @@ class Fault:
     mode: Literal["error", "drop-reply", "html"] = "error"
 
 
-class Faults:
+class InjectedFaults:
     """A queue of faults; the first that fits a call is used up by it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: list[Fault] = []
+        self._queue: list[InjectedFault] = []
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: InjectedFault) -> None:
         with self._lock:
             self._queue.append(fault)
 
-    def take(self, action: str) -> Fault | None:
+    def take(self, action: str) -> InjectedFault | None:
         """The fault that this call meets, if any."""
         with self._lock:
             for fault in self._queue:
@@ -53,7 +53,7 @@ class Faults:
                     return fault
             return None
 
-    def left(self) -> list[dict[str, Any]]:
+    def remaining(self) -> list[dict[str, Any]]:
         """Faults that were not met yet."""
         with self._lock:
             return [{"action": f.action, "mode": f.mode, "times": f.times} for f in self._queue if f.times > 0]

@@ -22,8 +22,8 @@ from werkzeug.wsgi import get_input_stream
 from idletrain.cloud.sandbox import faults
 from idletrain.cloud.sandbox.capacity import INSUFFICIENT
 from idletrain.cloud.sandbox.ec2 import RehearsedEC2
-from idletrain.cloud.sandbox.faults import Faults, Wire
-from idletrain.cloud.sandbox.instances import REGION, Estate
+from idletrain.cloud.sandbox.faults import InjectedFaults, Wire
+from idletrain.cloud.sandbox.instances import REGION, Instances
 from idletrain.cloud.sandbox.launches import NoCapacityError
 
 Environ = dict[str, Any]
@@ -65,7 +65,7 @@ class Calls:
             self._counts.clear()
 
 
-class Front:
+class Gateway:
     """The cloud's services, as a WSGI application.
 
     Args:
@@ -75,8 +75,8 @@ class Front:
         changed: Called after every call that may have changed the instances.
     """
 
-    def __init__(self, estate: Estate, queue: Faults, logs: Path, changed: Callable[[], None]) -> None:
-        self._estate, self._faults, self._logs, self._changed = estate, queue, logs, changed
+    def __init__(self, instances: Instances, queue: InjectedFaults, logs: Path, changed: Callable[[], None]) -> None:
+        self._instances, self._faults, self._logs, self._changed = instances, queue, logs, changed
         self._moto = DomainDispatcherApplication(create_backend_app)
         self.calls = Calls()
         self._tokens: dict[tuple[str, str, str], tuple[Any, Wire]] = {}
@@ -116,24 +116,24 @@ class Front:
             return self._catalogue[key]
         if call.action == "DescribeSpotPriceHistory":  # of no instance: nobody has to wait for it
             return self._ask(request)
-        with self._estate.lock:
+        with self._instances.lock:
             return self._once(request, call, asked)
 
-    def _once(self, request: Request, call: Call, asked: frozenset[tuple[str, str]]) -> Wire:
+    def _once(self, request: Request, call: Call, token: frozenset[tuple[str, str]]) -> Wire:
         """Answer a request, or say again what was answered to the same token."""
         key = (call.region, call.action, request.form.get("ClientToken", ""))
-        before, answer = self._tokens.get(key, (asked, None))
-        if before != asked:
+        before, answer = self._tokens.get(key, (token, None))
+        if before != token:
             words = "The request uses the same client token as a previous, but non-identical request."
             return faults.error("ec2", "IdempotentParameterMismatch", words, 400)
         answer = answer or self._ask(request)
         if key[-1] and answer[0] == 200:  # a refused request leaves its token unused
-            self._tokens[key] = (asked, answer)
+            self._tokens[key] = (token, answer)
         return answer
 
     def _ask(self, request: Request) -> Wire:
         try:
-            status, _, body = RehearsedEC2(self._estate, self._logs).answer(request)
+            status, _, body = RehearsedEC2(self._instances, self._logs).answer(request)
         except NoCapacityError as error:
             return faults.error("ec2", INSUFFICIENT, str(error), 500)
         return status, "text/xml", body if isinstance(body, str) else body.decode()

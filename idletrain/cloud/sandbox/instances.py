@@ -17,11 +17,11 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.utils import random_spot_request_id
 
-from idletrain.cloud.sandbox.capacity import Limit, Pool
-from idletrain.cloud.sandbox.launch_spec import Blueprint
+from idletrain.cloud.sandbox.capacity import CapacityPool, Limit
+from idletrain.cloud.sandbox.launch_spec import LaunchSpec
 from idletrain.cloud.sandbox.metadata import Facts
 
-ACCOUNT = "123456789012"  # moto's own
+ACCOUNT_ID = "123456789012"  # moto's own
 REGION = "eu-west-1"
 SPOT_REASON = "Server.SpotInstanceTermination", "Spot instance termination"
 SHUTDOWN_REASON = "Client.InstanceInitiatedShutdown", "Instance initiated shutdown"
@@ -33,7 +33,7 @@ class NoAddressError(Exception):
     """All private addresses are in use."""
 
 
-class Estate:
+class Instances:
     """What is rented.
 
     Args:
@@ -70,9 +70,11 @@ class Estate:
         spot = (instance.id for instance in self.running() if instance.lifecycle == "spot")
         return [id_ for id_ in spot if id_ not in self.notices]
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[CapacityPool]:
         """The pool of each instance that holds capacity."""
-        return [Pool(i.lifecycle or "on-demand", i.instance_type, i.availability_zone or "") for i in self.running()]
+        return [
+            CapacityPool(i.lifecycle or "on-demand", i.instance_type, i.availability_zone or "") for i in self.running()
+        ]
 
     def find(self, id_: str) -> Instance | None:
         """An instance that is not terminated."""
@@ -102,7 +104,7 @@ class Estate:
 
     # --- what changes -----------------------------------------------------------------------------------------------
 
-    def launch(self, backend: Any, plan: Blueprint, subnet: str, count: int, token: str | None) -> Any:
+    def launch(self, backend: Any, plan: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
         """Make instances; returns moto's reservation. Their machines boot a moment later.
 
         Raises:
@@ -161,7 +163,7 @@ class Estate:
         """Warn a spot instance, and take it after so many seconds."""
         self.notices[id_] = time.time() + seconds
 
-    def _complete(self, backend: Any, instance: Instance, plan: Blueprint, address: str) -> None:
+    def _complete(self, backend: Any, instance: Instance, plan: LaunchSpec, address: str) -> None:
         if plan.profile:
             backend.associate_iam_instance_profile(instance.id, plan.profile.get("Name"), plan.profile.get("Arn"))
         if plan.market == "spot":
@@ -185,7 +187,7 @@ class Estate:
 
 def backends() -> Sequence[Any]:
     """moto's EC2 in every region that was spoken to."""
-    return list(ec2_backends[ACCOUNT].values())
+    return list(ec2_backends[ACCOUNT_ID].values())
 
 
 def _there(backend: Any) -> Iterator[Instance]:

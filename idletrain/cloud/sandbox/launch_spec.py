@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Data = Mapping[str, Any]
+RequestData = Mapping[str, Any]
 Tags = dict[str, dict[str, str]]
-USER_DATA_BYTES = 16384  # AWS: "limited to 16 KB, in raw form, before it is base64-encoded"
+MAX_USER_DATA_BYTES = 16384  # AWS: "limited to 16 KB, in raw form, before it is base64-encoded"
 DEFAULT_TYPE = "m1.small"  # EC2's own
 ROOT_GIB = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class LaunchSpec:
     """One instance, or several of a kind.
 
     Attributes:
@@ -36,12 +36,12 @@ class Blueprint:
     zone: str
     max_usd_per_hour: float | None
     groups: tuple[str, ...]
-    profile: Data
-    metadata_options: Data
+    profile: RequestData
+    metadata_options: RequestData
     user_data: str
     tags: Tags
     on_shutdown: str
-    disks: tuple[Data, ...]
+    disks: tuple[RequestData, ...]
     key: str | None
 
     @property
@@ -50,7 +50,7 @@ class Blueprint:
         return base64.b64decode(self.user_data)
 
 
-def blueprint(template: Data, request: Data, market: str | None = None) -> Blueprint:
+def launch_spec(template: RequestData, request: RequestData, market: str | None = None) -> LaunchSpec:
     """Put a launch template's data and a request's parameters, or a fleet's overrides, together; the latter win.
 
     Args:
@@ -62,7 +62,7 @@ def blueprint(template: Data, request: Data, market: str | None = None) -> Bluep
     options = data.get("InstanceMarketOptions") or {}
     price = request.get("MaxPrice") or (options.get("SpotOptions") or {}).get("MaxPrice")
     network = (data.get("NetworkInterfaces") or [{}])[0]
-    return Blueprint(
+    return LaunchSpec(
         image=data.get("ImageId") or "",
         type=data.get("InstanceType") or DEFAULT_TYPE,
         market=market or options.get("MarketType") or "on-demand",
@@ -73,14 +73,14 @@ def blueprint(template: Data, request: Data, market: str | None = None) -> Bluep
         profile=data.get("IamInstanceProfile") or {},
         metadata_options=data.get("MetadataOptions") or {},
         user_data=str(data.get("UserData") or ""),
-        tags=merged(tags_of(template.get("TagSpecifications")), tags_of(request.get("TagSpecifications"))),
+        tags=overlaid(tags_of(template.get("TagSpecifications")), tags_of(request.get("TagSpecifications"))),
         on_shutdown=data.get("InstanceInitiatedShutdownBehavior") or "stop",
         disks=tuple(_disk(disk) for disk in data.get("BlockDeviceMappings") or ()),
         key=data.get("KeyName"),
     )
 
 
-def tags_of(specifications: Sequence[Data] | None) -> Tags:
+def tags_of(specifications: Sequence[RequestData] | None) -> Tags:
     """`TagSpecifications` by type of resource."""
     tags: Tags = {}
     for specification in specifications or ():
@@ -89,11 +89,11 @@ def tags_of(specifications: Sequence[Data] | None) -> Tags:
     return tags
 
 
-def merged(under: Tags, over: Tags) -> Tags:
+def overlaid(under: Tags, over: Tags) -> Tags:
     """Two sets of tags; where both have a key, the latter counts."""
     return {kind: {**under.get(kind, {}), **over.get(kind, {})} for kind in {**under, **over}}
 
 
-def _disk(mapping: Data) -> Data:
+def _disk(mapping: RequestData) -> RequestData:
     """A disk as EC2 makes it of an image's root: gone with its instance."""
     return {**mapping, "Ebs": {"VolumeSize": ROOT_GIB, "DeleteOnTermination": True, **(mapping.get("Ebs") or {})}}

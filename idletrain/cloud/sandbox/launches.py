@@ -14,9 +14,17 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.utils import filter_iam_instance_profiles, random_fleet_id
 
 from idletrain.cloud.sandbox import prices
-from idletrain.cloud.sandbox.capacity import INSUFFICIENT, Offer, Pool, grant
-from idletrain.cloud.sandbox.instances import ACCOUNT, Estate, NoAddressError
-from idletrain.cloud.sandbox.launch_spec import USER_DATA_BYTES, Blueprint, Data, Tags, blueprint, merged, tags_of
+from idletrain.cloud.sandbox.capacity import INSUFFICIENT, CapacityOffer, CapacityPool, grant
+from idletrain.cloud.sandbox.instances import ACCOUNT_ID, Instances, NoAddressError
+from idletrain.cloud.sandbox.launch_spec import (
+    MAX_USER_DATA_BYTES,
+    LaunchSpec,
+    RequestData,
+    Tags,
+    launch_spec,
+    overlaid,
+    tags_of,
+)
 from idletrain.cloud.sandbox.metadata import iso
 
 MESSAGES = {
@@ -26,7 +34,7 @@ MESSAGES = {
     "Unsupported": "Your requested instance type ({0.type}) is not supported in your requested Availability Zone "
     "({0.zone}).",
 }
-Choice = tuple[Data, Blueprint, str]
+LaunchChoice = tuple[RequestData, LaunchSpec, str]
 """An override as an answer names it, what it launches, and in which subnet."""
 
 
@@ -42,21 +50,23 @@ class Launcher:
         backend: moto's EC2 of the request's region.
     """
 
-    def __init__(self, estate: Estate, backend: Any) -> None:
-        self._estate, self._backend = estate, backend
+    def __init__(self, instances: Instances, backend: Any) -> None:
+        self._instances, self._backend = instances, backend
 
-    def run(self, params: Data) -> Any:
+    def run(self, params: RequestData) -> Any:
         """RunInstances: between `MinCount` and `MaxCount` instances of one pool, as moto's reservation.
 
         Raises:
             NoCapacityError: no pool has so many.
         """
-        plan = blueprint(self._template(params.get("LaunchTemplate") or {})[1], params)
+        plan = launch_spec(self._template(params.get("LaunchTemplate") or {})[1], params)
         self._check(plan)
         offer = None
         for subnet in self._subnets(plan):
             offer = self._offer(plan, subnet)
-            granted = grant(int(params["MaxCount"]), [offer], self._estate.limits, self._estate.pools(), spread=False)
+            granted = grant(
+                int(params["MaxCount"]), [offer], self._instances.limits, self._instances.pools(), spread=False
+            )
             if granted.counts[0] >= int(params["MinCount"]):
                 return self._launch(plan, subnet, granted.counts[0], params.get("ClientToken"))
         assert offer
@@ -65,7 +75,7 @@ class Launcher:
             raise EC2ClientError(offer.fault, message)
         raise NoCapacityError(message)
 
-    def fleet(self, params: Data) -> dict[str, Any]:
+    def fleet(self, params: RequestData) -> dict[str, Any]:
         """CreateFleet: what was launched and what was not, which may both be something."""
         if params.get("Type") != "instant":
             raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud has fleets of type instant only")
@@ -77,7 +87,7 @@ class Launcher:
         shares = [(market, count, list(self._choices(params, market, tags))) for market, count in _markets(target)]
         for market, count, choices in shares:
             self._fill(id_, market, count, params, choices, instances, errors)
-        self._estate.fleets[id_] = {
+        self._instances.fleets[id_] = {
             "FleetId": id_,
             "FleetState": "active",
             "Type": "instant",
@@ -91,15 +101,15 @@ class Launcher:
         }
         return {"FleetId": id_, "Instances": instances, "Errors": errors}
 
-    def _choices(self, params: Data, market: str, tags: Tags) -> Iterable[Choice]:
+    def _choices(self, params: RequestData, market: str, tags: Tags) -> Iterable[LaunchChoice]:
         """Every override of a fleet, in every subnet that it may mean."""
         for config in params["LaunchTemplateConfigs"]:
             specification, data = self._template(config["LaunchTemplateSpecification"])
             for override in config.get("Overrides") or [{}]:
                 if "WeightedCapacity" in override or "InstanceRequirements" in override:
                     raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud counts instances of named types")
-                plan = blueprint(data, override, market)
-                plan = replace(plan, tags=merged(plan.tags, tags))
+                plan = launch_spec(data, override, market)
+                plan = replace(plan, tags=overlaid(plan.tags, tags))
                 self._check(plan)
                 described = {"LaunchTemplateSpecification": specification, "Overrides": override}
                 for subnet in self._subnets(plan):
@@ -110,8 +120,8 @@ class Launcher:
         fleet: str,
         market: str,
         count: int,
-        params: Data,
-        choices: Sequence[Choice],
+        params: RequestData,
+        choices: Sequence[LaunchChoice],
         instances: list[dict[str, Any]],
         errors: list[dict[str, Any]],
     ) -> None:
@@ -119,10 +129,10 @@ class Launcher:
         options = params.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
         spread = options.get("AllocationStrategy", "lowest-price") not in ("lowest-price", "lowestPrice")
         offers = [self._offer(plan, subnet) for _, plan, subnet in choices]
-        granted = grant(count, offers, self._estate.limits, self._estate.pools(), spread=spread)
+        granted = grant(count, offers, self._instances.limits, self._instances.pools(), spread=spread)
         for (described, plan, subnet), given in zip(choices, granted.counts, strict=True):
             if given:
-                own = merged(plan.tags, {"instance": {"aws:ec2:fleet-id": fleet}})
+                own = overlaid(plan.tags, {"instance": {"aws:ec2:fleet-id": fleet}})
                 made = self._launch(replace(plan, tags=own), subnet, given, params.get("ClientToken"))
                 ids = [instance.id for instance in made.instances]
                 item = {"InstanceIds": ids, "InstanceType": plan.type, "Lifecycle": market}
@@ -131,25 +141,25 @@ class Launcher:
             words = {"ErrorCode": code, "ErrorMessage": MESSAGES[code].format(offers[n].pool)}
             errors.append({**words, "LaunchTemplateAndOverrides": choices[n][0], "Lifecycle": market})
 
-    def _launch(self, plan: Blueprint, subnet: str, count: int, token: str | None) -> Any:
+    def _launch(self, plan: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
         try:
-            return self._estate.launch(self._backend, plan, subnet, count, token)
+            return self._instances.launch(self._backend, plan, subnet, count, token)
         except NoAddressError:
             message = f"There are not enough free addresses in subnet {subnet}"
             raise EC2ClientError("InsufficientFreeAddressesInSubnet", message) from None
 
-    def _offer(self, plan: Blueprint, subnet: str) -> Offer:
+    def _offer(self, plan: LaunchSpec, subnet: str) -> CapacityOffer:
         zone = self._backend.get_subnet(subnet).availability_zone
-        pool = Pool(plan.market, plan.type, zone)
+        pool = CapacityPool(plan.market, plan.type, zone)
         machine = prices.hardware(INSTANCE_TYPES[plan.type])
         spot = prices.spot_usd_per_hour(machine, zone)
         price = spot if plan.market == "spot" else prices.on_demand_usd_per_hour(machine)
-        if (plan.type, zone) not in offerings(self._backend.region_name):
-            return Offer(pool, price, "Unsupported")
+        if (plan.type, zone) not in offered_types(self._backend.region_name):
+            return CapacityOffer(pool, price, "Unsupported")
         capped = plan.max_usd_per_hour is not None and plan.market == "spot" and plan.max_usd_per_hour < spot
-        return Offer(pool, price, "SpotMaxPriceTooLow" if capped else "")
+        return CapacityOffer(pool, price, "SpotMaxPriceTooLow" if capped else "")
 
-    def _subnets(self, plan: Blueprint) -> list[str]:
+    def _subnets(self, plan: LaunchSpec) -> list[str]:
         """Ids of the subnets that a launch may go to."""
         if plan.subnet:
             return [self._backend.get_subnet(plan.subnet).id]
@@ -159,17 +169,17 @@ class Launcher:
             raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone: [{plan.zone}]")
         return found
 
-    def _template(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _template(self, requested: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """A launch template as an answer names it, and its data."""
-        if not asked:
+        if not requested:
             return {}, {}
-        name, id_ = asked.get("LaunchTemplateName"), asked.get("LaunchTemplateId")
+        name, id_ = requested.get("LaunchTemplateName"), requested.get("LaunchTemplateId")
         backend = self._backend
         template = backend.get_launch_template(id_) if id_ else backend.get_launch_template_by_name(name)
-        version = template.get_version(asked.get("Version") or "$Default")
+        version = template.get_version(requested.get("Version") or "$Default")
         return {"LaunchTemplateId": template.id, "Version": str(version.number)}, version.data
 
-    def _check(self, plan: Blueprint) -> None:
+    def _check(self, plan: LaunchSpec) -> None:
         """Refuse what AWS would refuse before it looks for capacity."""
         backend = self._backend
         if plan.type not in INSTANCE_TYPES:
@@ -183,7 +193,7 @@ class Launcher:
         if plan.profile:
             try:
                 filter_iam_instance_profiles(
-                    ACCOUNT, backend.partition, plan.profile.get("Arn"), plan.profile.get("Name")
+                    ACCOUNT_ID, backend.partition, plan.profile.get("Arn"), plan.profile.get("Name")
                 )
             except ServiceException as error:
                 words = f"Invalid IAM Instance Profile: {error.message}"
@@ -192,20 +202,20 @@ class Launcher:
 
 
 @functools.cache
-def offerings(region: str) -> Mapping[tuple[str, str], prices.Hardware]:
+def offered_types(region: str) -> Mapping[tuple[str, str], prices.Hardware]:
     """What a region's zones offer, by type and zone."""
     items = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
     pairs = [(item["InstanceType"], item["Location"]) for item in items if item["InstanceType"] in INSTANCE_TYPES]
     return {(name, zone): prices.hardware(INSTANCE_TYPES[name]) for name, zone in pairs}
 
 
-def refuse_long(plan: Blueprint) -> None:
+def refuse_long(plan: LaunchSpec) -> None:
     """Refuse user data that AWS would not take."""
-    if len(plan.program) > USER_DATA_BYTES:
-        raise EC2ClientError("InvalidParameterValue", f"User data is limited to {USER_DATA_BYTES} bytes")
+    if len(plan.program) > MAX_USER_DATA_BYTES:
+        raise EC2ClientError("InvalidParameterValue", f"User data is limited to {MAX_USER_DATA_BYTES} bytes")
 
 
-def _markets(target: Data) -> list[tuple[str, int]]:
+def _markets(target: RequestData) -> list[tuple[str, int]]:
     """Instances wanted of each market."""
     wanted = {
         "on-demand": int(target.get("OnDemandTargetCapacity") or 0),

@@ -19,7 +19,7 @@ IDLE = ("sleep", "infinity")  # an instance without a program of its own just ru
 END_SECONDS = 5.0
 
 
-class Machine:
+class MachineProcess:
     """A running machine.
 
     Args:
@@ -79,7 +79,7 @@ class Machine:
             self._process.wait()
 
 
-class Machines:
+class MachineProcesses:
     """All of them. One thread starts and ends them, others may look.
 
     Args:
@@ -90,13 +90,13 @@ class Machines:
 
     def __init__(self, endpoint: str, memory_bytes: int, logs: Path) -> None:
         self._endpoint, self._memory_bytes, self._logs = endpoint, memory_bytes, logs
-        self._running: dict[str, Machine] = {}
-        self._dying: dict[str, Machine] = {}
+        self._running: dict[str, MachineProcess] = {}
+        self._dying: dict[str, MachineProcess] = {}
 
     def boot(self, instance: str, program: bytes, ask: Callable[[], Facts]) -> None:
         """Start an instance's machine."""
         log = self._logs / f"{instance}.log"
-        self._running[instance] = Machine(instance, program, ask, self._endpoint, self._memory_bytes, log)
+        self._running[instance] = MachineProcess(instance, program, ask, self._endpoint, self._memory_bytes, log)
 
     def keep_only(self, instances: Collection[str]) -> None:
         """Kill the machines of all other instances."""
@@ -141,7 +141,7 @@ def _environment(directory: Path, endpoint: str, metadata: str) -> dict[str, str
     }
 
 
-def _shim(path: Path, *words: str) -> None:
-    command = shlex.join([sys.executable, "-I", "-S", shims.__file__, *words])
+def _shim(path: Path, *arguments: str) -> None:
+    command = shlex.join([sys.executable, "-I", "-S", shims.__file__, *arguments])
     path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     path.chmod(0o755)

@@ -11,7 +11,7 @@ from idletrain.errors import JobError
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
+class Reclaim:
     """One instance is taken back, with a notice or at once."""
 
     instance: str
@@ -19,7 +19,7 @@ class Taking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class PeriodicReclaims:
     """Takings in turn with a notice and without.
 
     Attributes:
@@ -29,16 +29,16 @@ class Turns:
 
     every_seconds: float
     next_at: float
-    taken: int = 0
+    reclaimed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TraceChange:
     """A line of a trace: a node comes or goes."""
 
     at_ms: int
     node: str
-    there: bool
+    present: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Tenure:
     """Which instance stands for which node of a trace, and how many were taken so far."""
 
     held: Mapping[str, str]
-    taken: int = 0
+    reclaimed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Market:
+class ReclaimPolicy:
     """How a cloud takes nodes back.
 
     Attributes:
@@ -60,25 +60,27 @@ class Market:
         tenure: Who stands for whom.
     """
 
-    turns: Turns | None = None
-    trace: tuple[Change, ...] = ()
+    periodic: PeriodicReclaims | None = None
+    trace: tuple[TraceChange, ...] = ()
     speed: float = 1.0
     tenure: Tenure = Tenure({})
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ReclaimStep:
     """What happens on the market now.
 
     Attributes:
         capacity: How many spot instances may run, or None where nothing limits them.
     """
 
-    takings: tuple[Taking, ...]
+    reclaims: tuple[Reclaim, ...]
     capacity: int | None
 
 
-def advance(market: Market, seconds: float, oldest_first: Sequence[str]) -> tuple[Market, Move]:
+def next_reclaims(
+    market: ReclaimPolicy, seconds: float, oldest_first: Sequence[str]
+) -> tuple[ReclaimPolicy, ReclaimStep]:
     """What the market does.
 
     Args:
@@ -86,21 +88,23 @@ def advance(market: Market, seconds: float, oldest_first: Sequence[str]) -> tupl
         seconds: Since the cloud began.
         oldest_first: Running spot instances that have no notice yet.
     """
-    taken: tuple[Taking, ...] = ()
+    taken: tuple[Reclaim, ...] = ()
     capacity = None
-    if market.turns:
-        turns, taken = turn(market.turns, seconds, oldest_first)
-        market = replace(market, turns=turns)
+    if market.periodic:
+        turns, taken = periodic_reclaims(market.periodic, seconds, oldest_first)
+        market = replace(market, periodic=turns)
     if market.trace:
-        nodes = present(market.trace, market.trace[0].at_ms + 1000 * seconds * market.speed)
+        nodes = nodes_present(market.trace, market.trace[0].at_ms + 1000 * seconds * market.speed)
         capacity = len(nodes)
         left = [id_ for id_ in oldest_first if all(id_ != taking.instance for taking in taken)]
-        tenure, gone = follow(market.tenure, nodes, left)
+        tenure, gone = trace_reclaims(market.tenure, nodes, left)
         market, taken = replace(market, tenure=tenure), taken + gone
-    return market, Move(taken, capacity)
+    return market, ReclaimStep(taken, capacity)
 
 
-def turn(turns: Turns, now: float, oldest_first: Sequence[str]) -> tuple[Turns, tuple[Taking, ...]]:
+def periodic_reclaims(
+    turns: PeriodicReclaims, now: float, oldest_first: Sequence[str]
+) -> tuple[PeriodicReclaims, tuple[Reclaim, ...]]:
     """Take the oldest instance if it is time; if there is none to take, its turn comes with the next.
 
     Args:
@@ -113,10 +117,10 @@ def turn(turns: Turns, now: float, oldest_first: Sequence[str]) -> tuple[Turns, 
     turns = replace(turns, next_at=max(turns.next_at + turns.every_seconds, now))
     if not oldest_first:
         return turns, ()
-    return replace(turns, taken=turns.taken + 1), (Taking(oldest_first[0], _with_notice(turns.taken)),)
+    return replace(turns, reclaimed=turns.reclaimed + 1), (Reclaim(oldest_first[0], _with_notice(turns.reclaimed)),)
 
 
-def read_trace(text: str) -> tuple[Change, ...]:
+def read_trace(text: str) -> tuple[TraceChange, ...]:
     """Parse lines of `milliseconds,add|remove,node`.
 
     Raises:
@@ -126,7 +130,7 @@ def read_trace(text: str) -> tuple[Change, ...]:
     for number, line in enumerate(text.splitlines(), 1):
         match [part.strip() for part in line.split(",")]:
             case [at, "add" | "remove" as verb, node] if at.isdigit() and node:
-                changes.append(Change(int(at), node, verb == "add"))
+                changes.append(TraceChange(int(at), node, verb == "add"))
             case [""]:
                 continue
             case _:
@@ -134,20 +138,22 @@ def read_trace(text: str) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: change.at_ms))
 
 
-def present(trace: Sequence[Change], at_ms: float) -> tuple[str, ...]:
+def nodes_present(trace: Sequence[TraceChange], at_ms: float) -> tuple[str, ...]:
     """The nodes that a trace has at a time, the one that came first first."""
     nodes: dict[str, None] = {}
     for change in trace:
         if change.at_ms > at_ms:
             break
-        if change.there:
+        if change.present:
             nodes[change.node] = None
         else:
             nodes.pop(change.node, None)
     return tuple(nodes)
 
 
-def follow(tenure: Tenure, nodes: Sequence[str], oldest_first: Sequence[str]) -> tuple[Tenure, tuple[Taking, ...]]:
+def trace_reclaims(
+    tenure: Tenure, nodes: Sequence[str], oldest_first: Sequence[str]
+) -> tuple[Tenure, tuple[Reclaim, ...]]:
     """Bring the running instances in line with a trace.
 
     Args:
@@ -162,16 +168,16 @@ def follow(tenure: Tenure, nodes: Sequence[str], oldest_first: Sequence[str]) ->
     held = {node: instance for node, instance in tenure.held.items() if node in nodes and instance in oldest_first}
     idle = [node for node in nodes if node not in held]
     placed = set(tenure.held.values())
-    takings: list[Taking] = []
+    takings: list[Reclaim] = []
     for instance in oldest_first:
         if instance in held.values():
             continue
         if idle and instance not in placed:
             held[idle.pop(0)] = instance
         else:
-            takings.append(Taking(instance, _with_notice(tenure.taken + len(takings))))
-    return Tenure(held, tenure.taken + len(takings)), tuple(takings)
+            takings.append(Reclaim(instance, _with_notice(tenure.reclaimed + len(takings))))
+    return Tenure(held, tenure.reclaimed + len(takings)), tuple(takings)
 
 
-def _with_notice(taken: int) -> bool:
-    return taken % 2 == 0
+def _with_notice(reclaimed: int) -> bool:
+    return reclaimed % 2 == 0

@@ -48,33 +48,33 @@ class Container:
     arguments: tuple[str, ...]
 
 
-def shutdown_seconds(words: Sequence[str]) -> float:
+def shutdown_seconds(arguments: Sequence[str]) -> float:
     """How long until the shutdown that is asked for.
 
     Raises:
         UsageError: it is not `-h now` or `-h +MINUTES`.
     """
-    match words:
+    match arguments:
         case ["-h" | "-P", "now" | "+0"]:
             return 0.0
         case ["-h" | "-P", at] if at.startswith("+") and at[1:].isdigit():
             return 60.0 * int(at)
-    raise UsageError(f"shutdown: {' '.join(words)}: this rehearsal knows `-h now` and `-h +MINUTES`")
+    raise UsageError(f"shutdown: {' '.join(arguments)}: this rehearsal knows `-h now` and `-h +MINUTES`")
 
 
-def installed(directory: Path, words: Sequence[str]) -> Path:
+def installed(directory: Path, arguments: Sequence[str]) -> Path:
     """Where a file goes: below the machine's own directory, which stands for its disk.
 
     Raises:
         UsageError: it is not `-D /dev/stdin /FILE`, or leads out of there.
     """
-    match words:
+    match arguments:
         case ["-D", "/dev/stdin", file] if file.startswith("/") and ".." not in Path(file).parts:
             return directory / file.lstrip("/")
-    raise UsageError(f"install: {' '.join(words)}: this rehearsal knows `-D /dev/stdin /FILE`")
+    raise UsageError(f"install: {' '.join(arguments)}: this rehearsal knows `-D /dev/stdin /FILE`")
 
 
-def container(words: Sequence[str], host: Mapping[str, str]) -> Container:
+def container(arguments: Sequence[str], host: Mapping[str, str]) -> Container:
     """Parse the words after `docker`.
 
     Args:
@@ -84,10 +84,10 @@ def container(words: Sequence[str], host: Mapping[str, str]) -> Container:
     Raises:
         UsageError: it is not `run`, there is an option that is not known, or no image.
     """
-    if not words or words[0] != "run":
-        raise UsageError(f"docker: {' '.join(words)}: this rehearsal knows `run`")
+    if not arguments or arguments[0] != "run":
+        raise UsageError(f"docker: {' '.join(arguments)}: this rehearsal knows `run`")
     environment = {key: host[key] for key in HOST_VARIABLES if key in host}
-    rest = list(words[1:])
+    rest = list(arguments[1:])
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         if option in FLAGS and not equals:
@@ -107,23 +107,23 @@ def container(words: Sequence[str], host: Mapping[str, str]) -> Container:
     return Container(environment, rest[0], tuple(rest[1:]))
 
 
-def _shutdown(endpoint: str, instance: str, *words: str) -> int:
-    body = json.dumps({"instance": instance, "seconds": shutdown_seconds(words)})
+def _shutdown(endpoint: str, instance: str, *arguments: str) -> int:
+    body = json.dumps({"instance": instance, "seconds": shutdown_seconds(arguments)})
     connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=30)
     connection.request("POST", "/_sandbox/shutdown", body, {"Content-Type": "application/json"})
     return 0 if connection.getresponse().status == http.client.OK else 1
 
 
-def _install(directory: str, *words: str) -> int:
-    file = installed(Path(directory), words)
+def _install(directory: str, *arguments: str) -> int:
+    file = installed(Path(directory), arguments)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(sys.stdin.read())
     file.chmod(0o755)
     return 0
 
 
-def _docker(memory_bytes: str, *words: str) -> int:
-    run = container(words, os.environ)
+def _docker(memory_bytes: str, *arguments: str) -> int:
+    run = container(arguments, os.environ)
     command = [sys.executable, "-m", "idletrain", *run.arguments, "--memory", memory_bytes, "--slots", "1"]
     os.execve(sys.executable, command, dict(run.environment))  # noqa: S606
 

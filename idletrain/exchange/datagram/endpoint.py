@@ -24,8 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from idletrain.exchange.datagram.packet import KEY_BYTES, MOST_BYTES, PAYLOAD, Kind, Packet, Seal, bits_of, peek
-from idletrain.exchange.datagram.window import Got, Link, Receiving, Sending, Trip, share
+from idletrain.exchange.datagram.packet import (
+    KEY_BYTES,
+    MAX_DATAGRAM_BYTES,
+    PAYLOAD,
+    Packet,
+    PacketKind,
+    Seal,
+    bits_of,
+    peek,
+)
+from idletrain.exchange.datagram.window import LinkRate, ReceivedMask, ReceiveWindow, RoundTrip, SendWindow, share
 
 logger = logging.getLogger(__name__)
 BURST = 64  # datagrams read or sent before the other things are looked at
@@ -33,42 +42,42 @@ BUFFER_BYTES = 1 << 22  # asked of the kernel; it gives what it allows
 IDLE_SECONDS = 0.5
 GREET_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005  # for which another thread may keep the interpreter: by default 5 ms, twice a shallow buffer
-TURN_SECONDS = 0.0005  # between two looks at what may be granted: each costs as much as several datagrams
+LOOP_SECONDS = 0.0005  # between two looks at what may be granted: each costs as much as several datagrams
 NUMBERS_KEPT = 1024  # of transfers that went out; none is further behind the latest
 MOST_NUMBER = (1 << 32) - 1  # of what is not data in a session
 FINISHED_KEPT = 256  # transfers that are over, whose sender may not have heard so
 PATH_SOCKETS = 4  # of who opens a session: routers with equal paths choose by port
 PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: what counts first, and the rest
-CLASS_OF = {
+TRAFFIC_CLASS_OPTIONS = {
     socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TOS),
     socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_TCLASS),
 }
-BITS = 8 * PAYLOAD  # pieces of which a datagram says whether they are there
+PIECES_PER_REPORT = 8 * PAYLOAD  # pieces of which a datagram says whether they are there
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Keys:
+class SessionKeys:
     """A session's number and its keys, for what this side sends and for what it gets."""
 
     session: int
     out: bytes
     back: bytes
 
-    def turned(self) -> Keys:
+    def turned(self) -> SessionKeys:
         """The other side's."""
-        return Keys(self.session, self.back, self.out)
+        return SessionKeys(self.session, self.back, self.out)
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedPayload:
     """A transfer that is over at its receiver: its bytes, zeros where nothing came, and which pieces did."""
 
     content: bytearray
-    got: Got
+    received: ReceivedMask
 
 
-class SilentError(ConnectionError):
+class PeerSilentError(ConnectionError):
     """The other side has not been heard for too long."""
 
 
@@ -80,15 +89,15 @@ def _lasting() -> Future[Any]:
 
 
 @dataclass
-class _Out:
+class _OutgoingTransfer:
     content: memoryview
-    state: Sending
+    state: SendWindow
     prompt: int
-    heard: float
+    heard_at: float
     patience: float
-    there: Got = field(init=False)  # as far as the receiver told in the end
-    told: set[int] = field(default_factory=set)
-    done: Future[Got] = field(default_factory=_lasting)
+    there: ReceivedMask = field(init=False)  # as far as the receiver told in the end
+    reported: set[int] = field(default_factory=set)
+    done: Future[ReceivedMask] = field(default_factory=_lasting)
 
     def __post_init__(self) -> None:
         self.there = np.zeros(self.state.pieces, bool)
@@ -98,31 +107,31 @@ class _Out:
         self.state.stop()
         part = np.unpackbits(np.frombuffer(body, np.uint8), bitorder="little")[: max(0, len(self.there) - start)]
         self.there[start : start + len(part)] = part
-        self.told |= {start} if len(part) and not start % BITS else set()
+        self.reported |= {start} if len(part) and not start % PIECES_PER_REPORT else set()
         self.there |= not body
-        return not body or len(self.told) == -(-len(self.there) // BITS)
+        return not body or len(self.reported) == -(-len(self.there) // PIECES_PER_REPORT)
 
 
 @dataclass
-class _In:
+class _IncomingTransfer:
     content: bytearray
-    state: Receiving
-    heard: float
+    state: ReceiveWindow
+    heard_at: float
     patience: float
-    told: int = 0
-    done: Future[Received] = field(default_factory=_lasting)
+    reported: int = 0
+    done: Future[ReceivedPayload] = field(default_factory=_lasting)
 
 
 class _Session:
     """Keys, where the other side is, and what is under way with it."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: SessionKeys) -> None:
         self.number = keys.session
         self.out_seal, self.back_seal = Seal(keys.out), Seal(keys.back)
         self.paths: list[tuple[socket.socket, Address]] = []
-        self.out: dict[int, _Out] = {}
-        self.coming: dict[int, _In] = {}
-        self.trip = Trip()
+        self.out: dict[int, _OutgoingTransfer] = {}
+        self.coming: dict[int, _IncomingTransfer] = {}
+        self.trip = RoundTrip()
         self.used: set[int] = set()
         self.finished: dict[int, bytes] = {}  # with what of them was there, a bit a piece; nothing if all was
         self.control = 0  # sequence of what is not data: each nonce once
@@ -175,7 +184,7 @@ class Endpoint:
 
     def __init__(self, host: str, sockets: int = 1) -> None:
         self.counts: Counter[str] = Counter()
-        self.link = Link()
+        self.link = LinkRate()
         with contextlib.ExitStack() as failed:
             self._sockets = [failed.enter_context(_bound(host)) for _ in range(sockets)]
             failed.pop_all()
@@ -194,7 +203,7 @@ class Endpoint:
         self._thread.start()
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether it is closed."""
         return self._over
 
@@ -204,7 +213,7 @@ class Endpoint:
         host, port = self._sockets[0].getsockname()[:2]
         return host, port
 
-    def open(self, keys: Keys, to: Address | None = None) -> Future[None]:
+    def open(self, keys: SessionKeys, to: Address | None = None) -> Future[None]:
         """Begin a session; done when a datagram of full size has come through and its answer back.
 
         Args:
@@ -225,7 +234,9 @@ class Endpoint:
         self._ask(begin)
         return opened
 
-    def send(self, session: int, transfer: int, content: memoryview, *, prompt: int, patience: float) -> Future[Got]:
+    def send(
+        self, session: int, transfer: int, content: memoryview, *, prompt: int, patience: float
+    ) -> Future[ReceivedMask]:
         """Send a transfer; done when the receiver has enough, with the pieces that it has.
 
         Args:
@@ -235,15 +246,15 @@ class Endpoint:
             prompt: How many of them, from the first on, go in the class of what counts.
             patience: Seconds without an answer after which it fails with SilentError.
         """
-        state = Sending(max(1, -(-len(content) // PAYLOAD)))
-        out = _Out(content, state, -(-prompt // PAYLOAD), time.monotonic(), patience)
+        state = SendWindow(max(1, -(-len(content) // PAYLOAD)))
+        out = _OutgoingTransfer(content, state, -(-prompt // PAYLOAD), time.monotonic(), patience)
 
         def begin() -> None:
             found = self._sessions.get(session)
             if found is None:
-                out.done.set_exception(SilentError("the session is closed"))
+                out.done.set_exception(PeerSilentError("the session is closed"))
             elif not found.is_new(transfer):
-                out.done.set_exception(SilentError("the transfer's number was used before, and so its nonces"))
+                out.done.set_exception(PeerSilentError("the transfer's number was used before, and so its nonces"))
             else:
                 found.out[transfer] = out
 
@@ -257,20 +268,20 @@ class Endpoint:
         size: int,
         *,
         patience: float,
-        needed: int | None = None,
-        least: int | None = None,
-        enough: Callable[[memoryview, Got], bool] | None = None,
-    ) -> Future[Received]:
+        required_pieces: int | None = None,
+        min_pieces: int | None = None,
+        is_acceptable: Callable[[memoryview, ReceivedMask], bool] | None = None,
+    ) -> Future[ReceivedPayload]:
         """Expect a transfer; see `Receiving` for what is enough. SilentError after `patience` seconds of silence."""
         content, pieces = bytearray(size), max(1, -(-size // PAYLOAD))
-        asked = functools.partial(enough, memoryview(content)) if enough else None
-        state = Receiving(pieces, needed, least, asked)
-        coming = _In(content, state, time.monotonic(), patience)
+        asked = functools.partial(is_acceptable, memoryview(content)) if is_acceptable else None
+        state = ReceiveWindow(pieces, required_pieces, min_pieces, asked)
+        coming = _IncomingTransfer(content, state, time.monotonic(), patience)
 
         def begin() -> None:
             found = self._sessions.get(session)
             if found is None:
-                coming.done.set_exception(SilentError("the session is closed"))
+                coming.done.set_exception(PeerSilentError("the session is closed"))
             else:
                 coming.state.trip = found.trip
                 found.coming[transfer] = coming
@@ -295,7 +306,7 @@ class Endpoint:
             found = self._sessions.get(session)
             out = found.out.pop(transfer, None) if found else None
             if out:
-                out.done.set_exception(SilentError("it was given up"))
+                out.done.set_exception(PeerSilentError("it was given up"))
 
         self._ask(leave)
 
@@ -311,14 +322,14 @@ class Endpoint:
         _Switching.slacken()
         logger.info("datagrams: %s", dict(self.counts))
 
-    def so_far(self, session: int, transfer: int) -> Future[Received | None]:
+    def progress(self, session: int, transfer: int) -> Future[ReceivedPayload | None]:
         """What has come of a transfer that is under way; its bytes are those that still come."""
-        told: Future[Received | None] = _lasting()
+        told: Future[ReceivedPayload | None] = _lasting()
 
         def look() -> None:
             found = self._sessions.get(session)
             coming = found.coming.get(transfer) if found else None
-            told.set_result(Received(coming.content, coming.state.got.copy()) if coming else None)
+            told.set_result(ReceivedPayload(coming.content, coming.state.received.copy()) if coming else None)
 
         self._ask(look)
         return told
@@ -331,9 +342,9 @@ class Endpoint:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_in.send(b".")
         if self._over:
-            self._answer_asked()
+            self._run_requests()
 
-    def _answer_asked(self) -> None:
+    def _run_requests(self) -> None:
         while True:
             try:
                 what = self._asked.popleft()
@@ -349,12 +360,12 @@ class Endpoint:
                     self._turn()
                 except Exception:  # one transfer's fault is not the others'
                     logger.exception("a datagram could not be dealt with")
-                    time.sleep(TURN_SECONDS)
+                    time.sleep(LOOP_SECONDS)
         finally:
             for number in list(self._sessions):
                 self._end(number)
             self._over = True
-            self._answer_asked()
+            self._run_requests()
             for one in (*self._sockets, self._wake_in, self._wake_out):
                 one.close()
             self._selector.close()
@@ -366,9 +377,9 @@ class Endpoint:
                     self._wake_out.recv(4096)
             else:
                 self._read(key.fileobj)  # type: ignore[arg-type]
-        self._answer_asked()
+        self._run_requests()
         if time.monotonic() >= self._due_at:
-            self._give()
+            self._grant_credits()
             self._send_all()
             self._due_at = self._next_due(time.monotonic())
 
@@ -377,10 +388,10 @@ class Endpoint:
         if any(state.ready for state in sending):
             return now
         wakes = [state.wake_at() for state in sending]
-        coming = self._coming()
+        coming = self._incoming()
         wakes += [state.answer_at for state in coming]
-        if any(state.wants > 0 and state.is_there(now) for state in coming):  # room grows with time
-            wakes.append(now + TURN_SECONDS)
+        if any(state.wants > 0 and state.has_arrived(now) for state in coming):  # room grows with time
+            wakes.append(now + LOOP_SECONDS)
         wakes += [session.greeted_at + GREET_SECONDS for session in self._sessions.values() if session.hello]
         return min((now + IDLE_SECONDS, *wakes))
 
@@ -392,21 +403,21 @@ class Endpoint:
         pending += [one.done for one in session.coming.values()]
         for done in (*pending, *([session.hello] if session.hello else [])):
             if not done.done():
-                done.set_exception(SilentError("the session is closed"))
+                done.set_exception(PeerSilentError("the session is closed"))
 
     # --- what comes ---------------------------------------------------------------------------------------------
 
     def _read(self, one: socket.socket) -> None:
         for _ in range(BURST):
             try:
-                datagram, address = one.recvfrom(MOST_BYTES + 1)
+                datagram, address = one.recvfrom(MAX_DATAGRAM_BYTES + 1)
             except BlockingIOError:
                 return
             except OSError:  # an earlier datagram could not be delivered
                 continue
-            self._take(one, address[:2], datagram)
+            self._acquire(one, address[:2], datagram)
 
-    def _take(self, one: socket.socket, address: Address, datagram: bytes) -> None:
+    def _acquire(self, one: socket.socket, address: Address, datagram: bytes) -> None:
         claimed = peek(datagram)
         session = self._sessions.get(claimed.session) if claimed else None
         packet = session.back_seal.open(datagram) if session else None
@@ -414,16 +425,16 @@ class Endpoint:
             self.counts["dropped"] += 1
             return
         now = time.monotonic()
-        if packet.kind is not Kind.DATA:
+        if packet.kind is not PacketKind.DATA:
             self._due_at = 0.0
-        fresh = packet.kind is not Kind.DATA and packet.sequence > session.heard
+        fresh = packet.kind is not PacketKind.DATA and packet.sequence > session.heard
         session.heard = packet.sequence if fresh else session.heard
         match packet.kind:
-            case Kind.HELLO:
+            case PacketKind.HELLO:
                 self._hello(session, one, address, packet)
-            case Kind.DATA:
+            case PacketKind.DATA:
                 self._data(session, packet, now)
-            case Kind.PROBE:
+            case PacketKind.PROBE:
                 self._probed(session, packet, now, fresh=fresh)
             case _:
                 self._answered(session, packet, now, fresh=fresh)
@@ -436,7 +447,7 @@ class Endpoint:
             session.greeting_heard = packet.sequence
             if (one, address) not in session.paths:
                 session.paths = [*session.paths, (one, address)][-2 * PATH_SOCKETS :]
-            self._say(session, Kind.HELLO, 0, packet.number, packet.body, path=(one, address))
+            self._send_packet(session, PacketKind.HELLO, 0, packet.number, packet.body, path=(one, address))
         elif session.hello is not None:
             session.hello.set_result(None)
             session.hello = None
@@ -454,81 +465,81 @@ class Endpoint:
             self.counts["duplicate"] += 1
             return
         coming.content[start : start + len(packet.body)] = packet.body
-        coming.heard = now
+        coming.heard_at = now
         self.counts["received"] += 1
         self.link.arrived(now, 1)
         if coming.state.is_done():
             self._due_at = 0.0
             self._finish(session, packet.transfer, coming)
 
-    def _finish(self, session: _Session, transfer: int, coming: _In) -> None:
+    def _finish(self, session: _Session, transfer: int, incoming: _IncomingTransfer) -> None:
         del session.coming[transfer]
-        there = b"" if not coming.state.missing else np.packbits(coming.state.got, bitorder="little").tobytes()
+        there = b"" if not incoming.state.missing else np.packbits(incoming.state.received, bitorder="little").tobytes()
         session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: there}
-        self._say_end(session, transfer)
-        coming.done.set_result(Received(coming.content, coming.state.got))
+        self._send_end(session, transfer)
+        incoming.done.set_result(ReceivedPayload(incoming.content, incoming.state.received))
 
-    def _say_end(self, session: _Session, transfer: int) -> None:
+    def _send_end(self, session: _Session, transfer: int) -> None:
         there = session.finished[transfer]
         for start in range(0, max(1, len(there)), PAYLOAD):
-            self._say(session, Kind.STOP, transfer, 8 * start, there[start : start + PAYLOAD])
+            self._send_packet(session, PacketKind.STOP, transfer, 8 * start, there[start : start + PAYLOAD])
 
     def _probed(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         """Note that the sender asks what is there and what may be sent."""
         coming = session.coming.get(packet.transfer)
         if coming is None:
             if packet.transfer in session.finished:
-                self._say_end(session, packet.transfer)
+                self._send_end(session, packet.transfer)
             return  # else its receiver may not have asked for it yet: the sender probes again
-        coming.heard = now if fresh else coming.heard
+        coming.heard_at = now if fresh else coming.heard_at
         if len(packet.body) == 4:
             (asked,) = struct.unpack("!I", packet.body)
-            coming.state.asked(asked, packet.number, now)
+            coming.state.probed(asked, packet.number, now)
 
-    def _answer(self, session: _Session, transfer: int, coming: _In, asked: int, now: float) -> None:
-        share(self.link, self._coming(), now, first=[coming.state])
-        for start in range(0, len(coming.state.got), 8 * (PAYLOAD - 4)):
-            part = coming.state.got[start : start + 8 * (PAYLOAD - 4)]
+    def _answer(self, session: _Session, transfer: int, incoming: _IncomingTransfer, asked: int, now: float) -> None:
+        share(self.link, self._incoming(), now, first=[incoming.state])
+        for start in range(0, len(incoming.state.received), 8 * (PAYLOAD - 4)):
+            part = incoming.state.received[start : start + 8 * (PAYLOAD - 4)]
             body = struct.pack("!I", asked) + bits_of(part.tolist(), 0)
-            self._say(session, Kind.MISSING, transfer, start, body)
-        coming.told = coming.state.limit
-        self._say(session, Kind.GRANT, transfer, coming.told)
+            self._send_packet(session, PacketKind.MISSING, transfer, start, body)
+        incoming.reported = incoming.state.limit
+        self._send_packet(session, PacketKind.GRANT, transfer, incoming.reported)
 
     def _answered(self, session: _Session, packet: Packet, now: float, *, fresh: bool) -> None:
         out = session.out.get(packet.transfer)
         if out is None:
             return
-        out.heard = now if fresh else out.heard
-        if packet.kind is Kind.GRANT:
+        out.heard_at = now if fresh else out.heard_at
+        if packet.kind is PacketKind.GRANT:
             out.state.granted(packet.number, now)
-        elif packet.kind is Kind.MISSING and len(packet.body) >= 4:
+        elif packet.kind is PacketKind.MISSING and len(packet.body) >= 4:
             (asked,) = struct.unpack_from("!I", packet.body)
             there = np.unpackbits(np.frombuffer(packet.body, np.uint8, offset=4), bitorder="little").astype(bool)
-            out.state.told_missing(asked, there.tolist(), packet.number, now)
-        elif packet.kind is Kind.STOP and out.ended(packet.number, packet.body):
+            out.state.report_missing(asked, there.tolist(), packet.number, now)
+        elif packet.kind is PacketKind.STOP and out.ended(packet.number, packet.body):
             del session.out[packet.transfer]
             out.done.set_result(out.there)
 
-    def _coming(self) -> list[Receiving]:
+    def _incoming(self) -> list[ReceiveWindow]:
         return [coming.state for session in self._sessions.values() for coming in session.coming.values()]
 
     # --- what goes ----------------------------------------------------------------------------------------------
 
-    def _give(self) -> None:
+    def _grant_credits(self) -> None:
         """Grant what there is room for; give up on who is silent."""
         now = time.monotonic()
         if any(session.coming for session in self._sessions.values()):
-            share(self.link, self._coming(), now)
+            share(self.link, self._incoming(), now)
         for session in list(self._sessions.values()):
             for transfer, coming in list(session.coming.items()):
                 if (asked := coming.state.answer(now)) is not None:
                     self._answer(session, transfer, coming, asked, now)
-                if coming.state.limit > coming.told and session.paths:
-                    coming.told = coming.state.limit
-                    self._say(session, Kind.GRANT, transfer, coming.told)
-                if now - coming.heard > coming.patience:
+                if coming.state.limit > coming.reported and session.paths:
+                    coming.reported = coming.state.limit
+                    self._send_packet(session, PacketKind.GRANT, transfer, coming.reported)
+                if now - coming.heard_at > coming.patience:
                     del session.coming[transfer]
-                    coming.done.set_exception(SilentError(f"nothing came for {coming.patience:.0f} s"))
+                    coming.done.set_exception(PeerSilentError(f"nothing came for {coming.patience:.0f} s"))
 
     def _send_all(self) -> None:
         now = time.monotonic()
@@ -536,23 +547,23 @@ class Endpoint:
             if session.hello and now - session.greeted_at > GREET_SECONDS:
                 self._greet(session)
             for transfer, out in list(session.out.items()):
-                if now - out.heard > out.patience:
+                if now - out.heard_at > out.patience:
                     del session.out[transfer]
-                    out.done.set_exception(SilentError(f"no answer in {out.patience:.0f} s"))
+                    out.done.set_exception(PeerSilentError(f"no answer in {out.patience:.0f} s"))
                     continue
                 self._send_some(session, transfer, out, now)
                 if (asked := out.state.probe(now)) is not None:
                     body = struct.pack("!I", asked)
-                    self._say(session, Kind.PROBE, transfer, out.state.sequence, body)
+                    self._send_packet(session, PacketKind.PROBE, transfer, out.state.sequence, body)
 
-    def _send_some(self, session: _Session, transfer: int, out: _Out, now: float) -> None:
+    def _send_some(self, session: _Session, transfer: int, out: _OutgoingTransfer, now: float) -> None:
         for _ in range(BURST):
             found = out.state.next()
             if found is None:
                 return
             piece, sequence = found
             body = bytes(out.content[piece * PAYLOAD : (piece + 1) * PAYLOAD])
-            packet = Packet(Kind.DATA, session.number, transfer, sequence, piece, body)
+            packet = Packet(PacketKind.DATA, session.number, transfer, sequence, piece, body)
             path = session.paths[sequence % len(session.paths)] if session.paths else None
             self._put(path, session.out_seal.close(packet), PROMPT if piece < out.prompt else BULK)
             self.counts["sent" if sequence <= out.state.pieces else "again"] += 1
@@ -561,12 +572,12 @@ class Endpoint:
     def _greet(self, session: _Session) -> None:
         session.greeted_at = time.monotonic()
         for path in session.paths:
-            self._say(session, Kind.HELLO, 0, 0, bytes(PAYLOAD), path=path)
+            self._send_packet(session, PacketKind.HELLO, 0, 0, bytes(PAYLOAD), path=path)
 
-    def _say(
+    def _send_packet(
         self,
         session: _Session,
-        kind: Kind,
+        kind: PacketKind,
         transfer: int,
         number: int,
         body: bytes = b"",
@@ -585,7 +596,7 @@ class Endpoint:
             return
         one, address = path
         try:
-            one.sendmsg([datagram], [(*CLASS_OF[one.family], struct.pack("i", service))], 0, address)
+            one.sendmsg([datagram], [(*TRAFFIC_CLASS_OPTIONS[one.family], struct.pack("i", service))], 0, address)
         except OSError as error:  # a full queue loses it as the network would
             self.counts["unsent"] += 1
             if error.errno == errno.EMSGSIZE:
@@ -610,7 +621,7 @@ def _bound(host: str) -> socket.socket:
     return one
 
 
-def keys_of(session: int, secret: Sequence[bytes]) -> Keys:
+def keys_of(session: int, secret: Sequence[bytes]) -> SessionKeys:
     """A session's keys as they come over the cluster's connections.
 
     Raises:
@@ -619,4 +630,4 @@ def keys_of(session: int, secret: Sequence[bytes]) -> Keys:
     out, back = secret
     if len(out) != KEY_BYTES or len(back) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes")
-    return Keys(session, out, back)
+    return SessionKeys(session, out, back)

@@ -22,10 +22,10 @@ KEY_BYTES = 16
 _HEADER = struct.Struct("!BBxxIIII")  # version, kind, session, transfer, sequence, number
 _NONCE = struct.Struct("!IB3xI")
 HEADER_BYTES = _HEADER.size
-MOST_BYTES = HEADER_BYTES + PAYLOAD + 16
+MAX_DATAGRAM_BYTES = HEADER_BYTES + PAYLOAD + 16
 
 
-class Kind(enum.IntEnum):
+class PacketKind(enum.IntEnum):
     """What a packet says; those above PROBE go the other way."""
 
     HELLO = 0
@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
 class Packet:
     """See `Kind`."""
 
-    kind: Kind
+    kind: PacketKind
     session: int
     transfer: int
     sequence: int
@@ -86,14 +86,14 @@ def peek(datagram: bytes | memoryview) -> Packet | None:
     if len(datagram) < HEADER_BYTES:
         return None
     version, kind, session, transfer, sequence, number = _HEADER.unpack_from(datagram)
-    if version != VERSION or kind not in Kind._value2member_map_:
+    if version != VERSION or kind not in PacketKind._value2member_map_:
         return None
-    return Packet(Kind(kind), session, transfer, sequence, number)
+    return Packet(PacketKind(kind), session, transfer, sequence, number)
 
 
-def bits_of(there: Sequence[bool], start: int) -> bytes:
+def bits_of(arrived: Sequence[bool], start: int) -> bytes:
     """Pieces from `start` on as the body of MISSING, as many as fit."""
-    part = there[start : start + 8 * PAYLOAD]
+    part = arrived[start : start + 8 * PAYLOAD]
     return int("".join("1" if one else "0" for one in reversed(part)) or "0", 2).to_bytes(-(-len(part) // 8), "little")
 
 

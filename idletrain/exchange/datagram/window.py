@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port; may always wait there
 SLACK_SECONDS = 0.002  # of the link's rate on top of what a round trip takes: the interpreter's own pauses
 RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
-KEPT_SECONDS = 10.0  # rates and round trips
+RATE_KEPT_SECONDS = 10.0  # rates and round trips
 GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate has found its end when it has not grown so in so many rounds (BBR)
 FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: while its end is sought, and then, so that a faster link is found
-BATCH = 3  # pieces that are granted at once, where any are on their way
-ASKED = 64  # times at most whether pieces are enough
+GRANT_BATCH = 3  # pieces that are granted at once, where any are on their way
+PROBES_KEPT = 64  # times at most whether pieces are enough
 FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0
 SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0
-ANSWER_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
+ANSWER_DELAY_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
 LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.05
-Got = NDArray[np.bool_]
+ReceivedMask = NDArray[np.bool_]
 
 
 @dataclass
-class Trip:
+class RoundTrip:
     """The shortest round trip of late to one sender.
 
     Attributes:
@@ -43,12 +43,12 @@ class Trip:
 
     def took(self, seconds: float, now: float) -> None:
         """A grant and the first piece that it let go took so long."""
-        if seconds < self.seconds or now - self._at > KEPT_SECONDS:
+        if seconds < self.seconds or now - self._at > RATE_KEPT_SECONDS:
             self.seconds, self._at = seconds, now
 
 
 @dataclass
-class Link:
+class LinkRate:
     """What a receiver knows of its link: pieces a second, and so how much may be on its way."""
 
     _rates: deque[tuple[float, float]] = field(default_factory=deque)  # without those that later ones exceed
@@ -71,7 +71,7 @@ class Link:
         while self._rates and self._rates[-1][1] <= rate:
             self._rates.pop()
         self._rates.append((now, rate))
-        while self._rates[0][0] < now - KEPT_SECONDS:
+        while self._rates[0][0] < now - RATE_KEPT_SECONDS:
             self._rates.popleft()
         self._without = 0 if rate > GROWTH * self._best else self._without + 1
         self._best = max(self._best, rate)
@@ -115,7 +115,7 @@ class Link:
         return FIRST_GAIN if self._without < ROUNDS_WITHOUT else PACE
 
 
-class Receiving:
+class ReceiveWindow:
     """One transfer at its receiver.
 
     Args:
@@ -135,18 +135,18 @@ class Receiving:
     def __init__(
         self,
         pieces: int,
-        needed: int | None = None,
-        least: int | None = None,
-        enough: Callable[[Got], bool] | None = None,
-        trip: Trip | None = None,
+        required_pieces: int | None = None,
+        min_pieces: int | None = None,
+        is_acceptable: Callable[[ReceivedMask], bool] | None = None,
+        trip: RoundTrip | None = None,
     ) -> None:
-        self.got = np.zeros(pieces, bool)
+        self.received = np.zeros(pieces, bool)
         self.count = self.limit = self.top = 0
-        self.trip = trip or Trip()
+        self.trip = trip or RoundTrip()
         self._heard_at = -math.inf
-        self._needed = pieces if needed is None else needed
-        self._least = pieces if least is None else least
-        self._enough = enough
+        self._needed = pieces if required_pieces is None else required_pieces
+        self._least = pieces if min_pieces is None else min_pieces
+        self._enough = is_acceptable
         self._ask_at = 0
         self._granted: deque[tuple[int, float]] = deque()
         self._probe: tuple[int, int, float] | None = None
@@ -155,7 +155,7 @@ class Receiving:
     @property
     def missing(self) -> int:
         """Pieces that are not there."""
-        return len(self.got) - self.count
+        return len(self.received) - self.count
 
     @property
     def wants(self) -> int:
@@ -163,20 +163,20 @@ class Receiving:
         return self._last - self.limit
 
     @property
-    def on_their_way(self) -> int:
+    def in_flight(self) -> int:
         """Pieces that may come and have not been given up."""
         return self.limit - self.top
 
     def take(self, sequence: int, piece: int, now: float) -> bool:
         """Note a piece; False if it is there already, or none of this transfer's."""
-        if not (0 <= piece < len(self.got) and 0 < sequence <= self.limit):
+        if not (0 <= piece < len(self.received) and 0 < sequence <= self.limit):
             return False
         self._heard_at = now
         self._tell_trip(sequence, now)
         self.top = max(self.top, sequence)
-        if self.got[piece]:
+        if self.received[piece]:
             return False
-        self.got[piece] = True
+        self.received[piece] = True
         self.count += 1
         return True
 
@@ -187,17 +187,17 @@ class Receiving:
             if first + 1 == sequence:
                 self.trip.took(now - at, now)
 
-    def asked(self, probe: int, sequence: int, now: float) -> None:
+    def probed(self, probe: int, sequence: int, now: float) -> None:
         """The sender has sent all up to this sequence, and asks what is missing."""
         self._heard_at = now
-        self._probe = probe, min(sequence, self.limit), now + max(ANSWER_SECONDS, self.trip.seconds / 4)
+        self._probe = probe, min(sequence, self.limit), now + max(ANSWER_DELAY_SECONDS, self.trip.seconds / 4)
 
     def forgive(self, now: float) -> None:
         """What has not come for so long does not: others may have its place."""
-        if self.on_their_way and now - self._heard_at > max(FORGIVEN_SECONDS, FORGIVEN_TRIPS * self.trip.seconds):
+        if self.in_flight and now - self._heard_at > max(FORGIVEN_SECONDS, FORGIVEN_TRIPS * self.trip.seconds):
             self.top = self.limit
 
-    def is_there(self, now: float) -> bool:
+    def has_arrived(self, now: float) -> bool:
         """Whether the sender was heard of late; else it asks when it is back."""
         return now - self._heard_at < max(SILENT_SECONDS, SILENT_TRIPS * self.trip.seconds)
 
@@ -226,17 +226,17 @@ class Receiving:
         """Whether the sender may stop."""
         if not self.missing:
             return True
-        if self.count < max(self._least, self._ask_at) or not self.got[: self._needed].all():
+        if self.count < max(self._least, self._ask_at) or not self.received[: self._needed].all():
             return False
-        if self._enough is None or self._enough(self.got):
+        if self._enough is None or self._enough(self.received):
             return True
-        self._ask_at = self.count + max(1, len(self.got) // ASKED)  # it looks at all of them
+        self._ask_at = self.count + max(1, len(self.received) // PROBES_KEPT)  # it looks at all of them
         return False
 
 
 def share(
-    link: Link, transfers: Sequence[Receiving], now: float, *, first: Sequence[Receiving] = ()
-) -> list[Receiving]:
+    link: LinkRate, transfers: Sequence[ReceiveWindow], now: float, *, first: Sequence[ReceiveWindow] = ()
+) -> list[ReceiveWindow]:
     """Grant what may be on its way to those that miss something; returns whose limit grew.
 
     Half of it to whoever misses least, half of the rest to the next, and so on: they end one after the other, and what
@@ -253,18 +253,18 @@ def share(
         transfer.forgive(now)
     grown = []
     room = link.tokens(now)
-    under_way = sum(t.on_their_way for t in transfers)
-    wanting = sorted((t for t in transfers if t.wants > 0 and t.is_there(now)), key=lambda t: t.missing)
+    under_way = sum(t.in_flight for t in transfers)
+    wanting = sorted((t for t in transfers if t.wants > 0 and t.has_arrived(now)), key=lambda t: t.missing)
     nearest = min((t.trip.seconds for t in transfers if t.trip.seconds), default=0.0)
     windows = [link.window(link.without_waiting(t.trip.seconds, nearest)) for t in wanting]
     most, part = max(windows, default=0), 1.0
     for transfer, window in zip(wanting, windows, strict=True):
         part = part / 2 if transfer is not wanting[-1] else part
-        mine = math.ceil(part * window) - transfer.on_their_way
+        mine = math.ceil(part * window) - transfer.in_flight
         more = max(0, min(room, most - under_way, mine, transfer.wants))
-        if more < min(BATCH, transfer.wants) and transfer.on_their_way:
+        if more < min(GRANT_BATCH, transfer.wants) and transfer.in_flight:
             more = 0  # a grant costs both sides as much as a piece
-        more = max(more, 1 if transfer in first and not transfer.on_their_way else 0)
+        more = max(more, 1 if transfer in first and not transfer.in_flight else 0)
         if more:
             transfer.grant(more, now)
             grown.append(transfer)
@@ -274,7 +274,7 @@ def share(
 
 
 @dataclass
-class Sending:
+class SendWindow:
     """One transfer at its sender.
 
     Attributes:
@@ -333,7 +333,7 @@ class Sending:
             self.limit = limit
             self._probe_at = now + self._patience
 
-    def told_missing(self, probe: int, there: Sequence[bool], start: int, now: float) -> None:
+    def report_missing(self, probe: int, arrived: Sequence[bool], start: int, now: float) -> None:
         """A part of the answer to a probe: send what is not there again; what was asked before the last piece went does
         not count.
         """
@@ -345,7 +345,7 @@ class Sending:
             return
         self._answer[1].add(start)
         waiting = set(self._pending)
-        again = [start + i for i, one in enumerate(there) if not one and start + i < self.pieces]
+        again = [start + i for i, one in enumerate(arrived) if not one and start + i < self.pieces]
         self._pending.extendleft(piece for piece in reversed(again) if piece not in waiting)
 
     def stop(self) -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from idletrain.errors import JobError
 from idletrain.fabric.analysis import ddp_cost, statistics
-from idletrain.fabric.analysis.samples import Collective, Fabric, Point
-from idletrain.fabric.analysis.statistics import Cost, median
+from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point
+from idletrain.fabric.analysis.statistics import TrainingCost, median
 
 RESAMPLES = 2000
 CHANCE = 0.05  # that any interval of a comparison misses
@@ -28,7 +28,7 @@ NOISE, SURE = 0.05, 0.10
 # Of each side: seven and seven can be dealt in 3,432 ways, fewer in too few to be sure of that many figures at once.
 LEAST_SAMPLES = 7
 GBIT = 1e9 / 8
-POINTS = (
+COMPARED_POINTS = (
     ("round trip", "socket"),
     ("one way", "socket"),
     ("both ways", "socket"),
@@ -44,7 +44,7 @@ ALIKE = ("cpu", "cores", "gpus", "torch", "threads")
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _SampleSets:
     """Of a figure.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Samples:
     cpu: float = 0.0
 
 
-class Outcome(enum.StrEnum):
+class ComparisonOutcome(enum.StrEnum):
     """What a comparison of one figure comes to."""
 
     NO_EFFECT = "no significant effect"
@@ -91,28 +91,28 @@ class Difference:
     larger_is_better: bool
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ComparisonOutcome:
         """Whether there is a difference that means something."""
         apart, beyond = abs(self.ratio - 1), self.low > 1 or self.high < 1
         if apart > NOISE and beyond and apart > max(self.spread, self.cpu):
-            return Outcome.DIFFERENT
+            return ComparisonOutcome.DIFFERENT
         alike = not beyond or apart <= NOISE
         if alike and max(self.high - 1, 1 - self.low) <= SURE:
-            return Outcome.NO_EFFECT
-        return Outcome.NO_VERDICT
+            return ComparisonOutcome.NO_EFFECT
+        return ComparisonOutcome.NO_VERDICT
 
     @property
     def sentence(self) -> str:
         """The outcome in words."""
         within = f"{_signed(self.low)} to {_signed(self.high)}"
-        if self.outcome is Outcome.NO_EFFECT:
+        if self.outcome is ComparisonOutcome.NO_EFFECT:
             return f"{self.what}: no significant effect ({_signed(self.ratio)}; {within})"
-        if self.outcome is Outcome.NO_VERDICT and self.cpu > self.spread:
+        if self.outcome is ComparisonOutcome.NO_VERDICT and self.cpu > self.spread:
             return (
                 f"{self.what}: no verdict, as processors differ by {self.cpu:.0%} of the time (interval {within}) and "
                 f"the two by {abs(self.ratio - 1):.0%}; measure again when the machines are idle"
             )
-        if self.outcome is Outcome.NO_VERDICT:
+        if self.outcome is ComparisonOutcome.NO_VERDICT:
             return (
                 f"{self.what}: no verdict, as samples spread by {self.spread:.0%} (interval {within}) and differ by "
                 f"{abs(self.ratio - 1):.0%}; measure with --preset full"
@@ -141,12 +141,12 @@ def sentence(fabric: Fabric) -> str:
     return f"{here} {told}; {needs} and would need {rate_text(worst.needed)}."
 
 
-def title(cost: Cost) -> str:
+def title(cost: TrainingCost) -> str:
     """A training's name."""
     return f"{cost.of.model}, batch {cost.of.batch_size}, {cost.of.backend}"
 
 
-def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
+def compare(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
     """Every figure that both have.
 
     Raises:
@@ -168,17 +168,17 @@ def compared(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
 
 def overall(differences: Sequence[Difference]) -> str:
     """One sentence for all figures, those of training first of all."""
-    by = {outcome: [d for d in differences if d.outcome is outcome] for outcome in Outcome}
+    by = {outcome: [d for d in differences if d.outcome is outcome] for outcome in ComparisonOutcome}
     if not differences:
         return "No verdict: the two have too few samples of the same figures; measure both with --preset full."
-    if by[Outcome.DIFFERENT]:
-        most = max(by[Outcome.DIFFERENT], key=lambda d: (d.what.startswith("step"), abs(np.log(d.ratio))))
-        count = len(by[Outcome.DIFFERENT])
+    if by[ComparisonOutcome.DIFFERENT]:
+        most = max(by[ComparisonOutcome.DIFFERENT], key=lambda d: (d.what.startswith("step"), abs(np.log(d.ratio))))
+        count = len(by[ComparisonOutcome.DIFFERENT])
         return f"The two differ in {count} of {len(differences)} figures, most of all: {most.sentence}."
-    if len(by[Outcome.NO_EFFECT]) * 2 >= len(differences):
-        undecided = len(by[Outcome.NO_VERDICT])
+    if len(by[ComparisonOutcome.NO_EFFECT]) * 2 >= len(differences):
+        undecided = len(by[ComparisonOutcome.NO_VERDICT])
         but = f"; of {undecided} nothing can be said" if undecided else ""
-        return f"No significant effect in {len(by[Outcome.NO_EFFECT])} of {len(differences)} figures{but}."
+        return f"No significant effect in {len(by[ComparisonOutcome.NO_EFFECT])} of {len(differences)} figures{but}."
     return "No verdict: the samples spread more than the two differ; measure both again with --preset full."
 
 
@@ -198,31 +198,31 @@ def _values(nodes: Sequence[Mapping[str, object]], field: str) -> str:
     return "; ".join(sorted({str(node.get(field)) for node in nodes}))
 
 
-def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, _Samples]:
+def _compared_samples(fabric: Fabric, operations: Collection[Operation]) -> dict[Figure, _SampleSets]:
     """Samples of every figure that counts; of collectives those of the given sizes."""
-    found: dict[Figure, _Samples] = {}
+    found: dict[Figure, _SampleSets] = {}
     for one in fabric.training:
         if one.step:
             # By their arithmetic: a processor that is slower today is not the fabric's doing.
             what = f"step over arithmetic, {one.model}, batch {one.batch_size}, {one.nodes} nodes, {one.backend}"
-            found[what, "x", False] = _Samples(one.step, one.compute)
-    for cells in () if _crowded(fabric) else fabric.stencil:
+            found[what, "x", False] = _SampleSets(one.step, one.compute)
+    for cells in () if _sharing_cores(fabric) else fabric.stencil:
         if cells.nodes > 1:
             how = f"{cells.scaling}, exchange {'first' if cells.blocking else 'hidden'}"
             what = f"stencil step over arithmetic, {how}, {cells.nodes} nodes, {cells.backend}"
-            found[what, "x", False] = _Samples(cells.step, cells.compute)
-    for what, over in POINTS:
-        if points := statistics.of_kind(fabric, what, over):
+            found[what, "x", False] = _SampleSets(cells.step, cells.compute)
+    for what, over in COMPARED_POINTS:
+        if points := statistics.points_of_kind(fabric, what, over):
             time = what == "round trip"
             found[f"{what} over {over}", "s" if time else "B/s", not time] = _of_points(points)
     for c in fabric.collectives:
         if _operation(c) in operations:
             what = f"{c.operation} of {c.moved_bytes / 1e6:g} MB, {c.nodes} nodes, {c.backend}"
-            found[what, "s", False] = _Samples(c.seconds)
+            found[what, "s", False] = _SampleSets(c.seconds)
     return found
 
 
-def _crowded(fabric: Fabric) -> bool:
+def _sharing_cores(fabric: Fabric) -> bool:
     """Whether nodes wait for one another's cores: a stencil's short steps then tell of the scheduler, not of links."""
     wanted: Counter[object] = Counter()
     for node in fabric.nodes:
@@ -230,11 +230,11 @@ def _crowded(fabric: Fabric) -> bool:
     return any(wanted[node["host"]] > node["cores"] for node in fabric.nodes)
 
 
-def _of_points(points: Sequence[Point]) -> _Samples:
+def _of_points(points: Sequence[Point]) -> _SampleSets:
     """A figure for each pair where there are enough pairs, else what those are made of."""
     cpu = median([p.cpu_seconds * statistics.rate(p) / p.moved_bytes if p.moved_bytes else 0.0 for p in points])
     each = [median(p.samples) if p.what == "round trip" else statistics.rate(p) for p in points]
-    return _Samples(each if len(each) >= LEAST_SAMPLES else [s for point in points for s in point.samples], cpu=cpu)
+    return _SampleSets(each if len(each) >= LEAST_SAMPLES else [s for point in points for s in point.samples], cpu=cpu)
 
 
 def _largest_common(first: Fabric, second: Fabric) -> set[Operation]:
@@ -243,23 +243,23 @@ def _largest_common(first: Fabric, second: Fabric) -> set[Operation]:
     return {one for one in both if one[-1] == max(other[-1] for other in both if other[:-1] == one[:-1])}
 
 
-def _operation(of: Collective) -> Operation:
+def _operation(of: CollectiveSample) -> Operation:
     return of.operation, of.backend, of.nodes, of.moved_bytes
 
 
 def _difference(
-    of: Figure, mine: _Samples, theirs: _Samples, missing: float, chance: np.random.Generator
+    of: Figure, own: _SampleSets, theirs: _SampleSets, missing: float, chance: np.random.Generator
 ) -> Difference:
     """A figure's, with an interval that misses with that chance."""
-    ratios = _resampled(theirs, chance) / _resampled(mine, chance)
+    ratios = _resampled(theirs, chance) / _resampled(own, chance)
     low, high = np.quantile(ratios, (missing / 2, 1 - missing / 2))
-    a, b = (median(side.each) / (median(side.by) if side.by else 1.0) for side in (mine, theirs))
-    wide = max(statistics.spread(some) for side in (mine, theirs) for some in (side.each, side.by) if some)
+    a, b = (median(side.each) / (median(side.by) if side.by else 1.0) for side in (own, theirs))
+    wide = max(statistics.spread(some) for side in (own, theirs) for some in (side.each, side.by) if some)
     what, unit, better = of
-    return Difference(what, unit, a, b, b / a, float(low), float(high), wide, abs(theirs.cpu - mine.cpu), better)
+    return Difference(what, unit, a, b, b / a, float(low), float(high), wide, abs(theirs.cpu - own.cpu), better)
 
 
-def _resampled(samples: _Samples, chance: np.random.Generator) -> NDArray[np.float64]:
+def _resampled(samples: _SampleSets, chance: np.random.Generator) -> NDArray[np.float64]:
     """Medians of as many samples, drawn with replacement, by those of what they count by."""
     drawn = [chance.choice(np.asarray(one), size=(RESAMPLES, len(one))) for one in (samples.each, samples.by) if one]
     medians = [np.asarray(np.median(one, axis=1), np.float64) for one in drawn]

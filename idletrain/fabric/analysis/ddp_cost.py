@@ -17,7 +17,7 @@ OVERLAP = 0.5
 
 
 @dataclass(frozen=True)
-class Step:
+class DdpStep:
     """A data-parallel step.
 
     Attributes:
@@ -45,23 +45,23 @@ def bus_factor(operation: str, nodes: int) -> float:
     return (nodes - 1) / nodes if operation in ("all-gather", "reduce-scatter") else 1.0
 
 
-def exposed_seconds(step: Step, exchange_seconds: float) -> float:
+def exposed_seconds(step: DdpStep, exchange_seconds: float) -> float:
     """How much longer a step takes for its exchange."""
     hidden = min(step.overlap * exchange_seconds, BACKWARD * step.compute_seconds)
     return exchange_seconds - hidden
 
 
-def efficiency(step: Step, exchange_seconds: float) -> float:
+def efficiency(step: DdpStep, exchange_seconds: float) -> float:
     """The share of a step that is arithmetic."""
     return step.compute_seconds / (step.compute_seconds + exposed_seconds(step, exchange_seconds))
 
 
-def efficiency_at(step: Step, bytes_per_second: float) -> float:
+def efficiency_at(step: DdpStep, bytes_per_second: float) -> float:
     """The same, over links of a given speed."""
     return efficiency(step, all_reduce_seconds(step.gradient_bytes, step.nodes, bytes_per_second))
 
 
-def break_even(step: Step, wanted: float = EFFICIENT) -> float:
+def break_even(step: DdpStep, wanted: float = EFFICIENT) -> float:
     """The speed of links, in bytes a second, from which on a step is as efficient as wanted; 0 for one node."""
     if step.nodes < 2:
         return 0.0

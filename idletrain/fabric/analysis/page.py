@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from idletrain.fabric.analysis import compare, ddp_cost, statistics, tables
 from idletrain.fabric.analysis.compare import Difference
 from idletrain.fabric.analysis.samples import Fabric
-from idletrain.fabric.analysis.statistics import Cost
+from idletrain.fabric.analysis.statistics import TrainingCost
 from idletrain.observe import charts as draw
 
-COLOURS = 5  # of lines in the style sheet
+SERIES_COLOURS = 5  # of lines in the style sheet
 CELL, NAMES = 26, 110  # pixels of the heat map: a pair's square, and what is left for a node's name
 SPEEDS = tuple(10.0**power for power in (x / 8 for x in range(-16, 17)))  # Gbit/s, 10 Mbit/s to 100 Gbit/s
 
 
 @dataclass(frozen=True)
-class Heat:
+class HeatMap:
     """Pairs as squares: how fast each is, as a share of the fastest."""
 
     names: Sequence[str]
@@ -32,7 +32,7 @@ class Heat:
     cell, left = CELL, NAMES
 
 
-def page(fabric: Fabric) -> str:
+def fabric_page(fabric: Fabric) -> str:
     """The file of one fabric."""
     template = draw.templates().get_template("fabric.html")
     about = fabric.about
@@ -41,14 +41,14 @@ def page(fabric: Fabric) -> str:
         sentence=compare.sentence(fabric),
         faults=fabric.faults,
         missing=fabric.missing,
-        charts=charts(fabric),
+        charts=fabric_charts(fabric),
         heats=[heat for heat in (heat_of(fabric, what) for what in ("one way", "round trip")) if heat[1].boxes],
         tables=tables.tables(fabric),
         about=about,
     )
 
 
-def compared_page(names: Sequence[str], differences: Sequence[Difference]) -> str:
+def comparison_page(names: Sequence[str], differences: Sequence[Difference]) -> str:
     """The file of two fabrics beside each other."""
     template = draw.templates().get_template("fabric.html")
     return template.render(
@@ -58,14 +58,14 @@ def compared_page(names: Sequence[str], differences: Sequence[Difference]) -> st
         missing=(),
         charts=(),
         heats=(),
-        tables=[tables.compared(differences)],
+        tables=[tables.comparison_tables(differences)],
         about={},
     )
 
 
-def heat_of(fabric: Fabric, what: str) -> tuple[str, Heat]:
+def heat_of(fabric: Fabric, what: str) -> tuple[str, HeatMap]:
     """All pairs, of `one way` by speed, of `round trip` by how quick they are."""
-    points = {(p.source, p.target): p for p in statistics.of_kind(fabric, what)}
+    points = {(p.source, p.target): p for p in statistics.points_of_kind(fabric, what)}
     quick = {
         pair: 1 / statistics.median(point.samples) if what == "round trip" else statistics.rate(point)
         for pair, point in points.items()
@@ -77,27 +77,27 @@ def heat_of(fabric: Fabric, what: str) -> tuple[str, Heat]:
         text = f"{fabric.name(source)} to {fabric.name(target)}: {told}"
         x, y = NAMES + CELL * target, NAMES + CELL * source
         boxes.append((draw.Box(x, y, CELL - 2, CELL - 2, text), round(value / best, 3)))
-    return what, Heat([str(node["name"]) for node in fabric.nodes], boxes)
+    return what, HeatMap([str(node["name"]) for node in fabric.nodes], boxes)
 
 
-def charts(fabric: Fabric) -> list[draw.Chart]:
+def fabric_charts(fabric: Fabric) -> list[draw.Chart]:
     """Efficiency by link speed, bus bandwidth by size, and scaling by nodes."""
     made = [_by_speed(statistics.largest_world(statistics.costs(fabric))), _by_size(fabric), _scaling(fabric)]
     return [chart for chart in made if chart.curves]
 
 
-def _by_speed(costs: Sequence[Cost]) -> draw.Chart:
+def _by_speed(costs: Sequence[TrainingCost]) -> draw.Chart:
     """What the model says of every network, and where this fabric is enough."""
     lines = []
     for n, cost in enumerate(costs):
         points = [(math.log10(s) + 2, ddp_cost.efficiency_at(cost.at_other_speeds, s * compare.GBIT)) for s in SPEEDS]
-        lines.append(draw.Line(compare.title(cost), points, n % COLOURS))
+        lines.append(draw.Series(compare.title(cost), points, n % SERIES_COLOURS))
     over = "link speed: 10 Mbit/s, then ten times as much a step"
     return draw.chart("efficiency", over, lines, target=ddp_cost.EFFICIENT)
 
 
 def _by_size(fabric: Fabric) -> draw.Chart:
-    def lines() -> Iterator[draw.Line]:
+    def lines() -> Iterator[draw.Series]:
         bands = statistics.bandwidths(fabric)
         keys = list(dict.fromkeys((b.of.operation, b.of.backend, b.of.nodes) for b in bands))
         for n, key in enumerate(keys):
@@ -106,7 +106,7 @@ def _by_size(fabric: Fabric) -> draw.Chart:
                 for b in bands
                 if (b.of.operation, b.of.backend, b.of.nodes) == key
             ]
-            yield draw.Line(f"{key[0]}, {key[1]}, {key[2]} nodes", points, n % COLOURS)
+            yield draw.Series(f"{key[0]}, {key[1]}, {key[2]} nodes", points, n % SERIES_COLOURS)
 
     return draw.chart("bus bandwidth, Gbit/s", "size: 1 kB, then ten times as much a step", list(lines()))
 
@@ -118,5 +118,5 @@ def _scaling(fabric: Fabric) -> draw.Chart:
     for n, key in enumerate(keys):
         points = [(float(c.of.nodes), c.scaling) for c in costs if compare.title(c) == key and c.scaling is not None]
         if points:
-            lines.append(draw.Line(key, [(1.0, 1.0), *points], n % COLOURS))
+            lines.append(draw.Series(key, [(1.0, 1.0), *points], n % SERIES_COLOURS))
     return draw.chart("scaling efficiency", "nodes", lines)

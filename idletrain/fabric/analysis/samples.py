@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from idletrain.errors import JobError
 
-SCHEMA = 1
+FABRIC_SCHEMA = 2
 T = TypeVar("T")
 
 
@@ -32,7 +32,7 @@ class Point:
     """
 
     what: str
-    over: str
+    transport: str
     source: int
     target: int
     samples: tuple[float, ...]
@@ -42,7 +42,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveSample:
     """Samples of one operation of all nodes; a sample is the slowest node's.
 
     Attributes:
@@ -57,7 +57,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSample:
     """Samples of data-parallel steps of one network; a sample is the slowest node's.
 
     Attributes:
@@ -79,7 +79,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Stencil:
+class StencilSample:
     """Samples of steps of a 7-point stencil on a 3-D grid that is cut among the nodes; a sample is the slowest node's.
 
     Attributes:
@@ -113,9 +113,9 @@ class Fabric:
     about: Mapping[str, Any]
     nodes: Sequence[Mapping[str, Any]]
     points: Sequence[Point] = ()
-    collectives: Sequence[Collective] = ()
-    training: Sequence[Training] = ()
-    stencil: Sequence[Stencil] = ()
+    collectives: Sequence[CollectiveSample] = ()
+    training: Sequence[TrainingSample] = ()
+    stencil: Sequence[StencilSample] = ()
     faults: Sequence[str] = field(default=())
     missing: Sequence[str] = field(default=())
 
@@ -125,7 +125,7 @@ class Fabric:
 
     def as_json(self) -> str:
         """The whole of it."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n"
+        return json.dumps({"schema": FABRIC_SCHEMA, **asdict(self)}, indent=1) + "\n"
 
 
 def from_json(text: str | bytes, where: str) -> Fabric:
@@ -136,9 +136,10 @@ def from_json(text: str | bytes, where: str) -> Fabric:
     """
     try:
         tree = json.loads(text)
-        if tree.pop("schema") > SCHEMA:
-            raise JobError(f"{where} was written by a newer idletrain; install that")
-        lists = {"points": Point, "collectives": Collective, "training": Training, "stencil": Stencil}
+        if (schema := tree.pop("schema")) != FABRIC_SCHEMA:
+            which = "a newer" if schema > FABRIC_SCHEMA else "an older"
+            raise JobError(f"{where} was written by {which} idletrain; measure again, or use that version")
+        lists = {"points": Point, "collectives": CollectiveSample, "training": TrainingSample, "stencil": StencilSample}
         return Fabric(**{key: [_record(lists[key], r) for r in v] if key in lists else v for key, v in tree.items()})
     except (ValueError, TypeError, KeyError, AttributeError):
         raise JobError(f"{where} is no file of idletrain fabric; measure again with --out {where}") from None

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from idletrain.fabric.analysis import ddp_cost
-from idletrain.fabric.analysis.samples import Collective, Fabric, Point, Stencil, Training
+from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
 
 # Of an Ethernet frame, beyond the MTU; and of the MTU, what IP and TCP with timestamps take.
 FRAME_BYTES, HEADER_BYTES = 14, 52
 ODD = 3.0  # scaled median deviations from the median from which on a node is odd (Iglewicz & Hoaglin, 1993: 3.5)
 ODD_SHARE = 0.1  # and at least this share of the median: with little spread anything would be odd
-SCALE = 1.4826  # of a median deviation, to be a standard deviation of a normal distribution
+MAD_TO_SIGMA = 1.4826  # of a median deviation, to be a standard deviation of a normal distribution
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearFit:
     """`t = alpha + beta * bytes` through medians, with the standard error of each."""
 
     alpha: float
@@ -29,14 +29,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Bandwidth:
+class CollectiveBandwidth:
     """A collective's figures by nccl-tests' definitions; rates in bytes a second.
 
     Attributes:
         line_share: Of the nodes' links, None where they are not known.
     """
 
-    of: Collective
+    of: CollectiveSample
     median: float
     p99: float
     algorithm: float
@@ -45,7 +45,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Cost:
+class TrainingCost:
     """What its exchange costs a network's step.
 
     Attributes:
@@ -56,7 +56,7 @@ class Cost:
         needed: The links' speed at which it is efficient enough, bytes a second.
     """
 
-    of: Training
+    of: TrainingSample
     measured: bool
     compute: float
     communicate: float
@@ -65,7 +65,7 @@ class Cost:
     overlap: float
     efficiency: float
     scaling: float | None
-    at_other_speeds: ddp_cost.Step
+    at_other_speeds: ddp_cost.DdpStep
     needed: float
 
     @property
@@ -96,7 +96,7 @@ def rate(point: Point) -> float:
     """
     if point.what in ("flows", "incast"):
         return float(np.sum(point.samples))
-    return _middle(point.samples) if point.over == "socket" else median(point.samples)
+    return _middle(point.samples) if point.transport == "socket" else median(point.samples)
 
 
 def _middle(samples: Sequence[float]) -> float:
@@ -104,9 +104,9 @@ def _middle(samples: Sequence[float]) -> float:
     return float(ordered[out : len(ordered) - out].mean())
 
 
-def of_kind(fabric: Fabric, what: str, over: str = "socket") -> list[Point]:
+def points_of_kind(fabric: Fabric, what: str, transport: str = "socket") -> list[Point]:
     """Points of one kind."""
-    return [point for point in fabric.points if (point.what, point.over) == (what, over) and point.samples]
+    return [point for point in fabric.points if (point.what, point.transport) == (what, transport) and point.samples]
 
 
 def on_the_wire(fabric: Fabric, point: Point) -> float:
@@ -117,7 +117,7 @@ def on_the_wire(fabric: Fabric, point: Point) -> float:
 
 def link_rate(fabric: Fabric) -> float | None:
     """The speed of a typical link as measured, on the wire, in bytes a second."""
-    found = [on_the_wire(fabric, point) for point in of_kind(fabric, "one way")]
+    found = [on_the_wire(fabric, point) for point in points_of_kind(fabric, "one way")]
     return median(found) if found else None
 
 
@@ -129,7 +129,7 @@ def line_rate(fabric: Fabric) -> float | None:
 
 def round_trip(fabric: Fabric) -> float | None:
     """The median of pairs' medians, in seconds."""
-    found = [median(point.samples) for point in of_kind(fabric, "round trip")]
+    found = [median(point.samples) for point in points_of_kind(fabric, "round trip")]
     return median(found) if found else None
 
 
@@ -143,19 +143,19 @@ def cpu_per_gb(points: Iterable[Point]) -> float | None:
 def odd_nodes(fabric: Fabric) -> list[tuple[int, float]]:
     """Nodes whose pairs are slower or faster than is usual here, with their typical speed over the others'."""
     by_node = {
-        node: [rate(p) for p in of_kind(fabric, "one way") if node in (p.source, p.target)]
+        node: [rate(p) for p in points_of_kind(fabric, "one way") if node in (p.source, p.target)]
         for node in range(len(fabric.nodes))
     }
     typical = {node: median(rates) for node, rates in by_node.items() if rates}
     if len(typical) < 3:  # of two, neither is odd
         return []
     middle = median(list(typical.values()))
-    deviation = SCALE * median([abs(value - middle) for value in typical.values()])
+    deviation = MAD_TO_SIGMA * median([abs(value - middle) for value in typical.values()])
     least = max(ODD * deviation, ODD_SHARE * middle)
     return [(node, value / middle) for node, value in typical.items() if abs(value - middle) > least]
 
 
-def fitted(samples: Sequence[tuple[float, Sequence[float]]]) -> Line | None:
+def fitted(samples: Sequence[tuple[float, Sequence[float]]]) -> LinearFit | None:
     """A line through the medians of times at sizes, weighted so that each size counts by its relative error; None of
     fewer than three sizes.
     """
@@ -170,23 +170,23 @@ def fitted(samples: Sequence[tuple[float, Sequence[float]]]) -> Line | None:
     inverse = np.linalg.pinv((rows / scale).T @ (rows / scale))
     errors = np.sqrt(np.diag(inverse) * float(left @ left) / (len(y) - 2)) / scale
     alpha, beta = found / scale
-    return Line(float(alpha), float(beta), float(errors[0]), float(errors[1]))
+    return LinearFit(float(alpha), float(beta), float(errors[0]), float(errors[1]))
 
 
-def bandwidths(fabric: Fabric) -> list[Bandwidth]:
+def bandwidths(fabric: Fabric) -> list[CollectiveBandwidth]:
     """Every collective's figures."""
     line = line_rate(fabric)
     return [_bandwidth(collective, line) for collective in fabric.collectives if collective.seconds]
 
 
-def _bandwidth(of: Collective, line: float | None) -> Bandwidth:
+def _bandwidth(of: CollectiveSample, line: float | None) -> CollectiveBandwidth:
     typical = median(of.seconds)
     algorithm = of.moved_bytes / typical
     bus = algorithm * ddp_cost.bus_factor(of.operation, of.nodes)
-    return Bandwidth(of, typical, p99(of.seconds), algorithm, bus, bus / line if line else None)
+    return CollectiveBandwidth(of, typical, p99(of.seconds), algorithm, bus, bus / line if line else None)
 
 
-def lines(fabric: Fabric) -> dict[tuple[str, str, int], Line]:
+def linear_fits(fabric: Fabric) -> dict[tuple[str, str, int], LinearFit]:
     """A fitted line for each backend, operation and number of nodes."""
     keys = dict.fromkeys((c.backend, c.operation, c.nodes) for c in fabric.collectives)
     fits = {key: fitted(_sizes(fabric, key)) for key in keys}
@@ -197,24 +197,24 @@ def _sizes(fabric: Fabric, key: tuple[str, str, int]) -> list[tuple[float, Seque
     return [(c.moved_bytes, c.seconds) for c in fabric.collectives if (c.backend, c.operation, c.nodes) == key]
 
 
-def costs(fabric: Fabric) -> list[Cost]:
+def costs(fabric: Fabric) -> list[TrainingCost]:
     """What each network's steps cost, by what was measured, or by the fit where steps were too slow to be taken."""
-    fits, link = lines(fabric), link_rate(fabric)
+    fits, link = linear_fits(fabric), link_rate(fabric)
     alone = {(t.backend, t.model, t.batch_size): median(t.compute) for t in fabric.training if t.nodes == 1}
     return list(_costs(fabric.training, fits, link, alone))
 
 
 def _costs(
-    training: Sequence[Training],
-    fits: dict[tuple[str, str, int], Line],
+    training: Sequence[TrainingSample],
+    fits: dict[tuple[str, str, int], LinearFit],
     link: float | None,
     alone: dict[tuple[str, str, int], float],
-) -> Iterator[Cost]:
+) -> Iterator[TrainingCost]:
     for one in training:
         if one.nodes < 2 or not one.compute:
             continue
         compute = median(one.compute)
-        step = ddp_cost.Step(compute, one.gradient_bytes, one.nodes)
+        step = ddp_cost.DdpStep(compute, one.gradient_bytes, one.nodes)
         fit = fits.get((one.backend, "all-reduce", one.nodes))
         if one.step and one.communicate:
             communicate, took = median(one.communicate), median(one.step)
@@ -233,7 +233,7 @@ def _costs(
             step = replace(step, overlap=overlap)
         single = alone.get((one.backend, one.model, one.batch_size))
         exposed = max(0.0, took - compute)
-        yield Cost(
+        yield TrainingCost(
             one,
             bool(one.step),
             compute,
@@ -248,9 +248,9 @@ def _costs(
         )
 
 
-def largest_world(costs: Sequence[Cost]) -> list[Cost]:
+def largest_world(costs: Sequence[TrainingCost]) -> list[TrainingCost]:
     """Of every network, backend and batch size the cost with the most nodes."""
-    most: dict[tuple[str, str, int], Cost] = {}
+    most: dict[tuple[str, str, int], TrainingCost] = {}
     for cost in costs:
         key = cost.of.backend, cost.of.model, cost.of.batch_size
         if key not in most or most[key].of.nodes < cost.of.nodes:
@@ -258,7 +258,7 @@ def largest_world(costs: Sequence[Cost]) -> list[Cost]:
     return list(most.values())
 
 
-def stencil_efficiency(fabric: Fabric, one: Stencil) -> float | None:
+def stencil_efficiency(fabric: Fabric, one: StencilSample) -> float | None:
     """Cells a second on these nodes over nodes times those of one node; None where one node was not measured."""
     alone = (one.backend, one.scaling, one.blocking, 1)
     single = next((s for s in fabric.stencil if (s.backend, s.scaling, s.blocking, s.nodes) == alone), None)

@@ -15,7 +15,7 @@ from idletrain.fabric.analysis.compare import Difference, rate_text
 from idletrain.fabric.analysis.samples import Fabric
 from idletrain.observe.charts import NOTHING, percent, size
 
-KINDS = (
+LINK_ROWS = (
     ("round trip", "socket", "round trip"),
     ("round trip", "dask", "round trip, Dask's comm layer"),
     ("round trip", "dask tls", "round trip, Dask's comm layer, TLS"),
@@ -34,7 +34,7 @@ BACKENDS = ("gloo", "nccl", "mpi")  # of torch.distributed
 
 
 @dataclass(frozen=True)
-class Rows:
+class TextTable:
     """A table: its title, its columns, and lines of texts; the first column is a name, others are figures."""
 
     title: str
@@ -52,25 +52,25 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds * 1e6:.2g} µs"
 
 
-def tables(fabric: Fabric) -> list[Rows]:
+def tables(fabric: Fabric) -> list[TextTable]:
     """Everything that there is to tell of a fabric, but for its verdict."""
     made = (_nodes(fabric), _links(fabric), _collectives(fabric), _fits(fabric), *_training(fabric), _stencil(fabric))
     return [rows for rows in made if rows.lines]
 
 
-def terminal(fabric: Fabric) -> RenderableType:
+def terminal_text(fabric: Fabric) -> RenderableType:
     """The same for a terminal, with what is wrong and missing, and the verdict at the end."""
     told = [Text(f"fault: {fault}", style="bold red") for fault in fabric.faults]
     told += [Text(f"left out: {missing}", style="dim") for missing in fabric.missing]
     return Group(*(_table(rows) for rows in tables(fabric)), *told, Text(compare.sentence(fabric), style="bold"))
 
 
-def compared_terminal(differences: Sequence[Difference]) -> RenderableType:
+def comparison_text(differences: Sequence[Difference]) -> RenderableType:
     """Two fabrics beside each other."""
-    return Group(_table(compared(differences)), Text(compare.overall(differences), style="bold"))
+    return Group(_table(comparison_tables(differences)), Text(compare.overall(differences), style="bold"))
 
 
-def compared(differences: Sequence[Difference]) -> Rows:
+def comparison_tables(differences: Sequence[Difference]) -> TextTable:
     """Each figure of both, and what it comes to."""
     lines = [
         (
@@ -79,11 +79,11 @@ def compared(differences: Sequence[Difference]) -> Rows:
             f"{d.ratio - 1:+.1%}",
             f"{d.low - 1:+.1%} to {d.high - 1:+.1%}",
             f"{d.spread:.1%}",
-            d.outcome.value if d.outcome is not compare.Outcome.DIFFERENT else d.sentence.split(": ", 1)[1],
+            d.outcome.value if d.outcome is not compare.ComparisonOutcome.DIFFERENT else d.sentence.split(": ", 1)[1],
         )
         for d in differences
     ]
-    return Rows("compared", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
+    return TextTable("compared", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
 
 
 def _value(value: float, unit: str) -> str:
@@ -92,7 +92,7 @@ def _value(value: float, unit: str) -> str:
     return seconds_text(value) if unit == "s" else rate_text(value)
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: TextTable) -> Table:
     table = Table(title=rows.title, title_justify="left")
     for n, column in enumerate(rows.columns):
         table.add_column(column, justify="right" if n else "left")
@@ -101,7 +101,7 @@ def _table(rows: Rows) -> Table:
     return table
 
 
-def _nodes(fabric: Fabric) -> Rows:
+def _nodes(fabric: Fabric) -> TextTable:
     columns = (
         "node",
         "address",
@@ -137,13 +137,13 @@ def _nodes(fabric: Fabric) -> Rows:
                 seconds_text(node.get("pace_seconds")),
             )
         )
-    return Rows("nodes", columns, lines)
+    return TextTable("nodes", columns, lines)
 
 
-def _links(fabric: Fabric) -> Rows:
+def _links(fabric: Fabric) -> TextTable:
     lines = []
-    for what, over, title in KINDS:
-        points = statistics.of_kind(fabric, what, over)
+    for what, over, title in LINK_ROWS:
+        points = statistics.points_of_kind(fabric, what, over)
         if points and what == "round trip":
             pooled = [sample for point in points for sample in point.samples]
             slowest = max(points, key=lambda point: statistics.median(point.samples))
@@ -175,14 +175,14 @@ def _links(fabric: Fabric) -> Rows:
         lines.append(
             (f"odd: {fabric.name(node)}", f"{share:.0%} of the others", "", "look at its cable and card", NOTHING)
         )
-    return Rows("links", ("what", "typical", "", "slowest", "CPU, both ends"), lines)
+    return TextTable("links", ("what", "typical", "", "slowest", "CPU, both ends"), lines)
 
 
 def _pair(fabric: Fabric, source: int, target: int) -> str:
     return f"{fabric.name(source)} to {fabric.name(target)}"
 
 
-def _collectives(fabric: Fabric) -> Rows:
+def _collectives(fabric: Fabric) -> TextTable:
     lines = [
         (
             f"{b.of.operation}, {b.of.backend}, {b.of.nodes} nodes",
@@ -196,22 +196,22 @@ def _collectives(fabric: Fabric) -> Rows:
         for b in statistics.bandwidths(fabric)
     ]
     columns = ("operation", "size", "median", "p99", "algorithm bandwidth", "bus bandwidth", "of line rate")
-    return Rows("collectives", columns, lines)
+    return TextTable("collectives", columns, lines)
 
 
-def _fits(fabric: Fabric) -> Rows:
+def _fits(fabric: Fabric) -> TextTable:
     lines = [
         (
             f"{operation}, {backend}, {nodes} nodes",
             f"{seconds_text(line.alpha)} ± {seconds_text(line.alpha_error)}",
             f"{line.beta * 1e9:.3g} ± {line.beta_error * 1e9:.2g} ns",
         )
-        for (backend, operation, nodes), line in statistics.lines(fabric).items()
+        for (backend, operation, nodes), line in statistics.linear_fits(fabric).items()
     ]
-    return Rows("fitted: t = alpha + beta * bytes", ("operation", "alpha", "beta, a byte"), lines)
+    return TextTable("fitted: t = alpha + beta * bytes", ("operation", "alpha", "beta, a byte"), lines)
 
 
-def _training(fabric: Fabric) -> tuple[Rows, Rows]:
+def _training(fabric: Fabric) -> tuple[TextTable, TextTable]:
     costs = statistics.costs(fabric)
     lines = [
         (
@@ -229,7 +229,7 @@ def _training(fabric: Fabric) -> tuple[Rows, Rows]:
         for cost in costs
     ]
     columns = ("network", "nodes", "compute", "exchange", "step", "exposed", "overlap", "efficiency", "scaling")
-    steps = Rows("data-parallel training", (*columns, "samples/s"), lines)
+    steps = TextTable("data-parallel training", (*columns, "samples/s"), lines)
     needs = [
         (
             compare.title(cost),
@@ -241,10 +241,10 @@ def _training(fabric: Fabric) -> tuple[Rows, Rows]:
         for cost in statistics.largest_world(costs)
     ]
     title = f"break-even: the link speed for {ddp_cost.EFFICIENT:.0%} efficiency"
-    return steps, Rows(title, ("network", "nodes", "gradient", "of a step here", "needs links of"), needs)
+    return steps, TextTable(title, ("network", "nodes", "gradient", "of a step here", "needs links of"), needs)
 
 
-def _stencil(fabric: Fabric) -> Rows:
+def _stencil(fabric: Fabric) -> TextTable:
     lines = [
         (
             f"{one.scaling}, {'exchange first' if one.blocking else 'exchange hidden'}, {one.backend}",
@@ -258,4 +258,4 @@ def _stencil(fabric: Fabric) -> Rows:
         for one in fabric.stencil
     ]
     columns = ("scaling", "nodes", "cells", "compute", "halo", "step", "efficiency")
-    return Rows("stencil: a 3-D halo exchange with 6 neighbours", columns, lines)
+    return TextTable("stencil: a 3-D halo exchange with 6 neighbours", columns, lines)

@@ -13,14 +13,14 @@ from distributed.security import Security
 
 from idletrain.cluster import dask_scheduler, dask_settings, local
 from idletrain.errors import RunError
-from idletrain.nn.memory import HEAD_BYTES
+from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.worker.memory_limits import available_bytes
 
-JOIN_SECONDS = 60.0
+CLUSTER_JOIN_SECONDS = 60.0
 
 
 @contextlib.asynccontextmanager
-async def there(address: str) -> AsyncIterator[Client]:
+async def existing_cluster(address: str) -> AsyncIterator[Client]:
     """A client of a cluster that is there, with Dask's configured certificates."""
     dask_settings.apply()
     dask_settings.lift_file_limit()
@@ -29,13 +29,13 @@ async def there(address: str) -> AsyncIterator[Client]:
 
 
 @contextlib.asynccontextmanager
-async def here(count: int, memory_bytes: int | None = None) -> AsyncIterator[Client]:
+async def local_cluster(count: int, memory_bytes: int | None = None) -> AsyncIterator[Client]:
     """A client of a cluster of so many worker processes on this machine, which end with it.
 
     Raises:
         RunError: they do not all start.
     """
-    share = max(1, (available_bytes() - HEAD_BYTES) // count)
+    share = max(1, (available_bytes() - HEAD_RESERVE_BYTES) // count)
     with tempfile.TemporaryDirectory(prefix="idletrain-fabric-") as folder:
         dask_settings.apply()
         dask_settings.lift_file_limit()
@@ -52,6 +52,8 @@ async def here(count: int, memory_bytes: int | None = None) -> AsyncIterator[Cli
 
 async def _all_joined(client: Client, count: int) -> None:
     try:
-        await asyncio.wait_for(client.wait_for_workers(count), JOIN_SECONDS)
+        await asyncio.wait_for(client.wait_for_workers(count), CLUSTER_JOIN_SECONDS)
     except TimeoutError:
-        raise RunError(f"{count} workers did not start in {JOIN_SECONDS:.0f} s; ask for fewer with --nodes") from None
+        raise RunError(
+            f"{count} workers did not start in {CLUSTER_JOIN_SECONDS:.0f} s; ask for fewer with --nodes"
+        ) from None

@@ -23,13 +23,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.fabric.analysis import ddp_cost, statistics
-from idletrain.fabric.analysis.samples import Collective
+from idletrain.fabric.analysis.samples import CollectiveSample
 from idletrain.fabric.measuring import collectives, presets, stencil, training
-from idletrain.fabric.measuring.timed_group import Company
+from idletrain.fabric.measuring.timed_group import TimedGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
+class ProcessOrders:
     """What a process is to do.
 
     Attributes:
@@ -54,42 +54,44 @@ class Orders:
     nodes: int
     sharing: int
     place: int
-    preset: presets.Preset
+    preset: presets.FabricPreset
     bytes_per_second: float
     limit_seconds: float
 
 
-def measure(orders: Orders, tell: Callable[[dict[str, Any]], None]) -> None:
+def measure_process(orders: ProcessOrders, send: Callable[[dict[str, Any]], None]) -> None:
     """Everything that this backend's nodes do together; `tell` gets all of it so far, as lists of records."""
     preset = orders.preset
-    everybody, *smaller = list(_companies(orders, preset))
+    everybody, *smaller = list(_timed_groups(orders, preset))
     found: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
-    companies = sorted((everybody, *smaller), key=lambda company: company.nodes)
+    companies = sorted((everybody, *smaller), key=lambda ranks: ranks.nodes)
     for company in companies:
         everybody.meet()  # those who are not in it wait here
         if company.has_me:
             _measure(orders, company, found, thorough=preset.thorough or company is everybody)
-            tell({k: [one if isinstance(one, str) else asdict(one) for one in v] for k, v in found.items()})
+            send({k: [one if isinstance(one, str) else asdict(one) for one in v] for k, v in found.items()})
     everybody.meet()
 
 
-def _measure(orders: Orders, company: Company, found: dict[str, list[Any]], *, thorough: bool) -> None:
+def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[Any]], *, thorough: bool) -> None:
     """What one company does; all of its nodes come to the same."""
-    operations: list[Collective] = []
-    if company.nodes > 1 and thorough:
-        operations, missing = collectives.measure(company, orders.label, orders.sharing, orders.bytes_per_second)
-        found["collectives"] += operations
-        found["missing"] += missing
-    expected = _expected(operations, company.nodes, orders.bytes_per_second)
-    for wanted in company.preset.models:
-        alone = [one for one in found["training"] if one.nodes == 1]
-        done, missing = training.measure(company, orders.label, wanted, orders.sharing, expected, alone)
-        found["training"] += done
-        found["missing"] += missing
-    found["stencil"] += stencil.measure(company, orders.label)
+    operations: list[CollectiveSample] = []
+    if ranks.nodes > 1 and thorough:
+        operations, missing = collectives.measure_collectives(
+            ranks, orders.label, orders.sharing, orders.bytes_per_second
+        )
+        results["collectives"] += operations
+        results["missing"] += missing
+    expected = _expected(operations, ranks.nodes, orders.bytes_per_second)
+    for wanted in ranks.preset.models:
+        alone = [one for one in results["training"] if one.nodes == 1]
+        done, missing = training.measure_training(ranks, orders.label, wanted, orders.sharing, expected, alone)
+        results["training"] += done
+        results["missing"] += missing
+    results["stencil"] += stencil.measure_stencil(ranks, orders.label)
 
 
-def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: float) -> Any:
+def _expected(operations: Sequence[CollectiveSample], nodes: int, bytes_per_second: float) -> Any:
     """How long an all-reduce of so many bytes takes: by the fit, but no less than by the links: a fit of small ones may
     know little of large ones.
     """
@@ -105,7 +107,7 @@ def _expected(operations: Sequence[Collective], nodes: int, bytes_per_second: fl
     return seconds
 
 
-def _companies(orders: Orders, preset: presets.Preset) -> Iterator[Company]:
+def _timed_groups(orders: ProcessOrders, preset: presets.FabricPreset) -> Iterator[TimedGroup]:
     """Everybody, then the first so many nodes, down to one; every process must make all of their groups."""
     device = torch.device("cuda", orders.place % torch.cuda.device_count()) if orders.backend == "nccl" else None
     if device:
@@ -113,12 +115,12 @@ def _companies(orders: Orders, preset: presets.Preset) -> Iterator[Company]:
     for count in reversed(presets.worlds(preset, orders.nodes)):
         limit = timedelta(seconds=orders.limit_seconds)  # that of the whole is not theirs
         group = distributed.new_group(list(range(count)), timeout=limit) if count > 1 else None
-        yield Company(group, count, orders.rank, device or torch.device("cpu"), preset)
+        yield TimedGroup(group, count, orders.rank, device or torch.device("cpu"), preset)
 
 
-def run(words: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+def run_process(arguments: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
     """Meet the others, measure, and part."""
-    orders = Orders(**{**words, "preset": presets.preset_of(words["preset"])})
+    orders = ProcessOrders(**{**arguments, "preset": presets.preset_of(arguments["preset"])})
     limit = timedelta(seconds=orders.limit_seconds)
     with contextlib.ExitStack() as bound:
         fd = None
@@ -131,7 +133,7 @@ def run(words: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> Non
         orders.backend, store=store, rank=orders.rank, world_size=orders.nodes, timeout=limit
     )
     try:
-        measure(orders, tell)
+        measure_process(orders, send)
     finally:
         distributed.destroy_process_group()
 
@@ -141,5 +143,5 @@ if __name__ == "__main__":
     when_parent_ends(lambda: os._exit(1))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    run(words, lambda found: print(json.dumps(found), file=answers, flush=True) if words["rank"] == 0 else None)
+    run_process(words, lambda found: print(json.dumps(found), file=answers, flush=True) if words["rank"] == 0 else None)
     os._exit(0)  # a backend's threads may outlast its group

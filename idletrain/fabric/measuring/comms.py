@@ -21,9 +21,9 @@ from torch import Tensor
 
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import (
-    Bound,
-    Gang,
+    AcceptanceRule,
     LeaseId,
+    LockstepGroup,
     PushHeader,
     Receipt,
     Reply,
@@ -32,11 +32,11 @@ from idletrain.exchange.messages import (
     inspect_values,
 )
 from idletrain.exchange.parts import Parts
-from idletrain.exchange.store import Store
-from idletrain.fabric.measuring.sockets import CONNECT_SECONDS, Stream
+from idletrain.exchange.store import StoreServer
+from idletrain.fabric.measuring.sockets import SOCKET_CONNECT_SECONDS, Stream
 
 
-class FixedHead:
+class FixedBackend:
     """A head that has as many random values as asked for, and takes what it is sent, whole."""
 
     def __init__(self, token: str) -> None:
@@ -69,15 +69,15 @@ class FixedHead:
         fault = await asyncio.to_thread(inspect, header, frames, 4 * header.lease.round)
         return Receipt(fault or await asyncio.to_thread(inspect_values, frames) or Reply.ACCEPTED)
 
-    def expect(self, header: PushHeader, size: int) -> Bound | Reply:
+    def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
         """See `Head`."""
-        return Bound(size, 1.0) if header.lease.run == self._token else Reply.NOT_LEASED
+        return AcceptanceRule(size, 1.0) if header.lease.run == self._token else Reply.NOT_LEASED
 
-    def came(self, *_: object) -> bool:
+    def part_arrived(self, *_: object) -> bool:
         """See `Head`; nothing is of use here before it is whole."""
         return True
 
-    async def repair(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
+    async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
         """See `Head`; nothing here is ever lacking."""
         return Reply.NOT_LEASED
 
@@ -85,7 +85,7 @@ class FixedHead:
         """See `Head`."""
         return Reply.ACCEPTED
 
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> Gang | Reply:  # noqa: ARG002
+    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
         """See `Head`; nothing here trains in lockstep."""
         return Reply.STALE_ROUND
 
@@ -95,7 +95,7 @@ class Sink:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._server = Server({"take": self._take})
+        self._server = Server({"take": self._acquire})
 
     async def listen(self, host: str, security: Security, *, secure: bool) -> str:
         """Start to serve on a free port; returns the address."""
@@ -107,7 +107,7 @@ class Sink:
         """Serve no more."""
         await self._server.close()
 
-    def _take(self, token: str, content: Any) -> int:
+    def _acquire(self, token: str, content: Any) -> int:
         if token != self._token:
             raise PermissionError("another measurement's token")
         return int(np.asarray(content).nbytes)
@@ -121,7 +121,7 @@ async def sent(address: str, security: Security | None, token: str, size: int, r
     """
     args = security.get_connection_args("worker") if security else {}
     content = np.random.default_rng(0).random(size // 8)
-    async with rpc(address, timeout=CONNECT_SECONDS, connection_args=args) as sink:
+    async with rpc(address, timeout=SOCKET_CONNECT_SECONDS, connection_args=args) as sink:
 
         async def send() -> None:
             await sink.take(token=token, content=to_serialize(content))
@@ -195,7 +195,7 @@ def _listening(security: Security) -> Security:
     )
 
 
-class Posts:
+class ProbeServers:
     """A node's servers: sinks and a store.
 
     Attributes:
@@ -205,7 +205,7 @@ class Posts:
     def __init__(self, token: str) -> None:
         self._token = token
         self._sinks: list[Sink] = []
-        self._store: Store | None = None
+        self._store: StoreServer | None = None
         self.addresses: dict[str, str] = {}
 
     async def open(
@@ -223,7 +223,7 @@ class Posts:
             sink = Sink(self._token)  # a server belongs to the event loop that it is made on
             self._sinks.append(sink)
             self.addresses[over] = await sink.listen(host, temporary or cluster, secure=over == "dask tls")
-        self._store = Store(FixedHead(self._token), _listening(cluster))
+        self._store = StoreServer(FixedBackend(self._token), _listening(cluster))
         self.addresses["store"] = await self._store.listen(host)
 
     async def close(self) -> None:

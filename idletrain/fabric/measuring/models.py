@@ -56,31 +56,31 @@ def vgg16() -> nn.Module:
     return nn.Sequential(*layers, *head, nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, CLASSES))
 
 
-def mlp() -> nn.Module:
+def timed_mlp() -> nn.Module:
     """A small MLP with BatchNorm: 0.7 million parameters."""
     return models.mlp([PIXELS, 512, 512, 10])
 
 
-def transformer() -> nn.Module:
+def timed_transformer() -> nn.Module:
     """A small causal language model: 0.7 million parameters."""
     return models.transformer(WORDS, context=CONTEXT)
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "mlp": mlp,
+TIMED_NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": timed_mlp,
     "resnet50": resnet50,
     "vgg16": vgg16,
-    "transformer": transformer,
+    "transformer": timed_transformer,
 }
 
 
-def hollow(name: str) -> nn.Module:
+def on_meta(name: str) -> nn.Module:
     """A network without values."""
     with torch.device("meta"):
-        return NETWORKS[name]()
+        return TIMED_NETWORKS[name]()
 
 
-def filled(module: nn.Module, device: torch.device) -> nn.Module:
+def materialized(module: nn.Module, device: torch.device) -> nn.Module:
     """A network with values: zeros, as a step takes no longer with others, but 138 million random ones would."""
     module = module.to_empty(device=device)
     with torch.no_grad():

@@ -13,17 +13,17 @@ from distributed import Client
 from idletrain.errors import RefusedError, RunError
 from idletrain.worker.lease_spec import version
 
-ANSWER_SECONDS = 60.0  # for what takes no time itself: a first task imports torch, which a cold disk can draw out
-LOOK_SECONDS = 2.0  # between looks at whether a node that is asked something is still there
+NODE_ANSWER_SECONDS = 60.0  # for what takes no time itself: a first task imports torch, which a cold disk can draw out
+NODE_WAIT_POLL_SECONDS = 2.0  # between looks at whether a node that is asked something is still there
 _numbers = itertools.count()
 
 
-class SilentError(RunError):
+class NodeSilentError(RunError):
     """A node does not answer, or fails at what it is asked; the text is a sentence that names it."""
 
 
 @dataclass(frozen=True)
-class Team:
+class MeasuredNodes:
     """Nodes in the order of their names.
 
     Attributes:
@@ -37,7 +37,7 @@ class Team:
     names: Sequence[str] = field(default=())
 
     @classmethod
-    async def of(cls, client: Client) -> Team:
+    async def of(cls, client: Client) -> MeasuredNodes:
         """All workers that are there.
 
         Raises:
@@ -55,7 +55,7 @@ class Team:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    async def ask(self, node: int, task: Callable[..., Any], *args: Any, seconds: float = ANSWER_SECONDS) -> Any:
+    async def call(self, node: int, task: Callable[..., Any], *args: Any, seconds: float = NODE_ANSWER_SECONDS) -> Any:
         """What a task returns that runs on a node.
 
         Raises:
@@ -67,51 +67,54 @@ class Team:
         future = self.client.submit(
             task, *args, key=key, workers=[self.addresses[node]], allow_other_workers=False, pure=False, retries=0
         )
-        answer, left = asyncio.ensure_future(future), asyncio.ensure_future(self._left(node))
+        answer, left = asyncio.ensure_future(future), asyncio.ensure_future(self._check_left(node))
         try:
             done, _ = await asyncio.wait((answer, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise SilentError(f"{self.names[node]} did not end '{what}' in {seconds:.0f} s; see its log")
+                raise NodeSilentError(f"{self.names[node]} did not end '{what}' in {seconds:.0f} s; see its log")
             if answer in done:
                 return answer.result()
             left.result()
-            raise SilentError(f"{self.names[node]} was gone before '{what}' ended; see its log")
-        except SilentError:
+            raise NodeSilentError(f"{self.names[node]} was gone before '{what}' ended; see its log")
+        except NodeSilentError:
             raise
         except Exception as error:  # whatever a worker dies of, or a task on it
-            raise SilentError(f"{self.names[node]} failed at '{what}' ({error!r}); see its log") from error
+            raise NodeSilentError(f"{self.names[node]} failed at '{what}' ({error!r}); see its log") from error
         finally:
             answer.cancel()
             left.cancel()
             future.release()
 
-    async def _left(self, node: int) -> None:
+    async def _check_left(self, node: int) -> None:
         """Return when a node is gone."""
         there = True
         while there:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(NODE_WAIT_POLL_SECONDS)
             there = bool(await self.client.scheduler.ncores(workers=[self.addresses[node]]))
 
-    async def ask_all(
-        self, task: Callable[..., Any], orders: Iterable[tuple[int, Sequence[Any]]], seconds: float = ANSWER_SECONDS
+    async def call_each(
+        self,
+        task: Callable[..., Any],
+        orders: Iterable[tuple[int, Sequence[Any]]],
+        seconds: float = NODE_ANSWER_SECONDS,
     ) -> list[Any]:
         """What a task returns on each of some nodes, begun at once; a `SilentError` in the place of what failed."""
-        asked = (self.ask(node, task, *args, seconds=seconds) for node, args in orders)
+        asked = (self.call(node, task, *args, seconds=seconds) for node, args in orders)
         found = await asyncio.gather(*asked, return_exceptions=True)
         for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, SilentError):
+            if isinstance(one, BaseException) and not isinstance(one, NodeSilentError):
                 raise one
         return list(found)
 
-    async def ask_everybody(self, task: Callable[..., Any], *args: Any, seconds: float = ANSWER_SECONDS) -> list[Any]:
+    async def call_all(self, task: Callable[..., Any], *args: Any, seconds: float = NODE_ANSWER_SECONDS) -> list[Any]:
         """What a task returns on every node, begun at once.
 
         Raises:
             SilentError: it fails on one, or does not end in time.
         """
-        told = await self.ask_all(task, [(node, args) for node in range(len(self))], seconds)
+        told = await self.call_each(task, [(node, args) for node in range(len(self))], seconds)
         for answer in told:
-            if isinstance(answer, SilentError):
+            if isinstance(answer, NodeSilentError):
                 raise answer
         return told
 

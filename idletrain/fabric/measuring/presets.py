@@ -18,7 +18,7 @@ STAGED = {"NCCL_NET_GDR_LEVEL": "LOC", "NCCL_P2P_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
-class Model:
+class TimedModel:
     """A network to train steps of: its name in `models`, and the batch sizes of each node."""
 
     name: str
@@ -26,7 +26,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class FabricPreset:
     """How much is measured.
 
     Attributes:
@@ -59,14 +59,14 @@ class Preset:
     operation_seconds: float
     repeats: tuple[int, int]
     step_seconds: float
-    models: tuple[Model, ...]
+    models: tuple[TimedModel, ...]
     image: int
     edge: int
     together_seconds: float
     thorough: bool
 
 
-QUICK = Preset(
+QUICK = FabricPreset(
     name="quick",
     pings=30,
     pairs_seconds=8.0,
@@ -80,13 +80,18 @@ QUICK = Preset(
     operation_seconds=0.15,
     repeats=(4, 8),
     step_seconds=0.7,
-    models=(Model("mlp", (128,)), Model("resnet50", (2,)), Model("vgg16", (2,)), Model("transformer", (4,))),
+    models=(
+        TimedModel("mlp", (128,)),
+        TimedModel("resnet50", (2,)),
+        TimedModel("vgg16", (2,)),
+        TimedModel("transformer", (4,)),
+    ),
     image=32,
     edge=48,
     together_seconds=150.0,
     thorough=False,
 )
-FULL = Preset(
+FULL = FabricPreset(
     name="full",
     pings=200,
     pairs_seconds=240.0,
@@ -101,24 +106,24 @@ FULL = Preset(
     repeats=(10, 50),
     step_seconds=30.0,
     models=(
-        Model("mlp", (32, 128, 512)),
-        Model("resnet50", (8, 32, 64)),
-        Model("vgg16", (8, 32, 64)),
-        Model("transformer", (4, 16, 64)),
+        TimedModel("mlp", (32, 128, 512)),
+        TimedModel("resnet50", (8, 32, 64)),
+        TimedModel("vgg16", (8, 32, 64)),
+        TimedModel("transformer", (4, 16, 64)),
     ),
     image=224,
     edge=128,
     together_seconds=3600.0,
     thorough=True,
 )
-PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (QUICK, FULL)}
+PRESETS: Mapping[str, FabricPreset] = {preset.name: preset for preset in (QUICK, FULL)}
 
 
-def preset_of(tree: Mapping[str, Any]) -> Preset:
+def preset_of(tree: Mapping[str, Any]) -> FabricPreset:
     """A preset from its plain values, as `asdict` and JSON make them."""
     plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
-    models = tuple(Model(model["name"], tuple(model["batch_sizes"])) for model in tree["models"])
-    return Preset(**(plain | {"models": models}))
+    models = tuple(TimedModel(model["name"], tuple(model["batch_sizes"])) for model in tree["models"])
+    return FabricPreset(**(plain | {"models": models}))
 
 
 def pairs(nodes: int) -> list[tuple[int, int]]:
@@ -145,24 +150,24 @@ def partners(nodes: int, count: int) -> list[tuple[int, int]]:
     return [(a, (a + step) % nodes) for a in range(nodes) for step in range(1, count + 1)]
 
 
-def stream_seconds(preset: Preset, nodes: int) -> float:
+def stream_seconds(preset: FabricPreset, nodes: int) -> float:
     """How long each pair's stream lasts, warming up included."""
     least, most = preset.stream_seconds
     return min(most, max(least, preset.pairs_seconds / max(1, len(pairs(nodes)))))
 
 
-def transfer_bytes(preset: Preset, bytes_per_second: float) -> int:
+def transfer_bytes(preset: FabricPreset, bytes_per_second: float) -> int:
     """How large a transfer is that takes about as long as it should, at a link's speed."""
     return int(min(preset.transfer_most, max(64 * KB, bytes_per_second * preset.transfer_seconds))) // 4 * 4
 
 
-def worlds(preset: Preset, nodes: int) -> list[int]:
+def worlds(preset: FabricPreset, nodes: int) -> list[int]:
     """Numbers of nodes at which scaling is measured: one and all, and powers of two between."""
     between = (2**i for i in range(1, nodes.bit_length()) if 2**i <= nodes)
     return sorted({1, nodes, *(between if preset.thorough else ())})
 
 
-def repeats(preset: Preset, once_seconds: float, budget_seconds: float) -> int:
+def repeats(preset: FabricPreset, once_seconds: float, budget_seconds: float) -> int:
     """How often something is done that took so long once; 0 if even the least would go beyond thrice the budget."""
     least, most = preset.repeats
     if once_seconds * least > 3 * budget_seconds:
@@ -170,7 +175,7 @@ def repeats(preset: Preset, once_seconds: float, budget_seconds: float) -> int:
     return int(min(most, max(least, budget_seconds / max(once_seconds, 1e-9))))
 
 
-def backends(nodes: Sequence[Mapping[str, Any]], preset: Preset) -> list[tuple[str, Mapping[str, str]]]:
+def backends(nodes: Sequence[Mapping[str, Any]], preset: FabricPreset) -> list[tuple[str, Mapping[str, str]]]:
     """Backends of torch.distributed that all nodes have, with the environment of each."""
     found: list[tuple[str, Mapping[str, str]]] = []
     if all(node["gloo"] for node in nodes):

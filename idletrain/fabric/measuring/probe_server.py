@@ -14,14 +14,14 @@ from distributed import Worker
 from distributed.security import Security
 
 from idletrain.fabric.measuring import comms, sockets
-from idletrain.fabric.measuring.sockets import Door
+from idletrain.fabric.measuring.sockets import SocketAddress
 
-KEY = "idletrain-fabric"  # among a worker's extensions
-LOOK_SECONDS = 0.5
-SILENT_SECONDS = 900.0  # after which whoever measured is gone, unless told otherwise
+PROBE_SERVER_KEY = "idletrain-fabric"  # among a worker's extensions
+IDLE_POLL_SECONDS = 0.5
+PROBE_SILENCE_SECONDS = 900.0  # after which whoever measured is gone, unless told otherwise
 
 
-class Post:
+class ProbeServer:
     """All servers of one node, on an event loop of their own: the worker's own serves the cluster meanwhile."""
 
     def __init__(
@@ -32,22 +32,22 @@ class Post:
         temporary: Security | None = None,
         *,
         plain: bool = False,
-        silent_seconds: float = SILENT_SECONDS,
+        silent_seconds: float = PROBE_SILENCE_SECONDS,
     ) -> None:
         self._silent_seconds = silent_seconds
         self._plain = sockets.Listener(host, token)
-        self._posts = comms.Posts(token)
+        self._probe_servers = comms.ProbeServers(token)
         self._ended, self._opened = threading.Event(), threading.Event()
         self._faults: list[BaseException] = []
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(host, cluster, temporary, plain)), daemon=True, name=KEY
+            target=lambda: asyncio.run(self._serve(host, cluster, temporary, plain)), daemon=True, name=PROBE_SERVER_KEY
         )
         self._thread.start()
         self._opened.wait()
         if self._faults:
             self._plain.close()
             raise self._faults[0]
-        self.door = Door(host, self._plain.port, self._posts.addresses)
+        self.door = SocketAddress(host, self._plain.port, self._probe_servers.addresses)
 
     def close(self) -> None:
         """Serve no more; returns at once."""
@@ -55,28 +55,28 @@ class Post:
 
     async def _serve(self, host: str, cluster: Security, temporary: Security | None, plain: bool) -> None:
         try:
-            await self._posts.open(host, cluster, temporary, plain=plain)
+            await self._probe_servers.open(host, cluster, temporary, plain=plain)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._faults.append(error)
-            await self._posts.close()
+            await self._probe_servers.close()
             return
         finally:
             self._opened.set()
         while not self._ended.is_set() and time.monotonic() - self._plain.heard < self._silent_seconds:
-            await asyncio.sleep(LOOK_SECONDS)
-        await self._posts.close()
+            await asyncio.sleep(IDLE_POLL_SECONDS)
+        await self._probe_servers.close()
         await asyncio.to_thread(self._plain.close)
 
 
-def opened(worker: Worker, **settings: Any) -> Door:
+def open_server(worker: Worker, **settings: Any) -> SocketAddress:
     """Open a worker's post, in the place of one that an earlier measurement left."""
-    closed(worker)
-    post = Post(**settings, cluster=worker.security, plain=worker.address.startswith("tcp://"))
-    worker.extensions[KEY] = post
+    close_server(worker)
+    post = ProbeServer(**settings, cluster=worker.security, plain=worker.address.startswith("tcp://"))
+    worker.extensions[PROBE_SERVER_KEY] = post
     return post.door
 
 
-def closed(worker: Worker) -> None:
+def close_server(worker: Worker) -> None:
     """Close a worker's post, if it has one."""
-    if post := worker.extensions.pop(KEY, None):
+    if post := worker.extensions.pop(PROBE_SERVER_KEY, None):
         post.close()

@@ -26,9 +26,9 @@ CHUNK = 1 << 18
 PING_BYTES = 8
 READY = b"."  # what came before it would be in the buffer that the call was read from
 SLICE_SECONDS = 0.02  # of a stream, in which its rate is one sample
-CONNECT_SECONDS = 5.0
-SILENT_SECONDS = 20.0  # of a stream: what is that slow is no link
-Mark = tuple[float, int]  # when, and how many bytes had come by then
+SOCKET_CONNECT_SECONDS = 5.0
+SOCKET_SILENCE_SECONDS = 20.0  # of a stream: what is that slow is no link
+ByteMark = tuple[float, int]  # when, and how many bytes had come by then
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Door:
+class SocketAddress:
     """Where a node's listening post is reached.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, Listener)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection.settimeout(SILENT_SECONDS)
+        self.connection.settimeout(SOCKET_SILENCE_SECONDS)
         with contextlib.suppress(OSError, ValueError):
             call = json.loads(self.rfile.readline(1000))
             if call.get("token") != self.server.token:
@@ -179,11 +179,11 @@ def cpu_seconds(host: str, port: int, token: str) -> float:
         return float(json.loads(_read_all(line)))
 
 
-def slices(marks: Sequence[Mark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
+def slices(byte_marks: Sequence[ByteMark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
     """Rates in slices of time, without those of the beginning; all of a stream that was over before as one."""
-    if len(marks) < 2:
+    if len(byte_marks) < 2:
         return ()
-    times, totals = zip(*marks, strict=True)
+    times, totals = zip(*byte_marks, strict=True)
     start = times[0] + warm_seconds
     count = math.floor((times[-1] - start) / SLICE_SECONDS + 1e-6)
     edges = start + SLICE_SECONDS * np.arange(count + 1) if count > 0 else np.array([times[0], times[-1]])
@@ -193,8 +193,8 @@ def slices(marks: Sequence[Mark], warm_seconds: float = WARM_SECONDS) -> tuple[f
 
 @contextlib.contextmanager
 def _called(host: str, port: int, call: dict[str, Any]) -> Any:
-    with socket.create_connection((host, port), CONNECT_SECONDS) as line:
-        line.settimeout(SILENT_SECONDS)
+    with socket.create_connection((host, port), SOCKET_CONNECT_SECONDS) as line:
+        line.settimeout(SOCKET_SILENCE_SECONDS)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(json.dumps(call).encode() + b"\n")
         yield line
@@ -211,10 +211,10 @@ def _send(line: socket.socket, seconds: float) -> None:
         line.sendall(chunk)
 
 
-def _receive(line: socket.socket) -> tuple[list[Mark], int]:
+def _receive(line: socket.socket) -> tuple[list[ByteMark], int]:
     """Take all that comes; marks, the first when the first byte was there, and how many bytes there were."""
     space = memoryview(bytearray(CHUNK))
-    marks: list[Mark] = []
+    marks: list[ByteMark] = []
     total, now, due = 0, 0.0, 0.0
     while count := line.recv_into(space):
         total += count

@@ -8,23 +8,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, distributed
 
-from idletrain.fabric.analysis.samples import Stencil
+from idletrain.fabric.analysis.samples import StencilSample
 from idletrain.fabric.measuring.presets import dims, neighbours
-from idletrain.fabric.measuring.timed_group import Company
+from idletrain.fabric.measuring.timed_group import TimedGroup
 
 SHARE = 1 / 7  # of each of a cell's seven: the mean, which stays finite
 
 
-class Block:
+class GridBlock:
     """A node's part of the grid, with a halo of one cell around it."""
 
-    def __init__(self, company: Company, edges: tuple[int, int, int]) -> None:
+    def __init__(self, ranks: TimedGroup, edges: tuple[int, int, int]) -> None:
         self.edges = edges
-        self._group = company.group
-        self._cells = torch.rand([edge + 2 for edge in edges], device=company.device)
+        self._group = ranks.group
+        self._cells = torch.rand([edge + 2 for edge in edges], device=ranks.device)
         self._next = self._cells.clone()
-        self._neighbours = neighbours(company.rank, dims(company.nodes))
-        self._coming = {
+        self._neighbours = neighbours(ranks.rank, dims(ranks.nodes))
+        self._incoming = {
             (axis, side): self._face(axis, side, halo=True).clone(memory_format=torch.contiguous_format)
             for axis, side, _ in self._neighbours
         }
@@ -60,14 +60,14 @@ class Block:
         for axis, side, node in self._neighbours:
             face = self._face(axis, side, halo=False).contiguous()
             sends.append(distributed.P2POp(distributed.isend, face, node, self._group))
-            receives.append(distributed.P2POp(distributed.irecv, self._coming[axis, side], node, self._group))
+            receives.append(distributed.P2POp(distributed.irecv, self._incoming[axis, side], node, self._group))
         works: list[distributed.Work] = distributed.batch_isend_irecv(sends + receives) if sends else []
         return works
 
     def _wait(self, going: list[distributed.Work]) -> None:
         for work in going:
             work.wait()
-        for (axis, side), face in self._coming.items():
+        for (axis, side), face in self._incoming.items():
             self._face(axis, side, halo=True).copy_(face)
 
     def _face(self, axis: int, side: int, *, halo: bool) -> Tensor:
@@ -93,24 +93,24 @@ class Block:
         self._cells, self._next = self._next, self._cells
 
 
-def measure(company: Company, label: str) -> list[Stencil]:
+def measure_stencil(ranks: TimedGroup, label: str) -> list[StencilSample]:
     """Strong and weak scaling at this number of nodes, with the exchange waited for or hidden.
 
     Args:
         company: The nodes.
         label: What results call their backend.
     """
-    edge, budget = company.preset.edge, company.preset.operation_seconds
-    cut = dims(company.nodes)
+    edge, budget = ranks.preset.edge, ranks.preset.operation_seconds
+    cut = dims(ranks.nodes)
     found = []
     for scaling in ("strong", "weak"):
         edges = tuple(max(3, edge // n) for n in cut) if scaling == "strong" else (edge, edge, edge)
-        block = Block(company, (edges[0], edges[1], edges[2]))
-        cells = company.nodes * edges[0] * edges[1] * edges[2]
-        compute = tuple(company.samples(block.compute, budget, least_once=True))
-        halo = tuple(company.samples(block.halo, budget, least_once=True))
+        block = GridBlock(ranks, (edges[0], edges[1], edges[2]))
+        cells = ranks.nodes * edges[0] * edges[1] * edges[2]
+        compute = tuple(ranks.samples(block.compute, budget, least_once=True))
+        halo = tuple(ranks.samples(block.halo, budget, least_once=True))
         kinds: dict[bool, Callable[[], None]] = {True: block.step_blocking, False: block.step_overlapping}
         for blocking, step in kinds.items():
-            steps = tuple(company.samples(step, budget, least_once=True))
-            found.append(Stencil(label, scaling, blocking, company.nodes, cells, compute, halo, steps))
+            steps = tuple(ranks.samples(step, budget, least_once=True))
+            found.append(StencilSample(label, scaling, blocking, ranks.nodes, cells, compute, halo, steps))
     return found

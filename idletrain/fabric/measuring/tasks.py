@@ -20,14 +20,14 @@ from distributed import get_worker
 
 if TYPE_CHECKING:
     from idletrain.fabric.analysis.samples import Point
-    from idletrain.fabric.measuring.sockets import Door, Stream
+    from idletrain.fabric.measuring.sockets import SocketAddress, Stream
 
 _parts: set[subprocess.Popen[bytes]] = set()  # this worker's processes of `collective_process`
 LEAST_BYTES = 8  # of what goes there and back as quickly as can be
 
 
 @dataclass(frozen=True)
-class Visit:
+class LinkProbe:
     """Who measures whom.
 
     Attributes:
@@ -39,13 +39,13 @@ class Visit:
 
     source: int
     target: int
-    door: Door
+    door: SocketAddress
     token: str
     secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """What came of a visit, or why nothing did."""
 
     points: tuple[Point, ...] = ()
@@ -75,7 +75,7 @@ def pace(seconds: float) -> float:
     return passed / steps
 
 
-def open_post(token: str, secrets: Mapping[str, str], silent_seconds: float) -> Door:
+def open_probe_server(token: str, secrets: Mapping[str, str], silent_seconds: float) -> SocketAddress:
     """See `probe_server.opened`."""
     from distributed.security import Security
 
@@ -84,18 +84,20 @@ def open_post(token: str, secrets: Mapping[str, str], silent_seconds: float) -> 
     worker = get_worker()
     temporary = Security(require_encryption=True, **secrets)
     host = inventory.own_address()
-    door: Door = probe_server.opened(worker, host=host, token=token, temporary=temporary, silent_seconds=silent_seconds)
+    door: SocketAddress = probe_server.open_server(
+        worker, host=host, token=token, temporary=temporary, silent_seconds=silent_seconds
+    )
     return door
 
 
-def close_post() -> None:
+def close_probe_server() -> None:
     """See `probe_server.closed`."""
     from idletrain.fabric.measuring import probe_server
 
-    probe_server.closed(get_worker())
+    probe_server.close_server(get_worker())
 
 
-def link(visit: Visit, pings: int, seconds: float) -> Found:
+def link(probe: LinkProbe, pings: int, seconds: float) -> ProbeResult:
     """Round trips, and a stream one way."""
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
@@ -103,14 +105,14 @@ def link(visit: Visit, pings: int, seconds: float) -> Found:
     def measure(host: str, port: int, token: str) -> list[Point]:
         trips = sockets.round_trips(host, port, token, pings)
         return [
-            Point("round trip", "socket", visit.source, visit.target, trips),
-            _accounted(visit, "one way", "socket", lambda: [sockets.stream(host, port, token, seconds)]),
+            Point("round trip", "socket", probe.source, probe.target, trips),
+            _accounted(probe, "one way", "socket", lambda: [sockets.stream(host, port, token, seconds)]),
         ]
 
-    return _visited(visit, measure)
+    return _visited(probe, measure)
 
 
-def both_ways(visit: Visit, seconds: float) -> Found:
+def both_ways(probe: LinkProbe, seconds: float) -> ProbeResult:
     """Streams there and back at once."""
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
@@ -118,24 +120,24 @@ def both_ways(visit: Visit, seconds: float) -> Found:
     def measure(host: str, port: int, token: str) -> list[Point]:
         gone, come = sockets.both_ways(host, port, token, seconds)
         return [
-            Point("both ways", "socket", visit.source, visit.target, gone.rates, moved_bytes=gone.moved_bytes),
-            Point("both ways", "socket", visit.target, visit.source, come.rates, moved_bytes=come.moved_bytes),
+            Point("both ways", "socket", probe.source, probe.target, gone.rates, moved_bytes=gone.moved_bytes),
+            Point("both ways", "socket", probe.target, probe.source, come.rates, moved_bytes=come.moved_bytes),
         ]
 
-    return _visited(visit, measure)
+    return _visited(probe, measure)
 
 
-def flows(visit: Visit, seconds: float, count: int, what: str = "flows") -> Found:
+def flows(probe: LinkProbe, seconds: float, count: int, what: str = "flows") -> ProbeResult:
     """Streams over so many connections at once; a sample is a connection's mean rate."""
     from idletrain.fabric.measuring import sockets
 
     def measure(host: str, port: int, token: str) -> list[Point]:
-        return [_accounted(visit, what, "socket", lambda: sockets.flows(host, port, token, seconds, count))]
+        return [_accounted(probe, what, "socket", lambda: sockets.flows(host, port, token, seconds, count))]
 
-    return _visited(visit, measure)
+    return _visited(probe, measure)
 
 
-def transfers(visit: Visit, over: str, size: int, repeats: int, pings: int = 0) -> Found:
+def transfers(probe: LinkProbe, transport: str, size: int, repeats: int, pings: int = 0) -> ProbeResult:
     """Arrays over Dask's comm layer, or pulls from or pushes to the target's store; and so many of hardly a byte."""
     import asyncio
 
@@ -148,23 +150,23 @@ def transfers(visit: Visit, over: str, size: int, repeats: int, pings: int = 0) 
     cluster = get_worker().security
 
     def move(size: int, repeats: int) -> Stream:
-        match over:
+        match transport:
             case "pull" | "push":
-                call = comms.pulled if over == "pull" else comms.pushed
-                work = call(visit.door.addresses["store"], cluster, visit.token, size, repeats)
+                call = comms.pulled if transport == "pull" else comms.pushed
+                work = call(probe.door.addresses["store"], cluster, probe.token, size, repeats)
             case _:
-                temporary = Security(require_encryption=True, **visit.secrets) if over == "dask tls" else None
-                work = comms.sent(visit.door.addresses[over], temporary, visit.token, size, repeats)
+                temporary = Security(require_encryption=True, **probe.secrets) if transport == "dask tls" else None
+                work = comms.sent(probe.door.addresses[transport], temporary, probe.token, size, repeats)
         return asyncio.run(work)
 
     def measure(*_: object) -> list[Point]:
-        points = [_accounted(visit, "one way", over, lambda: [move(size, repeats)])]
+        points = [_accounted(probe, "one way", transport, lambda: [move(size, repeats)])]
         if pings:
             seconds = tuple(LEAST_BYTES / rate for rate in move(LEAST_BYTES, pings).rates)
-            points.append(Point("round trip", over, visit.source, visit.target, seconds))
+            points.append(Point("round trip", transport, probe.source, probe.target, seconds))
         return points
 
-    return _visited(visit, measure)
+    return _visited(probe, measure)
 
 
 def free_port(host: str) -> int:
@@ -229,14 +231,14 @@ def end_parts() -> None:
         process.kill()
 
 
-def _visited(visit: Visit, measure: Callable[[str, int, str], Sequence[Point]]) -> Found:
+def _visited(probe: LinkProbe, measure: Callable[[str, int, str], Sequence[Point]]) -> ProbeResult:
     try:
-        return Found(tuple(measure(visit.door.host, visit.door.port, visit.token)))
+        return ProbeResult(tuple(measure(probe.door.host, probe.door.port, probe.token)))
     except (OSError, ValueError) as error:
-        return Found(fault=str(error) or type(error).__name__)
+        return ProbeResult(fault=str(error) or type(error).__name__)
 
 
-def _accounted(visit: Visit, what: str, over: str, move: Callable[[], Sequence[Stream]]) -> Point:
+def _accounted(probe: LinkProbe, what: str, transport: str, move: Callable[[], Sequence[Stream]]) -> Point:
     """What was moved, with the CPU seconds that it took both ends' processes, if the other tells."""
     import statistics
 
@@ -244,8 +246,8 @@ def _accounted(visit: Visit, what: str, over: str, move: Callable[[], Sequence[S
     from idletrain.fabric.measuring import sockets
 
     def both_ends() -> float:
-        door = visit.door
-        return time.process_time() + sockets.cpu_seconds(door.host, door.port, visit.token) if door.port else 0.0
+        door = probe.door
+        return time.process_time() + sockets.cpu_seconds(door.host, door.port, probe.token) if door.port else 0.0
 
     before = both_ends()
     moved = move()
@@ -253,4 +255,4 @@ def _accounted(visit: Visit, what: str, over: str, move: Callable[[], Sequence[S
     together = what in ("flows", "incast")
     samples = tuple(statistics.fmean(s.rates or (0.0,)) for s in moved) if together else moved[0].rates
     total = sum(stream.moved_bytes for stream in moved)
-    return Point(what, over, visit.source, visit.target, samples, len(moved), total, cpu)
+    return Point(what, transport, probe.source, probe.target, samples, len(moved), total, cpu)

@@ -11,11 +11,11 @@ import torch
 from torch import distributed
 
 from idletrain.fabric.measuring import presets
-from idletrain.fabric.measuring.presets import Preset
+from idletrain.fabric.measuring.presets import FabricPreset
 
 
 @dataclass(frozen=True)
-class Company:
+class TimedGroup:
     """The first so many nodes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Company:
     nodes: int
     rank: int
     device: torch.device
-    preset: Preset
+    preset: FabricPreset
 
     @property
     def has_me(self) -> bool:
@@ -74,6 +74,6 @@ class Company:
         distributed.all_reduce(both, distributed.ReduceOp.MAX, group=self.group)
         return [float(value) for value in both]
 
-    def all_can(self, mine: bool) -> bool:
+    def all_can(self, own: bool) -> bool:
         """Whether all of them can do something."""
-        return self.slowest([0.0 if mine else 1.0]) == [0.0]
+        return self.slowest([0.0 if own else 1.0]) == [0.0]

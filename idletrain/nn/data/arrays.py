@@ -60,7 +60,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArraySource:
     """Inputs `[N, ...]` and labels `[N, ...]`; 8-bit inputs become floats in [0, 1]."""
 
     x: Array
@@ -74,12 +74,12 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class MapStyle:
+class MapStyleSource:
     """A map-style torch Dataset of (input, label) pairs."""
 
     dataset: Any
 
-    def open(self) -> MapStyle:
+    def open(self) -> MapStyleSource:
         return self
 
     def __len__(self) -> int:
@@ -94,16 +94,16 @@ class MapStyle:
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSource:
     """A pair of arrays in files, here or in S3: `.npy`, IDX (also `.gz`), or both in one `.npz` (`x` and `y`)."""
 
     x: str | Remote
     y: str | Remote
     field: str = "data"
 
-    def open(self) -> Arrays:
+    def open(self) -> ArraySource:
         x, y = (self._here(file) for file in (self.x, self.y))
-        arrays = Arrays(_map(x, "x", self.field), _map(y, "y", self.field))
+        arrays = ArraySource(_map(x, "x", self.field), _map(y, "y", self.field))
         if len(arrays.x) != len(arrays.y):
             raise JobError(f"{self.field}: {self.x} holds {len(arrays.x)} samples but {self.y} {len(arrays.y)} labels")
         if not len(arrays.x):
@@ -111,11 +111,11 @@ class Files:
         return arrays
 
     def _here(self, file: str | Remote) -> Path:
-        return file.here(CACHE / "s3", self.field) if isinstance(file, Remote) else Path(file)
+        return file.download(CACHE / "s3", self.field) if isinstance(file, Remote) else Path(file)
 
 
 @dataclass(frozen=True)
-class Made:
+class FactorySource:
     """Data that code makes on every machine: a factory that returns `(train, test)`, each a pair of arrays."""
 
     factory: Callable[..., Any]
@@ -141,11 +141,11 @@ def as_samples(data: Any) -> Samples:
         x, y = (part.numpy() if isinstance(part, Tensor) else np.asarray(part) for part in data)
         if len(x) != len(y) or not len(x):
             raise JobError(f"data: {len(x)} inputs and {len(y)} labels; there should be as many, and at least one")
-        return Arrays(x, y)
+        return ArraySource(x, y)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         if not len(data):
             raise JobError(f"data: the {type(data).__name__} holds no samples")
-        return MapStyle(data)
+        return MapStyleSource(data)
     raise JobError(f"data: a {type(data).__name__} is neither a pair of arrays nor a map-style Dataset")
 
 
@@ -163,7 +163,7 @@ def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return (x[:1437], y[:1437]), (x[1437:], y[1437:])
 
 
-def fashion_mnist(path: str | None) -> tuple[Files, Files]:
+def fashion_mnist(path: str | None) -> tuple[FileSource, FileSource]:
     """Fashion-MNIST (Xiao et al., arXiv 1708.07747) as sources for training and test.
 
     Looked for, in this order: `path`, the cache, the Debian package dataset-fashion-mnist, its public home.
@@ -174,7 +174,7 @@ def fashion_mnist(path: str | None) -> tuple[Files, Files]:
     home = _find_fashion_mnist(None if path is None else Path(path).expanduser())
 
     train_x, train_y, test_x, test_y = (str(_plain_or_packed(home / name)) for name in FASHION_MNIST)
-    return Files(train_x, train_y), Files(test_x, test_y)
+    return FileSource(train_x, train_y), FileSource(test_x, test_y)
 
 
 def _plain_or_packed(path: Path) -> Path:

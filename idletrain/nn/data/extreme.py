@@ -52,7 +52,7 @@ ARRAYS = {  # file -> type
 
 
 @dataclass(frozen=True)
-class Census:
+class DataCensus:
     """What a converted file holds, and what had to be done about its rows.
 
     Attributes:
@@ -64,7 +64,7 @@ class Census:
     features: int
     labels: int
     without_labels: int
-    mended: int
+    repaired_rows: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class SparseSamples:
     x: Csr
     y: Csr
     rows_of: Csr
-    census: Census
+    census: DataCensus
 
     def __len__(self) -> int:
         return len(self.x)
@@ -113,7 +113,7 @@ class SparseFiles:
             JobError: a file is not there, or a line of it is wrong: named with its number.
         """
         cache, field = arrays.CACHE / "s3", self.field
-        paths = [f.here(cache, field) if isinstance(f, Remote) else Path(f).expanduser() for f in self.files]
+        paths = [f.download(cache, field) if isinstance(f, Remote) else Path(f).expanduser() for f in self.files]
         folder = self._folder(paths)
         if not (folder / "census.json").exists():
             _convert(paths, folder, self.field, self.empty)
@@ -292,8 +292,8 @@ def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> Non
         census = _write(partial, _chunks(paths, field), keep=empty == "keep")
         if census.without_labels:
             logger.warning("%s: %d rows without labels: %s", paths[0], census.without_labels, empty)
-        if census.mended:
-            logger.warning("%s: features sorted or added up in %d rows", paths[0], census.mended)
+        if census.repaired_rows:
+            logger.warning("%s: features sorted or added up in %d rows", paths[0], census.repaired_rows)
         (partial / "census.json").write_text(json.dumps(asdict(census)))
         try:
             partial.rename(folder)
@@ -308,7 +308,7 @@ def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> Non
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> Census:
+def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> DataCensus:
     files = {name: (folder / name).open("wb") for name in ARRAYS if not name.startswith("row_")}
     rows = features = labels = without = mended = 0
     written = {"feature": 0, "label": 0}
@@ -335,7 +335,7 @@ def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> Census:
     by_label = transpose(Csr(_array(folder, "label_starts"), _array(folder, "label_columns")), labels)
     by_label.starts.tofile(folder / "row_starts")
     by_label.columns.tofile(folder / "row_columns")
-    return Census(rows, features, labels, without, mended)
+    return DataCensus(rows, features, labels, without, mended)
 
 
 def _array(folder: Path, name: str) -> NDArray[Any]:
@@ -351,7 +351,7 @@ def _map(folder: Path) -> SparseSamples:
         x=Csr(arrays["feature_starts"], arrays["feature_columns"], arrays["feature_values"]),
         y=Csr(arrays["label_starts"], arrays["label_columns"]),
         rows_of=Csr(arrays["row_starts"], arrays["row_columns"]),
-        census=Census(**json.loads((folder / "census.json").read_text())),
+        census=DataCensus(**json.loads((folder / "census.json").read_text())),
     )
 
 

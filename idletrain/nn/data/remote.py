@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from idletrain.errors import JobError
-from idletrain.storage import S3Prefix, Stored, UnreadableError
+from idletrain.storage import ObjectInfo, S3Prefix, UnreadableError
 
 SCHEME = "s3://"
 
@@ -18,12 +18,12 @@ class Remote:
     """An object, as it was when `find` saw it; small, and the same on every machine."""
 
     url: str
-    stored: Stored
+    stored: ObjectInfo
 
     def __str__(self) -> str:
         return self.url
 
-    def here(self, cache: Path, field: str) -> Path:
+    def download(self, cache: Path, field: str) -> Path:
         """The object's copy on this machine, fetched if it is not there yet; of several processes one fetches.
 
         Args:
@@ -55,7 +55,7 @@ class Remote:
         partial.replace(copy)
 
 
-def find(url: str, field: str) -> Remote:
+def find_remote(url: str, field: str) -> Remote:
     """An object that is there and may be read.
 
     Raises:

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
     import torch_pruning
 
 
-def find(
+def find_groups(
     module: nn.Module,
     sample: Tensor,
     exclude: Sequence[str] = (),

@@ -55,7 +55,7 @@ class TensorLayout:
         return all(dimension is None for dimension in self.neurons)
 
 
-Common = Literal["mean", "sum", "same"]
+SharedRule = Literal["mean", "sum", "same"]
 Scaling = Literal["weights", "roots", "inputs", "normalized", "unused", "unknown"]
 
 
@@ -94,7 +94,7 @@ class Layout:
 
     groups: tuple[Group, ...]
     tensors: tuple[TensorLayout, ...]
-    common: Common = "mean"
+    common: SharedRule = "mean"
     contractions: tuple[Contraction, ...] = ()
     kept_whole: tuple[tuple[str, str], ...] = ()
 
@@ -237,17 +237,17 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(sizes, initial=0))[: len(sizes)]
 
 
-def layout_of(module: nn.Module, found: Sequence[tuple[Group, Labels]]) -> Layout:
+def layout_of(module: nn.Module, labelled_groups: Sequence[tuple[Group, Labels]]) -> Layout:
     """The layout of a module whose parameters are labelled by groups."""
     dimensions: dict[tuple[str, int], NDArray[np.int64]] = {}
     offset = 0
-    for group, labels in found:
+    for group, labels in labelled_groups:
         for at, label in labels.items():
             merged = dimensions.setdefault(at, np.full_like(label, -1))
             merged[label >= 0] = label[label >= 0] + offset
         offset += group.size
     return Layout(
-        groups=tuple(group for group, _ in found),
+        groups=tuple(group for group, _ in labelled_groups),
         tensors=tuple(
             TensorLayout(
                 name=name,

@@ -70,7 +70,7 @@ def blocks(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[Block, .
     return [tuple(group[k] for group in groups) for k in range(len(shares))]
 
 
-def orders(
+def permutations(
     seed: int, round_: int, sizes: Sequence[int], subnet: Sequence[Block], fixed: Sequence[bool] = ()
 ) -> list[NDArray[np.int64]]:
     """Every group's neurons `[size]` in the order that a round deals them out in; the same for all subnets.
@@ -114,5 +114,5 @@ def draw(
         For every subnet its mask, as `members` makes it.
     """
     subnets = blocks(sizes, shares)
-    dealt = orders(seed, round_, sizes, subnets[0], fixed)
+    dealt = permutations(seed, round_, sizes, subnets[0], fixed)
     return [members(dealt, subnet) for subnet in subnets]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.ist.groups import Common, Layout, TensorLayout
+from idletrain.nn.ist.groups import Layout, SharedRule, TensorLayout
 from idletrain.nn.ist.partition import Mask
 
 BLOCK_ROWS = 1 << 14  # of a sum: 16 MB of an embedding of 256 numbers
@@ -185,7 +185,7 @@ def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor, power: int = 
 def merge(
     network: Sequence[Tensor],
     updates: Sequence[tuple[Subnet, Tensor, int]],
-    common: Common = "mean",
+    common: SharedRule = "mean",
     power: int = 1,
 ) -> None:
     """Write updates `(subnet, slot [P], steps)` back into the network's tensors, what `gather` scaled unscaled.

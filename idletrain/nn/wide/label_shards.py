@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idletrain.nn.data.arrays import Arrays, Samples
+from idletrain.nn.data.arrays import ArraySource, Samples
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.subnets import Subnet, views
@@ -22,7 +22,7 @@ from idletrain.nn.wide.layers import SparseLinear
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardPlace:
     """Which subnet of which round."""
 
     round: int
@@ -59,7 +59,7 @@ def labels_of(program: Program, subnet: Subnet) -> NDArray[np.int64] | None:
 
 
 def open_output(
-    program: Program, module: nn.Module, subnet: Subnet, samples: Samples, begun: Tensor, place: Place
+    program: Program, module: nn.Module, subnet: Subnet, samples: Samples, baseline: Tensor, place: ShardPlace
 ) -> BatchOrder:
     """Ready a subnet's output for its steps, and say which samples they take.
 
@@ -83,7 +83,7 @@ def open_output(
         counts = np.append(counts, np.zeros(beyond, counts.dtype))
         layer.learn_counts(counts if labels is None else counts[labels])
     if layer.retrieves:
-        rows = list(views(begun[: subnet.parameters], subnet.shapes))[program.output_at]
+        rows = list(views(baseline[: subnet.parameters], subnet.shapes))[program.output_at]
         layer.rebuild(key(training.seed, "tables", place.round, place.subnet), rows)
     if training.mode == "lockstep":
         return BatchOrder(training.seed, len(samples), training.batch_size, 1)
@@ -97,5 +97,5 @@ def _holding(samples: Samples, labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows that have any of these labels."""
     if isinstance(samples, SparseSamples):
         return samples.holding(labels[labels < samples.census.labels])
-    assert isinstance(samples, Arrays)
+    assert isinstance(samples, ArraySource)
     return np.flatnonzero(np.isin(samples.y, labels))

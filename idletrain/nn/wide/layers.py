@@ -21,11 +21,11 @@ from idletrain.nn.optim import kernels
 from idletrain.nn.program import IGNORED_LABEL
 from idletrain.nn.wide.samplers import DEFAULT, Sampler, retrieves, sampler_of
 
-BLOCK_BYTES = 1 << 26  # of scores at a time where all labels are looked at
+LOGITS_BLOCK_BYTES = 1 << 26  # of scores at a time where all labels are looked at
 SLIDE_REBUILD = 50  # steps between rebuilds: SLIDE's 6,400 samples at its batch of 128
 
 
-class Together(Protocol):
+class JointSoftmax(Protocol):
     """Shards of one output that are trained in lockstep: what each calls in the same order, with as many values."""
 
     def logsumexp(self, own_B: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class _OneSoftmax(torch.autograd.Function):
     """The denominator's logarithm over all shards, from one shard's own."""
 
     @staticmethod
-    def forward(ctx: Any, own_B: Tensor, together: Together) -> Tensor:
+    def forward(ctx: Any, own_B: Tensor, together: JointSoftmax) -> Tensor:
         all_B = together.logsumexp(own_B)
         ctx.save_for_backward(own_B, all_B)
         return all_B
@@ -123,7 +123,7 @@ class _SharedHidden(torch.autograd.Function):
     """Hidden vectors that all shards have, whose gradient is the sum of what each shard's labels give."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_BH: Tensor, together: Together) -> Tensor:
+    def forward(ctx: Any, hidden_BH: Tensor, together: JointSoftmax) -> Tensor:
         ctx.together = together
         return hidden_BH.view_as(hidden_BH)
 
@@ -186,7 +186,7 @@ class SparseLinear(nn.Module):
         self.weight.data = self.weight.data.to(dtype)
         self.bias = nn.Parameter(torch.zeros(labels)) if bias else None
         self.labels_here: NDArray[np.int64] | None = None
-        self.together: Together | None = None
+        self.together: JointSoftmax | None = None
         self.drawn_batches = self.fallbacks = 0
         self._rebuild_every, self._rebuild_growth = rebuild_every, rebuild_growth
         self._until_rebuild, self._interval, self._builds = 0, float(rebuild_every), 0
@@ -334,7 +334,7 @@ class Scores:
         chosen = functional.log_softmax(logits_BA, 1)[owner, places]
         return -(chosen * share).sum() / rows
 
-    def _joint_loss(self, sets: Rows, ids: Tensor, owner: Tensor, share: Tensor, together: Together) -> Tensor:
+    def _joint_loss(self, sets: Rows, ids: Tensor, owner: Tensor, share: Tensor, together: JointSoftmax) -> Tensor:
         active, places, correction = self._layer.active_set(self.hidden_BH.detach(), ids)
         logits_BA = self._logits(active).add_(correction)
         all_B: Tensor = _OneSoftmax.apply(logits_BA.logsumexp(1), together)  # type: ignore[no-untyped-call]
@@ -397,7 +397,7 @@ class Scores:
 
     def _blocks(self) -> list[slice]:
         """Labels whose scores take BLOCK_BYTES."""
-        labels, size = len(self._layer.weight), max(1, BLOCK_BYTES // (4 * max(1, len(self.hidden_BH))))
+        labels, size = len(self._layer.weight), max(1, LOGITS_BLOCK_BYTES // (4 * max(1, len(self.hidden_BH))))
         return [slice(start, min(start + size, labels)) for start in range(0, labels, size)]
 
     def _exact_loss(self, ids: Tensor, owner: Tensor, share: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from idletrain.errors import JobError
 from idletrain.nn.ist.randomness import generator
 from idletrain.nn.optim import kernels
 
-BLOCK_BYTES = 1 << 20  # of scratch while rows are hashed or dealt to lists: stays in a core's cache
+HASH_BLOCK_BYTES = 1 << 20  # of scratch while rows are hashed or dealt to lists: stays in a core's cache
 CODES_BYTES = 1 << 24  # of bucket numbers that are held at a time
 BIN = 8  # coordinates that one DWTA code compares (SLIDE's released configuration)
 MOST_LISTS = (1 << 16) - 1
@@ -30,7 +30,7 @@ GROUPED_LISTS = 8  # LISTS where they are found by groups: so many cost a query 
 KMEANS_STEPS, KMEANS_SAMPLE = 3, 8  # Lloyd's steps, on this many rows a list (faiss: 25 and 256): rebuilds are often
 
 
-class Tables(Protocol):
+class MipsIndex(Protocol):
     """Retrieves row numbers for queries."""
 
     def nbytes(self, rows: int, hidden: int) -> int:
@@ -112,7 +112,7 @@ class HashTables:
         last = min(last, self._tables)
         some = slice(first * self._k, last * self._k)
         out = np.empty((last - first, len(x_BH)), self._number)
-        block = max(1, BLOCK_BYTES // (4 * (some.stop - some.start)))
+        block = max(1, HASH_BLOCK_BYTES // (4 * (some.stop - some.start)))
         for start in range(0, len(x_BH), block):
             x, into = x_BH[start : start + block].float(), out[:, start : start + block]
             if self._codes == "simhash":
@@ -230,7 +230,7 @@ def _nearest(x_RH: Tensor, centres_LH: Tensor, among: Tensor | None = None) -> T
     """The centre with the largest product, of all rows or of some, in blocks."""
     rows = len(x_RH) if among is None else len(among)
     found_R = torch.empty(rows, dtype=torch.int64)  # before all blocks: parts between them would hold memory apart
-    block = max(1, BLOCK_BYTES // (4 * len(centres_LH)))
+    block = max(1, HASH_BLOCK_BYTES // (4 * len(centres_LH)))
     for first in range(0, rows, block):
         some = slice(first, first + block)
         x = x_RH[some] if among is None else x_RH.index_select(0, among[some])  # in a sixth of x_RH[among]'s time

@@ -22,10 +22,10 @@ from idletrain.nn.wide.layers import Scores, SparseEmbeddingBag, SparseLinear
 from idletrain.nn.wide.ranking import hits, ndcg, precision, propensities, propensity_precision
 from idletrain.nn.wide.samplers import DEFAULT
 
-BATCH = 256  # rows at a time outside training
-RETRIEVED = 200  # labels a row that sparse inference scores
+RANKING_BATCH = 256  # rows at a time outside training
+RETRIEVED_LABELS = 200  # labels a row that sparse inference scores
 RANKS = 5  # the Extreme Classification Repository reports 1, 3 and 5
-SCALE = 20.0  # logits of unit vectors reach so far: with less, a softmax over 100,000 labels cannot get sharp
+COSINE_SCALE = 20.0  # logits of unit vectors reach so far: with less, a softmax over 100,000 labels cannot get sharp
 
 
 class WideNetwork(nn.Module):
@@ -83,7 +83,7 @@ def wide(
     sampler: str | Mapping[str, Any] = DEFAULT["name"],
     start: Literal["data", "random"] = "data",
     bias: bool = True,
-    scale: float = SCALE,
+    scale: float = COSINE_SCALE,
     most_table_bytes: int | None = None,
 ) -> WideNetwork:
     """A network for extreme classification, for a job's `model.factory`.
@@ -119,7 +119,7 @@ class Ranking:
 
 
 @torch.no_grad()
-def rank(
+def rank_labels(
     module: nn.Module, samples: SparseSamples, train: SparseSamples | None = None, a: float = 0.55, b: float = 1.5
 ) -> Ranking:
     """Rank the labels of all rows exactly and compare with the true ones.
@@ -141,7 +141,9 @@ def rank(
 
 
 @torch.no_grad()
-def recall(module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED, k: int = RANKS) -> tuple[float, float]:
+def recall(
+    module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED_LABELS, k: int = RANKS
+) -> tuple[float, float]:
     """Sparse inference through the tables against exact: which share of the exact k best it finds, and its P@1.
 
     Raises:
@@ -165,5 +167,5 @@ def _top(module: nn.Module, samples: SparseSamples, index: NDArray[np.int64]) ->
 
 
 def _batches(rows: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, rows, BATCH):
-        yield np.arange(start, min(start + BATCH, rows))
+    for start in range(0, rows, RANKING_BATCH):
+        yield np.arange(start, min(start + RANKING_BATCH, rows))

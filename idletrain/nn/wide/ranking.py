@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from idletrain.nn.data.csr import Csr
 
-Floats = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 
 
 def hits(top_NK: NDArray[np.int64], truth: Csr) -> NDArray[np.bool_]:
@@ -26,25 +26,25 @@ def hits(top_NK: NDArray[np.int64], truth: Csr) -> NDArray[np.bool_]:
     return found
 
 
-def precision(top_NK: NDArray[np.int64], truth: Csr) -> Floats:
+def precision(top_NK: NDArray[np.int64], truth: Csr) -> Float64s:
     """P@1, P@2, ..., P@K: the share of the first k predictions that are right, `[K]`."""
     ranks = np.arange(1, top_NK.shape[1] + 1)
-    result: Floats = hits(top_NK, truth).cumsum(1).mean(0) / ranks
+    result: Float64s = hits(top_NK, truth).cumsum(1).mean(0) / ranks
     return result
 
 
-def ndcg(top_NK: NDArray[np.int64], truth: Csr) -> Floats:
+def ndcg(top_NK: NDArray[np.int64], truth: Csr) -> Float64s:
     """nDCG@1, ..., nDCG@K `[K]`: hits discounted by log2(rank + 1), over what the best order would give."""
     K = top_NK.shape[1]
     discounts = 1 / np.log2(np.arange(2, K + 2))
     gained = (hits(top_NK, truth) * discounts).cumsum(1)
     ranks = np.arange(1, K + 1)
     best = discounts.cumsum()[np.minimum(ranks, np.diff(truth.starts).clip(1)[:, None]) - 1]
-    result: Floats = (gained / best).mean(0)
+    result: Float64s = (gained / best).mean(0)
     return result
 
 
-def propensities(counts_C: NDArray[np.int64], rows: int, a: float = 0.55, b: float = 1.5) -> Floats:
+def propensities(counts_C: NDArray[np.int64], rows: int, a: float = 0.55, b: float = 1.5) -> Float64s:
     """How likely a relevant label is to be in the data, by its training rows (Jain et al., KDD 2016, section 4.1).
 
     Args:
@@ -54,11 +54,11 @@ def propensities(counts_C: NDArray[np.int64], rows: int, a: float = 0.55, b: flo
         b: 1.5; 2.6 for Amazon-670K, 0.4 for WikiLSHTC-325K.
     """
     c = (np.log(rows) - 1) * (b + 1) ** a
-    result: Floats = 1 / (1 + c * np.exp(-a * np.log(counts_C + b)))
+    result: Float64s = 1 / (1 + c * np.exp(-a * np.log(counts_C + b)))
     return result
 
 
-def propensity_precision(top_NK: NDArray[np.int64], truth: Csr, propensity_C: Floats) -> Floats:
+def propensity_precision(top_NK: NDArray[np.int64], truth: Csr, propensity_C: Float64s) -> Float64s:
     """PSP@1, ..., PSP@K `[K]`: hits weighted by 1 / propensity, over what the best prediction would give."""
     K = top_NK.shape[1]
     weight_C = 1 / propensity_C
@@ -69,5 +69,5 @@ def propensity_precision(top_NK: NDArray[np.int64], truth: Csr, propensity_C: Fl
     rank = np.arange(len(order)) - truth.starts[rows]
     first = rank < K
     best = np.bincount(rank[first], weights[order][first], minlength=K).cumsum()
-    result: Floats = ours / np.maximum(best, np.finfo(np.float64).tiny)
+    result: Float64s = ours / np.maximum(best, np.finfo(np.float64).tiny)
     return result

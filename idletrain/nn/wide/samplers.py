@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.errors import JobError
-from idletrain.nn.wide.mips_index import HashTables, InvertedFile, Tables
+from idletrain.nn.wide.mips_index import HashTables, InvertedFile, MipsIndex
 
 Ids = NDArray[np.int64]
 Probability = Callable[[Ids], NDArray[np.float64]]
@@ -26,7 +26,7 @@ FALLBACK = 256  # uniform draws in the place of a retrieval that finds nothing
 
 
 @dataclass(frozen=True)
-class Draw:
+class ActiveSet:
     """Labels for one batch.
 
     Attributes:
@@ -50,13 +50,13 @@ class Sampler(Protocol):
     def nbytes(self, labels: int, hidden: int) -> int:
         """Memory of its tables."""
 
-    def most(self, rows: int, labels: int) -> int:
+    def max_active(self, rows: int, labels: int) -> int:
         """The most labels that a batch of so many rows draws."""
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Take in the output rows as they are, and the labels by falling frequency (None: as numbered)."""
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:
         """Labels for a batch of hidden vectors."""
 
 
@@ -73,14 +73,14 @@ class All:
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 0
 
-    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+    def max_active(self, rows: int, labels: int) -> int:  # noqa: ARG002
         return labels
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Nothing to build."""
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:  # noqa: ARG002
-        return Draw(NONE, NONE, _nothing, everything=True)
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
+        return ActiveSet(NONE, NONE, _nothing, everything=True)
 
 
 class Uniform:
@@ -92,19 +92,19 @@ class Uniform:
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 0
 
-    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+    def max_active(self, rows: int, labels: int) -> int:  # noqa: ARG002
         return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Nothing to build."""
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:  # noqa: ARG002
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         labels, negatives = len(rows_CH), self._negatives
         if negatives >= labels:
-            return Draw(NONE, NONE, _nothing, everything=True)
+            return ActiveSet(NONE, NONE, _nothing, everything=True)
         inclusion = -np.expm1(negatives * np.log1p(-1 / labels))
         drawn = torch.randint(labels, (negatives,)).numpy()
-        return Draw(NONE, drawn, lambda ids: np.full(len(ids), inclusion))
+        return ActiveSet(NONE, drawn, lambda ids: np.full(len(ids), inclusion))
 
 
 class LogUniform:
@@ -118,7 +118,7 @@ class LogUniform:
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 16 * labels
 
-    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+    def max_active(self, rows: int, labels: int) -> int:  # noqa: ARG002
         return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:  # noqa: ARG002
@@ -127,7 +127,7 @@ class LogUniform:
             self._label_C, self._rank_C = order_C, np.empty_like(order_C)
             self._rank_C[order_C] = np.arange(len(order_C))
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:  # noqa: ARG002
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         labels = len(rows_CH)
         places = torch.rand(self._negatives, dtype=torch.float64).numpy()
         ranks = np.minimum(np.exp(places * np.log(labels + 1)).astype(np.int64) - 1, labels - 1)
@@ -138,7 +138,7 @@ class LogUniform:
             inclusion: NDArray[np.float64] = -np.expm1(self._negatives * np.log1p(-once))
             return inclusion
 
-        return Draw(NONE, ranks if self._label_C is None else self._label_C[ranks], probability)
+        return ActiveSet(NONE, ranks if self._label_C is None else self._label_C[ranks], probability)
 
 
 class Retrieved:
@@ -149,13 +149,13 @@ class Retrieved:
         keep: Labels a row.
     """
 
-    def __init__(self, tables: Tables, keep: int = 2) -> None:
+    def __init__(self, tables: MipsIndex, keep: int = 2) -> None:
         self.tables, self._keep = tables, keep
 
     def nbytes(self, labels: int, hidden: int) -> int:
         return self.tables.nbytes(labels, hidden)
 
-    def most(self, rows: int, labels: int) -> int:  # noqa: ARG002
+    def max_active(self, rows: int, labels: int) -> int:  # noqa: ARG002
         return max(self._keep * rows, FALLBACK)
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:  # noqa: ARG002
@@ -171,12 +171,12 @@ class Retrieved:
             )
         self.tables.build(rows_CH, seed)
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:
         found = self.tables.retrieve(hidden_BH, rows_CH, self._keep)
         if len(found):
-            return Draw(found, NONE, _nothing)
+            return ActiveSet(found, NONE, _nothing)
         instead = Uniform(FALLBACK).draw(hidden_BH, rows_CH)
-        return Draw(instead.certain, instead.drawn, instead.probability, instead.everything, fell_back=True)
+        return ActiveSet(instead.certain, instead.drawn, instead.probability, instead.everything, fell_back=True)
 
 
 class Mixture:
@@ -189,15 +189,15 @@ class Mixture:
     def nbytes(self, labels: int, hidden: int) -> int:
         return sum(part.nbytes(labels, hidden) for part in self.parts)
 
-    def most(self, rows: int, labels: int) -> int:
-        return sum(part.most(rows, labels) for part in self.parts)
+    def max_active(self, rows: int, labels: int) -> int:
+        return sum(part.max_active(rows, labels) for part in self.parts)
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
         """Build every part."""
         for part in self.parts:
             part.build(rows_CH, order_C, seed)
 
-    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> Draw:
+    def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:
         draws = [part.draw(hidden_BH, rows_CH) for part in self.parts]
 
         def probability(ids: Ids) -> NDArray[np.float64]:
@@ -206,7 +206,7 @@ class Mixture:
                 missed *= 1 - draw.probability(ids)
             return 1 - missed
 
-        return Draw(
+        return ActiveSet(
             np.concatenate([draw.certain for draw in draws]),
             np.concatenate([draw.drawn for draw in draws]),
             probability,
@@ -216,7 +216,7 @@ class Mixture:
 
 
 def _retrieving(
-    tables: Callable[..., Tables], defaults: Mapping[str, int | None], usual_keep: int, usual_negatives: int
+    tables: Callable[..., MipsIndex], defaults: Mapping[str, int | None], usual_keep: int, usual_negatives: int
 ) -> Callable[..., Sampler]:
     """A sampler that retrieves, with uniform labels beside unless `negatives` is 0."""
 
@@ -242,7 +242,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
 }
 
 
-def sampler_of(asked: str | Mapping[str, Any]) -> Sampler:
+def sampler_of(spec: str | Mapping[str, Any]) -> Sampler:
     """A sampler from a job's words: its name, or `{name: ..., ...}`; `{name: mixture, of: [...]}` for several.
 
     `auto`, the word alone, is uniform until a trial (`idletrain.autotune.sampler_trial`) has decided.
@@ -250,7 +250,7 @@ def sampler_of(asked: str | Mapping[str, Any]) -> Sampler:
     Raises:
         JobError: there is no such sampler, or it does not take these arguments.
     """
-    settings = {"name": DEFAULT["name"] if asked == "auto" else asked} if isinstance(asked, str) else dict(asked)
+    settings = {"name": DEFAULT["name"] if spec == "auto" else spec} if isinstance(spec, str) else dict(spec)
     name = settings.pop("name", None)
     if name == "mixture":
         parts = settings.pop("of", None)

@@ -13,19 +13,20 @@ from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
 from idletrain.rounds.durable import snapshots, updates, write_ahead_log
-from idletrain.rounds.durable.updates import Staged
+from idletrain.rounds.durable.updates import StagedUpdate
 
+FORMAT = 2  # of write-ahead log and updates; 1 had updates whose sums were not scaled
 logger = logging.getLogger(__name__)
 READ_TRIES = 3  # a reader beside a run may see a snapshot pruned under its eyes; two in a row take two minutes
 
 
 @dataclass(frozen=True)
-class Repair:
+class LateUpdate:
     """What came late of an update of round `of`, and where it lies; numbered through the run."""
 
     number: int
     of: int
-    change: Staged
+    change: StagedUpdate
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class History:
 
     epochs: int
     shares: dict[int, tuple[float, ...]]
-    staged: dict[int, dict[int, Staged]]
+    staged: dict[int, dict[int, StagedUpdate]]
     steps: dict[int, dict[int, int]]
-    repairs: dict[int, list[Repair]]
-    repaired: int
+    late_updates: dict[int, list[LateUpdate]]
+    late_count: int
     status: str | None
     params_sha256: str | None
 
@@ -56,24 +57,29 @@ class History:
         return len(self.steps)
 
 
-def history(records: Sequence[write_ahead_log.Record]) -> History:
+def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
     """Sort a ledger's records by what they say."""
     epochs, repaired, status, params = 0, 0, None, None
     shares: dict[int, tuple[float, ...]] = {}
-    staged: dict[int, dict[int, Staged]] = {}
+    staged: dict[int, dict[int, StagedUpdate]] = {}
     steps: dict[int, dict[int, int]] = {}
-    repairs: dict[int, list[Repair]] = {}
+    repairs: dict[int, list[LateUpdate]] = {}
     for record in records:
         kind, round_ = record["kind"], record.get("round", 0)
         if kind == "epoch":
+            if record.get("format") != FORMAT:
+                raise RunError(
+                    f"the run was written by an idletrain with another format ({record.get('format', 1)}, this one "
+                    f"reads {FORMAT}); open it with that version, or start again under another name"
+                )
             epochs, status, params = record["epoch"], None, None
             shares[round_] = tuple(record["shares"])
             if record["drop"]:
                 staged.pop(round_, None)
         elif kind == "stage":
             staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
-        elif kind == "repair":
-            repairs.setdefault(round_, []).append(Repair(record["number"], record["of"], _staged(record)))
+        elif kind == "late_rows":
+            repairs.setdefault(round_, []).append(LateUpdate(record["number"], record["of"], _staged(record)))
             repaired = record["number"]
         elif kind == "commit":
             steps[round_] = dict(record["staged"])
@@ -84,8 +90,8 @@ def history(records: Sequence[write_ahead_log.Record]) -> History:
     return History(epochs, shares, staged, steps, repairs, repaired, status, params)
 
 
-def _staged(record: write_ahead_log.Record) -> Staged:
-    return Staged(*(record[field] for field in ("subnet", "steps", "offset", "size_bytes", "checksum")))
+def _staged(record: write_ahead_log.LogRecord) -> StagedUpdate:
+    return StagedUpdate(*(record[field] for field in ("subnet", "steps", "offset", "size_bytes", "checksum")))
 
 
 def read_history(run_dir: Path) -> History:
@@ -95,10 +101,10 @@ def read_history(run_dir: Path) -> History:
         RunError: there is no such run.
         DamageError: the ledger is damaged.
     """
-    if not (run_dir / "ledger").exists():
-        known = sorted(path.parent.name for path in run_dir.parent.glob("*/ledger"))
+    if not (run_dir / "wal").exists():
+        known = sorted(path.parent.name for path in run_dir.parent.glob("*/wal"))
         raise RunError(f"{run_dir} holds no run; in {run_dir.parent} there are: {', '.join(known) or 'none'}")
-    return history(write_ahead_log.read(run_dir / "ledger").records)
+    return history(write_ahead_log.read(run_dir / "wal").records)
 
 
 def load_network(run_dir: Path, program: Program) -> tuple[Network, int]:
@@ -150,8 +156,8 @@ def replay(run_dir: Path, program: Program, network: Network, past: History, rou
     """
     subnets = program.subnets(round_, past.shares[round_])
     apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
-    for repair in past.repairs.get(round_, ()):
-        mend(run_dir, program, network, round_, repair, past.shares, past.steps)
+    for repair in past.late_updates.get(round_, ()):
+        apply_late(run_dir, program, network, round_, repair, past.shares, past.steps)
 
 
 def apply(
@@ -159,7 +165,7 @@ def apply(
     subnets: Sequence[Subnet],
     network: Network,
     round_: int,
-    staged: dict[int, Staged],
+    staged: dict[int, StagedUpdate],
     steps: dict[int, int],
 ) -> None:
     """Write a round's staged updates into the network: the one place where parameters change.
@@ -171,12 +177,12 @@ def apply(
     network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
 
 
-def mend(
+def apply_late(
     run_dir: Path,
     program: Program,
     network: Network,
     round_: int,
-    repair: Repair,
+    late: LateUpdate,
     shares: dict[int, tuple[float, ...]],
     steps: dict[int, dict[int, int]],
 ) -> None:
@@ -185,9 +191,9 @@ def mend(
     Raises:
         DamageError: it does not hold what was written.
     """
-    k, of = repair.change.subnet, repair.of
+    k, of = late.change.subnet, late.of
     if k not in steps[of]:  # the round ended without that update
         return
-    change = updates.read(updates.path_of(run_dir, round_), repair.change)
+    change = updates.read(updates.path_of(run_dir, round_), late.change)
     subnet = program.subnet(of, blocks(program.layout.sizes, shares[of])[k])
     network.add(subnet, change, steps[of][k] / sum(steps[of].values()))

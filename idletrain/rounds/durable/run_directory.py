@@ -20,7 +20,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds.durable import recovery, snapshots, updates, write_ahead_log
-from idletrain.storage import NO_ROOM, Reached
+from idletrain.storage import NO_SPACE_ERRORS, CrashPoint
 
 logger = logging.getLogger(__name__)
 ROOM_RETRY_SECONDS = 1.0
@@ -41,7 +41,7 @@ class Payload:
         return sum(len(frame) for frame in self.frames)
 
 
-class Journal:
+class RunDirectory:
     """A run directory, opened by the one head that holds it.
 
     Args:
@@ -64,13 +64,13 @@ class Journal:
         OSError: there is no room for the first snapshot.
     """
 
-    def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: Reached, keep: int) -> None:
+    def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: CrashPoint, keep: int) -> None:
         self.run_dir, self._program = run_dir, prepared.program
         self._record, self._reached, self._keep = record, reached, keep
         for folder in ("updates", "snapshots"):
             (run_dir / folder).mkdir(exist_ok=True)
-        self._ledger = write_ahead_log.Ledger(run_dir / "ledger")
-        past = recovery.history(self._ledger.records)
+        self._wal = write_ahead_log.WriteAheadLog(run_dir / "wal")
+        past = recovery.history(self._wal.records)
         if past.epochs:
             self.network = recovery.restore(run_dir, self._program, past)
         else:
@@ -83,16 +83,16 @@ class Journal:
         self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
         self._steps = past.steps
-        self._repaired = past.repaired
-        self._repairs = self._sound_repairs(past.repairs.get(past.rounds, ()))
+        self._late_count = past.late_count
+        self._late_updates = self._sound_late_updates(past.late_updates.get(past.rounds, ()))
         self._writing = asyncio.Lock()
         self._stopping = False
-        written = [*self.staged.values(), *(repair.change for repair in self._repairs)]
+        written = [*self.staged.values(), *(repair.change for repair in self._late_updates)]
         self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
 
     def close(self) -> None:
         """Close the ledger."""
-        self._ledger.close()
+        self._wal.close()
 
     def stop_waiting(self) -> None:
         """Wait no longer where there is no room: the run is to end."""
@@ -103,41 +103,42 @@ class Journal:
         self.shares = shares
         self.staged = {} if drop else self.staged
         self._draw()
-        await self._append("epoch", durable=True, epoch=self.epoch, round=self.round, shares=shares, drop=drop)
+        fields = {"epoch": self.epoch, "round": self.round, "shares": shares, "drop": drop}
+        await self._append("epoch", durable=True, format=recovery.FORMAT, **fields)
         self._reached("epoch-recorded")
 
-    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, covered: float) -> None:
+    async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, norm_fraction: float) -> None:
         """Make an update durable: the payload first, then the ledger's word for it, and which share of it is there."""
         path = updates.path_of(self.run_dir, self.round)
-        staged = updates.Staged(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
+        staged = updates.StagedUpdate(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
         self.staged[subnet] = staged
         self._next_offset += staged.size_bytes
         small = staged.size_bytes <= INLINE_BYTES
         await self._durably(lambda: updates.write(path, staged.offset, payload.frames), inline=small)
         self._reached("update-written")
-        await self._append("stage", round=self.round, attempt=attempt, covered=covered, **asdict(staged))
+        await self._append("stage", round=self.round, attempt=attempt, norm_fraction=norm_fraction, **asdict(staged))
         self._reached("update-recorded")
 
-    async def repair(self, of: int, subnet: int, payload: Payload) -> None:
+    async def late_rows(self, of: int, subnet: int, payload: Payload) -> None:
         """Make durable what came late of an update of round `of`; the open round's commit adds it to the network."""
         async with self._writing:
             path = updates.path_of(self.run_dir, self.round)
             size = payload.size_bytes
-            change = updates.Staged(subnet, 0, self._next_offset, size, payload.checksum)
+            change = updates.StagedUpdate(subnet, 0, self._next_offset, size, payload.checksum)
             self._next_offset += size
             await self._durably(lambda: updates.write(path, change.offset, payload.frames))
-            self._repaired += 1
-            await self._append("repair", round=self.round, of=of, number=self._repaired, **asdict(change))
-            self._repairs.append(recovery.Repair(self._repaired, of, change))
+            self._late_count += 1
+            await self._append("late_rows", round=self.round, of=of, number=self._late_count, **asdict(change))
+            self._late_updates.append(recovery.LateUpdate(self._late_count, of, change))
 
     async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
         """End the open round: the ledger says so, then the network changes."""
 
         def seal() -> None:
             updates.sync(updates.path_of(self.run_dir, self.round))
-            repairs = [repair.number for repair in self._repairs]
+            repairs = [repair.number for repair in self._late_updates]
             fields = {"round": self.round, "staged": staged, "repairs": repairs, "next_shares": next_shares}
-            self._ledger.append("commit", durable=True, **fields)
+            self._wal.append("commit", durable=True, **fields)
 
         async with self._writing:
             await self._durably(seal)
@@ -145,7 +146,7 @@ class Journal:
             self._steps[self.round] = dict(staged)
             await asyncio.to_thread(self._apply)
             self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
-            self._repairs = []
+            self._late_updates = []
             self._draw()
 
     async def snapshot(self) -> None:
@@ -165,15 +166,17 @@ class Journal:
 
     def _apply(self) -> None:
         recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
-        for repair in self._repairs:
-            recovery.mend(self.run_dir, self._program, self.network, self.round, repair, self._shares, self._steps)
+        for repair in self._late_updates:
+            recovery.apply_late(
+                self.run_dir, self._program, self.network, self.round, repair, self._shares, self._steps
+            )
 
     def _draw(self) -> None:
         self._shares[self.round] = self.shares
         self.blocks = blocks(self._program.layout.sizes, self.shares)
         self.subnets = self._program.subnets(self.round, self.shares)
 
-    def _sound(self, staged: dict[int, updates.Staged]) -> dict[int, updates.Staged]:
+    def _sound(self, staged: dict[int, updates.StagedUpdate]) -> dict[int, updates.StagedUpdate]:
         """What a head before us staged of the open round, without what a power cut spoilt."""
         sound = {}
         for k, update in staged.items():
@@ -185,7 +188,7 @@ class Journal:
                 sound[k] = update
         return sound
 
-    def _sound_repairs(self, repairs: Sequence[recovery.Repair]) -> list[recovery.Repair]:
+    def _sound_late_updates(self, repairs: Sequence[recovery.LateUpdate]) -> list[recovery.LateUpdate]:
         """What a head before us took of late rows, without what a power cut spoilt."""
         sound = []
         for repair in repairs:
@@ -198,7 +201,7 @@ class Journal:
         return sound
 
     async def _append(self, kind: str, *, durable: bool = False, **fields: object) -> None:
-        await self._durably(lambda: self._ledger.append(kind, durable=durable, **fields), inline=not durable)
+        await self._durably(lambda: self._wal.append(kind, durable=durable, **fields), inline=not durable)
 
     async def _durably(self, write: Callable[[], None], *, inline: bool = False) -> None:
         """Write, in a thread or `inline`; while there is no room, say so and try again until there is.
@@ -211,7 +214,7 @@ class Journal:
             try:
                 write() if inline else await asyncio.to_thread(write)
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if error.errno not in NO_SPACE_ERRORS:
                     raise
                 why = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
                 if self._stopping:

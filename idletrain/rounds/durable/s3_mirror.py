@@ -18,9 +18,9 @@ from idletrain.observe.records import parse
 from idletrain.storage import S3Prefix, write_whole
 
 logger = logging.getLogger(__name__)
-EVERY_SECONDS = 1.0  # what a head that loses its machine has to do again, and how late a laptop learns of things
+COPY_SECONDS = 1.0  # what a head that loses its machine has to do again, and how late a laptop learns of things
 EVENTS = "events.jsonl"
-GROWING = ("ledger", EVENTS)
+APPENDED_FILES = ("wal", EVENTS)
 
 
 class Mirror:
@@ -33,7 +33,7 @@ class Mirror:
 
     def __init__(self, run_dir: Path, prefix: S3Prefix) -> None:
         self._run_dir, self._prefix = run_dir, prefix
-        self._sent = {name: _end_of(name, prefix.names(f"{name}/"), prefix) for name in GROWING}
+        self._sent = {name: _end_of(name, prefix.names(f"{name}/"), prefix) for name in APPENDED_FILES}
         self._stamps: dict[str, tuple[int, int]] = {}
         self._one_at_a_time = threading.Lock()  # a thread that copies goes on when its awaiter is cancelled
 
@@ -44,7 +44,7 @@ class Mirror:
                 await asyncio.to_thread(self.copy)
             except Exception as error:  # noqa: BLE001 (S3's client has retried; a run does not end for its copy's sake)
                 logger.warning("%s: the copy is late: %r", self._prefix.url, error)
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(COPY_SECONDS)
 
     def copy(self) -> None:
         """Copy what changed since the last time."""
@@ -52,7 +52,7 @@ class Mirror:
             self._copy()
 
     def _copy(self) -> None:
-        news = {name: self._news(name) for name in GROWING}  # before the files that it speaks of
+        news = {name: self._news(name) for name in APPENDED_FILES}  # before the files that it speaks of
         here = self._whole_files()
         if not all(self._copy_whole(name) for name in here):
             return  # what the ledger's news speak of is not there any more: the next pass finds what took its place
@@ -99,13 +99,13 @@ class Mirror:
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
     """Make a run directory from its copy; False where there is none."""
     keys = prefix.names()
-    if not any(key.startswith("ledger/") for key in keys):
+    if not any(key.startswith("wal/") for key in keys):
         return False
     for key in keys:
         if key == "job.json" or key.startswith(("snapshots/", "updates/")):
             (run_dir / key).parent.mkdir(parents=True, exist_ok=True)
             prefix.get_file(key, run_dir / key)
-    for name in GROWING:
+    for name in APPENDED_FILES:
         write_whole(run_dir / name, b"".join(_content(prefix, key) for key in keys if key.startswith(f"{name}/")))
     return True
 

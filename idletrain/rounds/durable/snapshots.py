@@ -13,12 +13,12 @@ import torch
 
 from idletrain.errors import DamageError
 from idletrain.nn.network import Network
-from idletrain.storage import Reached, sync_directory, write_whole
+from idletrain.storage import CrashPoint, sync_directory, write_whole
 
-CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
+SNAPSHOT_CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
 
 
-def write(run_dir: Path, round_: int, network: Network, reached: Reached) -> None:
+def write(run_dir: Path, round_: int, network: Network, reached: CrashPoint) -> None:
     """Write the network as it is after `round_` rounds.
 
     Raises:
@@ -33,9 +33,9 @@ def write(run_dir: Path, round_: int, network: Network, reached: Reached) -> Non
     digest = hashlib.sha256()
     try:
         with (folder / "network").open("wb") as file:
-            for start in range(0, len(content), CHUNK_BYTES):
-                file.write(content[start : start + CHUNK_BYTES])
-                digest.update(content[start : start + CHUNK_BYTES])
+            for start in range(0, len(content), SNAPSHOT_CHUNK_BYTES):
+                file.write(content[start : start + SNAPSHOT_CHUNK_BYTES])
+                digest.update(content[start : start + SNAPSHOT_CHUNK_BYTES])
             file.flush()
             os.fsync(file.fileno())
         reached("snapshot-data-written")

@@ -18,7 +18,7 @@ from idletrain.storage import sync_directory
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedUpdate:
     """One durable update: where its payload lies, and how many local steps it holds."""
 
     subnet: int
@@ -62,7 +62,7 @@ def sync(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def read(path: Path, staged: Staged) -> Tensor:
+def read(path: Path, staged: StagedUpdate) -> Tensor:
     """The flat buffer of a staged update, memory-mapped copy-on-write.
 
     Raises:

@@ -17,25 +17,25 @@ from typing import Any
 from idletrain.errors import DamageError
 from idletrain.storage import sync_directory
 
-Record = dict[str, Any]
+LogRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogContent:
     """A ledger's records and where its sound part ends."""
 
-    records: tuple[Record, ...]
+    records: tuple[LogRecord, ...]
     sound_bytes: int
 
 
-def read(path: Path) -> Reading:
+def read(path: Path) -> LogContent:
     """Read and verify a ledger; a torn last line, as a crash leaves it, is not part of it.
 
     Raises:
         DamageError: a line before the last does not hold what was written; the offset is named.
     """
     content = path.read_bytes() if path.exists() else b""
-    records: list[Record] = []
+    records: list[LogRecord] = []
     offset = 0
     while offset < len(content):
         end = content.find(b"\n", offset) + 1 or len(content)
@@ -49,10 +49,10 @@ def read(path: Path) -> Reading:
             break
         records.append(record)
         offset = end
-    return Reading(tuple(records), offset)
+    return LogContent(tuple(records), offset)
 
 
-class Ledger:
+class WriteAheadLog:
     """An open ledger; threads may append to it.
 
     Args:
@@ -77,7 +77,7 @@ class Ledger:
         with self._one_at_a_time:
             self._append({"kind": kind, "n": len(self.records), **fields}, durable)
 
-    def _append(self, record: Record, durable: bool) -> None:
+    def _append(self, record: LogRecord, durable: bool) -> None:
         line = _format(record)
         try:
             if os.pwrite(self._file, line, self._end) != len(line):
@@ -98,7 +98,7 @@ class Ledger:
             self._file = -1
 
 
-def _format(record: Record) -> bytes:
+def _format(record: LogRecord) -> bytes:
     body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
@@ -109,11 +109,11 @@ def _holds_record(line: bytes) -> bool:
     return any(_parse(line[start:]) for start in starts if start)
 
 
-def _parse(line: bytes) -> Record | None:
+def _parse(line: bytes) -> LogRecord | None:
     if len(line) < 10 or not line.endswith(b"\n"):
         return None
     body = line[9:-1]
     if line[:9] != b"%08x " % zlib.crc32(body):
         return None
-    record: Record = json.loads(body)
+    record: LogRecord = json.loads(body)
     return record

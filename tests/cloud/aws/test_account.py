@@ -13,7 +13,7 @@ from rehearsal import Sandbox
 
 from idletrain.cloud.aws import doctor, requests
 from idletrain.cloud.aws.account import Account, explained
-from idletrain.cloud.aws.requests import Outcome, Pool
+from idletrain.cloud.aws.requests import LaunchOutcome, Pool
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.job import CloudSettings
@@ -49,7 +49,7 @@ def test_a_site_has_no_subnets_whose_machines_would_be_cut_off(account: Account,
         with pytest.raises(JobError, match=r"cloud\.region: no subnet of vpc-.* has a way out"):
             account.site(None, gpu=False)
         (finding,) = [f for f in doctor.examine(account, CloudSettings(), account.bucket) if f.what == "network"]
-        assert finding.well is False
+        assert finding.passed is False
         assert "has a way out" in finding.text
     finally:
         account.ec2.disassociate_route_table(AssociationId=held)
@@ -125,14 +125,14 @@ def test_everything_of_a_run_is_found_by_its_tag_and_nothing_else(account: Accou
 
 
 def fleet_body(cloud: Sandbox, account: Account, site: Any) -> Any:
-    made = requests.Site(**{**vars(site), "template": cloud.template("#!/bin/bash\nsleep 60\n")})
+    made = requests.LaunchSite(**{**vars(site), "template": cloud.template("#!/bin/bash\nsleep 60\n")})
     return made, requests.fleet(made, (POOL,), 1, "1", tags_of("night"), None)
 
 
 def test_a_lack_of_capacity_is_asked_about_once(cloud: Sandbox, account: Account, site: Any) -> None:
     made, body = fleet_body(cloud, account, site)
     cloud.ask("POST", "fault", action="CreateFleet", code="InsufficientInstanceCapacity", status=500, times=1)
-    assert account.start_nodes(made, body, [POOL]) == Outcome(dry=frozenset({POOL}))
+    assert account.start_nodes(made, body, [POOL]) == LaunchOutcome(without_capacity=frozenset({POOL}))
     assert cloud.ask("GET", "calls")["ec2"]["CreateFleet"] == 1
 
 
@@ -143,7 +143,7 @@ def test_what_nobody_understands_is_not_taken_for_a_passing_trouble(
     cloud.ask("POST", "fault", action="CreateFleet", mode="html", times=1)
     outcome = account.start_nodes(made, body, [POOL])
     assert outcome.fatal
-    assert not outcome.again
+    assert not outcome.retry
     cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=10)
     with pytest.raises(RunError, match=r"AWS is not what answers: Unable to parse response .*; check the network"):
         account.instances("night")
@@ -178,7 +178,7 @@ def test_a_machine_can_leave_its_run_s_group(cloud: Sandbox, account: Account, s
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "words"),
+    ("error", "kind", "arguments"),
     [
         (NoCredentialsError(), JobError, "no credentials; run `aws configure`"),
         (NoRegionError(), JobError, "cloud.region: no region is set"),
@@ -189,6 +189,6 @@ def test_a_machine_can_leave_its_run_s_group(cloud: Sandbox, account: Account, s
         ),
     ],
 )
-def test_refusals_are_one_sentence(error: Exception, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words), explained():
+def test_refusals_are_one_sentence(error: Exception, kind: type[Exception], arguments: str) -> None:
+    with pytest.raises(kind, match=arguments), explained():
         raise error

@@ -17,14 +17,14 @@ IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
 
 def test_what_is_there_is_well_and_what_cannot_be_seen_is_unknown(account: Account) -> None:
     found = {f.what: f for f in doctor.examine(account, CloudSettings(image="quay.io/idletrain"), account.bucket)}
-    assert {what for what, finding in found.items() if finding.well} == {
+    assert {what for what, finding in found.items() if finding.passed} == {
         "credentials",
         "network",
         "bucket",
         "instance profiles",
         "image",
     }
-    assert found["spot role"].well is False
+    assert found["spot role"].passed is False
     assert "create-service-linked-role" in found["spot role"].text
 
 
@@ -107,5 +107,5 @@ def test_profiles_that_are_not_there_are_named(account: Account) -> None:
         for finding in doctor.examine(account, CloudSettings(profiles=("mine", "yours")), account.bucket)
         if finding.what == "instance profiles"
     ]
-    assert finding.well is False
+    assert finding.passed is False
     assert "no instance profile mine" in finding.text

@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.cloud.aws.instance_types import (
-    BOUNDS,
     GIB,
     MOST_TYPES,
+    SEARCH_BOUNDS,
     TIB,
     WANTED_TYPES,
     InstanceType,
-    Need,
+    NodeNeed,
     Offer,
     Pools,
     diversify,
+    memory_text,
     nearest,
+    no_offer_reason,
     parse_type,
-    rank,
-    refusal,
-    size,
+    rank_offers,
     slots_of,
 )
 
@@ -104,8 +104,8 @@ def test_a_type_that_can_do_both_counts_as_x86_64() -> None:
 def test_what_torch_cannot_use_is_another_accelerator_and_serves_nobody(name: str) -> None:
     assert TYPES[name].other_accelerators
     assert TYPES[name].gpus == 0
-    assert slots_of(TYPES[name], Need(memory_bytes=GIB)) == 0
-    assert slots_of(TYPES[name], Need(memory_bytes=GIB, gpus=1)) == 0
+    assert slots_of(TYPES[name], NodeNeed(memory_bytes=GIB)) == 0
+    assert slots_of(TYPES[name], NodeNeed(memory_bytes=GIB, gpus=1)) == 0
 
 
 # --- slots -------------------------------------------------------------------------------------------------------
@@ -115,38 +115,38 @@ def test_what_torch_cannot_use_is_another_accelerator_and_serves_nobody(name: st
     ("name", "need", "slots"),
     [
         # usable: (4 - 0.7) * 0.94 = 3.1 of 4 GiB, 6.9 of 8, 14.4 of 16, 180 of 192
-        ("c7i.large", Need(memory_bytes=GIB), 2),  # by its processors
-        ("c7i.large", Need(memory_bytes=2 * GIB), 1),  # by its memory
-        ("c7i.large", Need(memory_bytes=3 * GIB), 1),
-        ("c7i.large", Need(memory_bytes=4 * GIB), 0),
-        ("r7i.large", Need(memory_bytes=2 * GIB), 2),
-        ("r7i.large", Need(memory_bytes=2 * GIB, vcpus=2), 1),
-        ("r7i.large", Need(memory_bytes=2 * GIB, vcpus=3), 0),
-        ("c7i.24xlarge", Need(memory_bytes=2 * GIB), 89),
-        ("c7i.24xlarge", Need(memory_bytes=2 * GIB, most_slots=1), 1),
-        ("g5.xlarge", Need(memory_bytes=2 * GIB, gpus=1), 1),
-        ("g4dn.12xlarge", Need(memory_bytes=2 * GIB, gpus=1), 4),
-        ("g4dn.12xlarge", Need(memory_bytes=2 * GIB, gpus=2), 2),
-        ("g4dn.12xlarge", Need(memory_bytes=100 * GIB, gpus=1), 1),
+        ("c7i.large", NodeNeed(memory_bytes=GIB), 2),  # by its processors
+        ("c7i.large", NodeNeed(memory_bytes=2 * GIB), 1),  # by its memory
+        ("c7i.large", NodeNeed(memory_bytes=3 * GIB), 1),
+        ("c7i.large", NodeNeed(memory_bytes=4 * GIB), 0),
+        ("r7i.large", NodeNeed(memory_bytes=2 * GIB), 2),
+        ("r7i.large", NodeNeed(memory_bytes=2 * GIB, vcpus=2), 1),
+        ("r7i.large", NodeNeed(memory_bytes=2 * GIB, vcpus=3), 0),
+        ("c7i.24xlarge", NodeNeed(memory_bytes=2 * GIB), 89),
+        ("c7i.24xlarge", NodeNeed(memory_bytes=2 * GIB, most_slots=1), 1),
+        ("g5.xlarge", NodeNeed(memory_bytes=2 * GIB, gpus=1), 1),
+        ("g4dn.12xlarge", NodeNeed(memory_bytes=2 * GIB, gpus=1), 4),
+        ("g4dn.12xlarge", NodeNeed(memory_bytes=2 * GIB, gpus=2), 2),
+        ("g4dn.12xlarge", NodeNeed(memory_bytes=100 * GIB, gpus=1), 1),
         # of the wrong kind
-        ("g5.xlarge", Need(memory_bytes=GIB), 0),
-        ("c7i.large", Need(memory_bytes=GIB, gpus=1), 0),
-        ("c7i.metal-24xl", Need(memory_bytes=GIB), 0),
-        ("m7g.large", Need(memory_bytes=GIB), 0),
-        ("m7g.large", Need(memory_bytes=GIB, architecture="arm64"), 2),
-        ("m4.large", Need(memory_bytes=GIB), 0),
-        ("t3.medium", Need(memory_bytes=GIB), 0),
-        ("t3.medium", Need(memory_bytes=GIB, burstable=True), 2),
+        ("g5.xlarge", NodeNeed(memory_bytes=GIB), 0),
+        ("c7i.large", NodeNeed(memory_bytes=GIB, gpus=1), 0),
+        ("c7i.metal-24xl", NodeNeed(memory_bytes=GIB), 0),
+        ("m7g.large", NodeNeed(memory_bytes=GIB), 0),
+        ("m7g.large", NodeNeed(memory_bytes=GIB, architecture="arm64"), 2),
+        ("m4.large", NodeNeed(memory_bytes=GIB), 0),
+        ("t3.medium", NodeNeed(memory_bytes=GIB), 0),
+        ("t3.medium", NodeNeed(memory_bytes=GIB, burstable=True), 2),
     ],
 )
-def test_slots(name: str, need: Need, slots: int) -> None:
+def test_slots(name: str, need: NodeNeed, slots: int) -> None:
     assert slots_of(TYPES[name], need) == slots
 
 
 def test_a_machine_smaller_than_its_system_has_no_slot() -> None:
     tiny = InstanceType(name="t3.nano", vcpus=2, memory_bytes=GIB // 2)
     assert tiny.usable_bytes == 0
-    assert slots_of(tiny, Need(memory_bytes=1, burstable=True)) == 0
+    assert slots_of(tiny, NodeNeed(memory_bytes=1, burstable=True)) == 0
 
 
 # --- ranking -----------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_offers_are_ranked_by_the_price_of_a_slot() -> None:
         ("t3.medium", "eu-west-1a"): 0.001,
         ("trn1.2xlarge", "eu-west-1a"): 0.001,
     }
-    offers = rank(TYPES.values(), EVERYWHERE, spot, {"m7i.large": 0.1}, Need(memory_bytes=2 * GIB), "spot")
+    offers = rank_offers(TYPES.values(), EVERYWHERE, spot, {"m7i.large": 0.1}, NodeNeed(memory_bytes=2 * GIB), "spot")
     assert [(o.type.name, o.zone, round(o.usd_per_slot_hour, 4)) for o in offers] == [
         ("m7i.large", "eu-west-1b", 0.018),
         ("m7i.large", "eu-west-1a", 0.02),
@@ -174,8 +174,8 @@ def test_offers_are_ranked_by_the_price_of_a_slot() -> None:
 def test_on_demand_has_one_price_in_all_zones_where_a_type_is_offered() -> None:
     offerings = {"c7i.large": ZONES[:2], "m7i.large": ()}
     prices = {"c7i.large": 0.09, "m7i.large": 0.1, "r7i.large": 0.13}
-    offers = rank(
-        TYPES.values(), offerings, {("c7i.large", ZONES[1]): 0.03}, prices, Need(memory_bytes=GIB), "on-demand"
+    offers = rank_offers(
+        TYPES.values(), offerings, {("c7i.large", ZONES[1]): 0.03}, prices, NodeNeed(memory_bytes=GIB), "on-demand"
     )
     assert [(o.zone, o.usd_per_hour, o.spot_usd_per_hour) for o in offers] == [
         (ZONES[0], 0.09, None),
@@ -185,7 +185,7 @@ def test_on_demand_has_one_price_in_all_zones_where_a_type_is_offered() -> None:
 
 def test_equal_prices_keep_one_order_whatever_the_order_of_the_catalogue() -> None:
     names = ["c7i.2xlarge", "c7i.large", "c7i.xlarge", "m7a.large", "m7i.large", "r7i.large"]
-    need = Need(memory_bytes=GIB)
+    need = NodeNeed(memory_bytes=GIB)
     spot = {(name, zone): 0.01 * slots_of(TYPES[name], need) for name in names for zone in ZONES}
     expected = [
         (name, zone)
@@ -194,13 +194,13 @@ def test_equal_prices_keep_one_order_whatever_the_order_of_the_catalogue() -> No
     ]
     for seed in range(5):
         types = random.Random(seed).sample(list(TYPES.values()), len(TYPES))
-        offers = rank(types, EVERYWHERE, spot, {}, need, "spot")
+        offers = rank_offers(types, EVERYWHERE, spot, {}, need, "spot")
         assert [(o.type.name, o.zone) for o in offers] == expected
 
 
 def test_max_price_is_a_machines_and_inclusive() -> None:
     spot = {("c7i.large", "eu-west-1a"): 0.03, ("m7i.large", "eu-west-1a"): 0.0301}
-    offers = rank(TYPES.values(), EVERYWHERE, spot, {}, Need(memory_bytes=GIB), "spot", 0.03)
+    offers = rank_offers(TYPES.values(), EVERYWHERE, spot, {}, NodeNeed(memory_bytes=GIB), "spot", 0.03)
     assert [o.type.name for o in offers] == ["c7i.large"]
 
 
@@ -315,15 +315,15 @@ def test_a_choice_is_the_same_in_any_order_holds_the_best_and_is_few_only_for_wa
 
     best = min(offers, key=lambda o: (score(o), o.type.name, o.zone))
     assert pools.offers[0] == best
-    loosest, most_sizes = BOUNDS[-1]
+    loosest, most_sizes = SEARCH_BOUNDS[-1]
     near = {o.type.name for o in offers if score(o) <= loosest * score(best)}
     assert all(o.type.name in near for o in pools.offers)
     assert len(pools.types) >= min(WANTED_TYPES, len(near))  # six sizes a family are below the loosest limit
     assert most_sizes >= 6
     if len(pools.types) > WANTED_TYPES:
         families = [name.partition(".")[0] for name in pools.types]
-        assert max(families.count(family) for family in families) <= BOUNDS[0][1]
-        assert all(score(o) <= BOUNDS[0][0] * score(best) for o in pools.offers)
+        assert max(families.count(family) for family in families) <= SEARCH_BOUNDS[0][1]
+        assert all(score(o) <= SEARCH_BOUNDS[0][0] * score(best) for o in pools.offers)
 
 
 # --- refusing ----------------------------------------------------------------------------------------------------
@@ -332,14 +332,14 @@ def test_a_choice_is_the_same_in_any_order_holds_the_best_and_is_few_only_for_wa
 @pytest.mark.parametrize(
     ("need", "name"),
     [
-        (Need(memory_bytes=9 * TIB), "c7i.24xlarge"),
-        (Need(memory_bytes=10 * GIB, vcpus=4), "c7i.24xlarge"),
-        (Need(memory_bytes=GIB, gpus=16), "g4dn.12xlarge"),
-        (Need(memory_bytes=GIB, architecture="arm64"), "m7g.large"),
-        (Need(memory_bytes=GIB, architecture="riscv64"), None),
+        (NodeNeed(memory_bytes=9 * TIB), "c7i.24xlarge"),
+        (NodeNeed(memory_bytes=10 * GIB, vcpus=4), "c7i.24xlarge"),
+        (NodeNeed(memory_bytes=GIB, gpus=16), "g4dn.12xlarge"),
+        (NodeNeed(memory_bytes=GIB, architecture="arm64"), "m7g.large"),
+        (NodeNeed(memory_bytes=GIB, architecture="riscv64"), None),
     ],
 )
-def test_the_nearest_type(need: Need, name: str | None) -> None:
+def test_the_nearest_type(need: NodeNeed, name: str | None) -> None:
     found = nearest(TYPES.values(), need)
     assert (found and found.name) == name
 
@@ -353,38 +353,38 @@ NINE_TIB_REFUSED = (
 @pytest.mark.parametrize(
     ("need", "sentence"),
     [
-        (Need(memory_bytes=9 * TIB), NINE_TIB_REFUSED),
+        (NodeNeed(memory_bytes=9 * TIB), NINE_TIB_REFUSED),
         (
-            Need(memory_bytes=GIB, gpus=16),
+            NodeNeed(memory_bytes=GIB, gpus=16),
             "nodes.gpu: no machine has 16 GPUs; g4dn.12xlarge has 4: ask for at most that",
         ),
         (
-            Need(memory_bytes=GIB, architecture="riscv64", gpus=1),
+            NodeNeed(memory_bytes=GIB, architecture="riscv64", gpus=1),
             "nodes: no riscv64 machine with GPUs has a spot price here; name another region in cloud.region",
         ),
     ],
 )
-def test_a_need_that_nothing_serves_is_refused_with_the_nearest(need: Need, sentence: str) -> None:
-    assert not rank(TYPES.values(), EVERYWHERE, {(n, ZONES[0]): 0.1 for n in TYPES}, {}, need, "spot")
-    assert refusal(TYPES.values(), (), need, "spot") == sentence
+def test_a_need_that_nothing_serves_is_refused_with_the_nearest(need: NodeNeed, sentence: str) -> None:
+    assert not rank_offers(TYPES.values(), EVERYWHERE, {(n, ZONES[0]): 0.1 for n in TYPES}, {}, need, "spot")
+    assert no_offer_reason(TYPES.values(), (), need, "spot") == sentence
 
 
 def test_asking_for_what_a_refusal_names_is_enough() -> None:
-    largest = nearest(TYPES.values(), Need(memory_bytes=9 * TIB))
+    largest = nearest(TYPES.values(), NodeNeed(memory_bytes=9 * TIB))
     assert largest is not None
-    named = float(size(largest.usable_bytes).removesuffix(" GiB"))
-    assert slots_of(largest, Need(memory_bytes=int(named * GIB))) == 1
+    named = float(memory_text(largest.usable_bytes).removesuffix(" GiB"))
+    assert slots_of(largest, NodeNeed(memory_bytes=int(named * GIB))) == 1
 
 
 def test_a_maximum_below_all_prices_is_refused_with_the_cheapest_machine() -> None:
     offers = [offer("big.1", 0.2, slots=8), offer("small.1", 0.1, zone="eu-west-1c")]
-    assert refusal(TYPES.values(), offers, Need(memory_bytes=GIB), "spot") == (
+    assert no_offer_reason(TYPES.values(), offers, NodeNeed(memory_bytes=GIB), "spot") == (
         "nodes.max_price: is below every machine that would do; the cheapest is small.1 in eu-west-1c at $0.1000 an "
         "hour: allow that, or leave max_price out"
     )
 
 
 def test_a_type_that_no_usable_zone_offers_is_named() -> None:
-    sentence = refusal([TYPES["c7i.large"]], (), Need(memory_bytes=GIB), "spot")
+    sentence = no_offer_reason([TYPES["c7i.large"]], (), NodeNeed(memory_bytes=GIB), "spot")
     assert sentence.startswith("nodes: c7i.large would do, but no zone")
     assert sentence.endswith("name another region in cloud.region, or another nodes.spot_policy")

@@ -19,7 +19,7 @@ from botocore.stub import ANY, Stubber
 from rehearsal import Sandbox
 
 from idletrain.cloud.aws import pricing as market
-from idletrain.cloud.aws.instance_types import GIB, TIB, InstanceType, Need, diversify
+from idletrain.cloud.aws.instance_types import GIB, TIB, InstanceType, NodeNeed, diversify
 from idletrain.errors import JobError
 
 REGION = "eu-west-1"
@@ -59,7 +59,7 @@ def ec2_client() -> Any:
 
 def test_an_answer_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
     clock, shop = Clock(), Shop({"a": 1}, {"a": 2})
-    cache = market.Cache(tmp_path / "new" / "folder", clock)
+    cache = market.PriceCache(tmp_path / "new" / "folder", clock)
     got = []
     for at in (0, 599, 600, 601):
         clock.now = 1_700_000_000.0 + at
@@ -70,7 +70,7 @@ def test_an_answer_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
 
 def test_a_file_from_the_future_is_not_believed(tmp_path: Path) -> None:
     clock, shop = Clock(), Shop({"a": 1}, {"a": 2})
-    cache = market.Cache(tmp_path, clock)
+    cache = market.PriceCache(tmp_path, clock)
     cache.get(shop, "spot", REGION, 600, shop)
     clock.now -= 86400
     assert cache.get(shop, "spot", REGION, 600, shop) == {"a": 2}
@@ -79,7 +79,7 @@ def test_a_file_from_the_future_is_not_believed(tmp_path: Path) -> None:
 def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
     shop, other = Shop(1, 2, 3), Shop(4)
     other.meta = type("meta", (), {"endpoint_url": "http://127.0.0.1:5000"})  # type: ignore[misc, assignment]
-    cache = market.Cache(tmp_path, Clock())
+    cache = market.PriceCache(tmp_path, Clock())
     for _ in range(2):
         assert cache.get(shop, "spot", REGION, 600, shop) == 1
         assert cache.get(shop, "spot", "us-east-1", 600, shop) == 2
@@ -94,7 +94,7 @@ def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_counts_as_absent_and_is_replaced(tmp_path: Path, damage: bytes) -> None:
     shop = Shop(1, 2)
-    cache = market.Cache(tmp_path, Clock())
+    cache = market.PriceCache(tmp_path, Clock())
     cache.get(shop, "spot", REGION, 600, shop)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage)
@@ -104,7 +104,7 @@ def test_a_damaged_file_counts_as_absent_and_is_replaced(tmp_path: Path, damage:
 
 def test_nothing_is_not_kept(tmp_path: Path) -> None:
     shop = Shop({}, {"a": 1})
-    cache = market.Cache(tmp_path, Clock())
+    cache = market.PriceCache(tmp_path, Clock())
     assert cache.get(shop, "spot", REGION, 600, shop) == {}
     assert cache.get(shop, "spot", REGION, 600, shop) == {"a": 1}
 
@@ -112,7 +112,7 @@ def test_nothing_is_not_kept(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     shop = Shop(1, 2)
-    cache = market.Cache(tmp_path / "file", Clock())
+    cache = market.PriceCache(tmp_path / "file", Clock())
     assert [cache.get(shop, "spot", REGION, 600, shop) for _ in range(2)] == [1, 2]
     assert "cannot be kept" in caplog.text
 
@@ -152,7 +152,7 @@ def test_the_newest_spot_price_of_every_pool_over_all_pages(tmp_path: Path) -> N
             },
             asked | {"NextToken": "more"},
         )
-        cache = market.Cache(tmp_path)
+        cache = market.PriceCache(tmp_path)
         for _ in range(2):  # the second from disk
             assert market.spot_prices(client, cache) == {
                 ("c7i.large", "eu-west-1a"): 0.03,
@@ -219,7 +219,7 @@ def test_the_price_list_is_read_to_its_last_page_and_kept(tmp_path: Path) -> Non
         product("p5.48xlarge", "0.0000"),
         product("r7i.large", "1", terms="Reserved"),
     ]
-    cache = market.Cache(tmp_path)
+    cache = market.PriceCache(tmp_path)
     with price_list(first, second) as (client, requests):
         for _ in range(2):
             assert market.on_demand_prices(client, REGION, cache) == {"c7i.large": 0.0893, "m7i.large": 0.1008}
@@ -231,7 +231,7 @@ def test_the_price_list_is_read_to_its_last_page_and_kept(tmp_path: Path) -> Non
 def test_a_price_list_that_fails_is_said_and_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with price_list(status=500) as (client, requests):
-        assert market.on_demand_prices(client, REGION, market.Cache(tmp_path)) is None
+        assert market.on_demand_prices(client, REGION, market.PriceCache(tmp_path)) is None
     assert len(requests) == 1
     assert "on-demand prices are estimates of June 2025" in caplog.text
     assert not list(tmp_path.iterdir())
@@ -241,9 +241,9 @@ def test_a_price_list_out_of_reach_is_no_error(tmp_path: Path, caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     with price_list() as (client, _):
         pass
-    assert market.on_demand_prices(client, REGION, market.Cache(tmp_path)) is None
+    assert market.on_demand_prices(client, REGION, market.PriceCache(tmp_path)) is None
     assert "cannot be had" in caplog.text
-    assert market.on_demand_prices(None, REGION, market.Cache(tmp_path)) is None
+    assert market.on_demand_prices(None, REGION, market.PriceCache(tmp_path)) is None
 
 
 def machine(name: str, vcpus: int, gib: float, **fields: Any) -> InstanceType:
@@ -281,19 +281,19 @@ def test_what_is_not_in_the_table_is_not_estimated() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[market.Snapshot, Path]:
+def kept(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[market.MarketSnapshot, Path]:
     """A whole region as moto has it, all its types, without a price list; and where it was kept."""
     folder = tmp_path_factory.mktemp("market")
     pricing = running.client("pricing", market.PRICING_REGION)
-    return market.fetch(running.client("ec2"), pricing, market.Cache(folder)), folder
+    return market.fetch(running.client("ec2"), pricing, market.PriceCache(folder)), folder
 
 
 @pytest.fixture
-def snapshot(kept: tuple[market.Snapshot, Path]) -> market.Snapshot:
+def snapshot(kept: tuple[market.MarketSnapshot, Path]) -> market.MarketSnapshot:
     return kept[0]
 
 
-def test_a_whole_region(snapshot: market.Snapshot) -> None:
+def test_a_whole_region(snapshot: market.MarketSnapshot) -> None:
     assert len(snapshot.types) > 800
     assert snapshot.types["c7i.large"].memory_bytes == 4 * GIB
     assert set(snapshot.offerings["c7i.large"]) == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
@@ -302,14 +302,14 @@ def test_a_whole_region(snapshot: market.Snapshot) -> None:
     assert snapshot.on_demand_prices["m7i.large"] == market.estimate(snapshot.types["m7i.large"])
 
 
-def test_a_region_is_read_from_disk_the_second_time(kept: tuple[market.Snapshot, Path], running: Sandbox) -> None:
+def test_a_region_is_read_from_disk_the_second_time(kept: tuple[market.MarketSnapshot, Path], running: Sandbox) -> None:
     client = running.client("ec2")
     with Stubber(client):  # refuses every call
-        assert market.fetch(client, None, market.Cache(kept[1])) == kept[0]
+        assert market.fetch(client, None, market.PriceCache(kept[1])) == kept[0]
 
 
-def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: market.Snapshot) -> None:
-    offers = snapshot.offers(Need(memory_bytes=2 * GIB), "on-demand")
+def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: market.MarketSnapshot) -> None:
+    offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB), "on-demand")
     families = {offer.type.family for offer in offers}
     assert {"c7i", "m7i", "r7i", "c7a"} <= families
     assert not families & {"trn1", "trn1n", "inf1", "inf2", "f2", "vt1", "dl2q", "g5", "p5", "t3", "m7g", "mac2"}
@@ -319,32 +319,32 @@ def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: market.Sn
     assert len(pools.zones) == 3
 
 
-def test_gpu_nodes_have_whole_gpus(snapshot: market.Snapshot) -> None:
-    offers = snapshot.offers(Need(memory_bytes=2 * GIB, gpus=1), "on-demand")
+def test_gpu_nodes_have_whole_gpus(snapshot: market.MarketSnapshot) -> None:
+    offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB, gpus=1), "on-demand")
     assert {"g5", "g4dn"} <= {offer.type.family for offer in offers}
     assert all(offer.type.gpus >= 1 for offer in offers)
 
 
-def test_only_zones_that_the_run_can_use(snapshot: market.Snapshot) -> None:
-    offers = snapshot.offers(Need(memory_bytes=2 * GIB), "on-demand", zones=["eu-west-1b"])
+def test_only_zones_that_the_run_can_use(snapshot: market.MarketSnapshot) -> None:
+    offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB), "on-demand", zones=["eu-west-1b"])
     assert {offer.zone for offer in offers} == {"eu-west-1b"}
 
 
 @pytest.mark.parametrize(
-    ("need", "asked", "words"),
+    ("need", "asked", "arguments"),
     [
         (
-            Need(memory_bytes=99 * TIB),
+            NodeNeed(memory_bytes=99 * TIB),
             {},
             "nodes.memory: no machine has 99.0 TiB to spare for a subnet; the nearest is",
         ),
-        (Need(memory_bytes=GIB, gpus=16), {}, "nodes.gpu: no machine has 16 GPUs"),
-        (Need(memory_bytes=GIB), {"max_price": 0.001}, "nodes.max_price: is below every machine that would do"),
-        (Need(memory_bytes=GIB), {"zones": ["mars-1a"]}, "no zone that the run can use offers it"),
+        (NodeNeed(memory_bytes=GIB, gpus=16), {}, "nodes.gpu: no machine has 16 GPUs"),
+        (NodeNeed(memory_bytes=GIB), {"max_price": 0.001}, "nodes.max_price: is below every machine that would do"),
+        (NodeNeed(memory_bytes=GIB), {"zones": ["mars-1a"]}, "no zone that the run can use offers it"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    snapshot: market.Snapshot, need: Need, asked: dict[str, Any], words: str
+    snapshot: market.MarketSnapshot, need: NodeNeed, asked: dict[str, Any], arguments: str
 ) -> None:
-    with pytest.raises(JobError, match=words):
+    with pytest.raises(JobError, match=arguments):
         snapshot.offers(need, "on-demand", **asked)

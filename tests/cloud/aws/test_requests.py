@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.requests import Launched, Outcome, Pool, Site
+from idletrain.cloud.aws.requests import LaunchedMachine, LaunchOutcome, LaunchSite, Pool
 from idletrain.errors import RunError
 
-SITE = Site("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a", "eu-west-1b": "subnet-b"}, "ami-1", "sg-1", "lt-1")
+SITE = LaunchSite("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a", "eu-west-1b": "subnet-b"}, "ami-1", "sg-1", "lt-1")
 ZONES = {"subnet-a": "eu-west-1a", "subnet-b": "eu-west-1b"}
 TAGS = requests.tags("night", "s3://b/runs/night/", "arn:me", "0.1", created=0.0, deadline=3600.0)
 HEAD = Pool("on-demand", "t3.medium", "eu-west-1b")
@@ -35,7 +35,9 @@ def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_ru
         {"ErrorCode": "InvalidFleetConfiguration", "LaunchTemplateAndOverrides": override(A)},
         {"ErrorCode": "Odd", "LaunchTemplateAndOverrides": override(B)},
     ]
-    assert requests.outcome_of_fleet({"Errors": errors}, "spot", ZONES) == Outcome(dry=frozenset({A}))
+    assert requests.outcome_of_fleet({"Errors": errors}, "spot", ZONES) == LaunchOutcome(
+        without_capacity=frozenset({A})
+    )
 
 
 def test_a_security_group_lets_nobody_in_but_itself() -> None:
@@ -118,26 +120,28 @@ def test_machines_count_even_where_there_are_errors_too() -> None:
         "Errors": [{"ErrorCode": "InsufficientInstanceCapacity", "LaunchTemplateAndOverrides": override(B)}],
     }
     outcome = requests.outcome_of_fleet(answer, "spot", ZONES)
-    assert outcome == Outcome((Launched("i-1", A), Launched("i-2", A)), dry=frozenset({B}))
+    assert outcome == LaunchOutcome(
+        (LaunchedMachine("i-1", A), LaunchedMachine("i-2", A)), without_capacity=frozenset({B})
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("InsufficientInstanceCapacity", Outcome(dry=frozenset({A}))),
-        ("SpotMaxPriceTooLow", Outcome(dry=frozenset({A}))),
-        ("VcpuLimitExceeded", Outcome(dry=frozenset({A}), quota="VcpuLimitExceeded")),
-        ("RequestLimitExceeded", Outcome(again=True)),
-        ("InternalError", Outcome(again=True)),
-        ("UnauthorizedOperation", Outcome(fatal="UnauthorizedOperation: words")),
-        ("NobodyKnowsThisError", Outcome(fatal="NobodyKnowsThisError: words")),
+        ("InsufficientInstanceCapacity", LaunchOutcome(without_capacity=frozenset({A}))),
+        ("SpotMaxPriceTooLow", LaunchOutcome(without_capacity=frozenset({A}))),
+        ("VcpuLimitExceeded", LaunchOutcome(without_capacity=frozenset({A}), quota="VcpuLimitExceeded")),
+        ("RequestLimitExceeded", LaunchOutcome(retry=True)),
+        ("InternalError", LaunchOutcome(retry=True)),
+        ("UnauthorizedOperation", LaunchOutcome(fatal="UnauthorizedOperation: words")),
+        ("NobodyKnowsThisError", LaunchOutcome(fatal="NobodyKnowsThisError: words")),
     ],
 )
-def test_every_code_has_a_meaning(code: str, expected: Outcome) -> None:
+def test_every_code_has_a_meaning(code: str, expected: LaunchOutcome) -> None:
     assert requests.outcome_of_error(code, "words", {A}) == expected
 
 
 def test_what_is_fatal_is_a_sentence_unless_machines_came_all_the_same() -> None:
-    requests.refuse_fatal(Outcome((Launched("i-1", A),), fatal="Odd: x"), "nodes")
+    requests.refuse_fatal(LaunchOutcome((LaunchedMachine("i-1", A),), fatal="Odd: x"), "nodes")
     with pytest.raises(RunError, match="the cloud refuses nodes: Odd: x; mend that"):
-        requests.refuse_fatal(Outcome(fatal="Odd: x"), "nodes")
+        requests.refuse_fatal(LaunchOutcome(fatal="Odd: x"), "nodes")

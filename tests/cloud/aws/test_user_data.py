@@ -38,7 +38,7 @@ def test_user_data_arms_the_deadline_before_anything_else_and_is_short_and_witho
     assert commands(text)[0] == "deadline=7200"
     assert commands(text)[1].startswith("shutdown -h +")
     assert commands(text)[-2:] == ["docker run --rm --network host --gpus all r/idletrain:1 node", "shutdown -h now"]
-    assert len(text) < user_data.USER_DATA_BYTES
+    assert len(text) < user_data.BOOT_SCRIPT_BYTES
     assert "PRIVATE KEY" not in text
 
 

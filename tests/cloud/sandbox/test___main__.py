@@ -37,17 +37,17 @@ def test_it_is_up_in_seconds_and_ends_when_its_input_is_closed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["--churn", "soon"], "should be a duration such as 15s"),
         (["--memory", "much"], "should be a size such as 512MiB"),
     ],
 )
 def test_a_word_that_makes_no_sense_is_refused(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(words)
+        main(arguments)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
 

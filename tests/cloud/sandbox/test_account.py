@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rehearsal import Sandbox
 
-from idletrain.cloud.aws.network_routes import subnets_with_a_way_out
+from idletrain.cloud.aws.network_routes import subnets_with_internet
 
 BUCKET = "idletrain-123456789012-eu-west-1"
 
@@ -25,7 +25,7 @@ def test_machines_of_the_default_network_reach_the_outside(cloud: Sandbox) -> No
     (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     within = [{"Name": "vpc-id", "Values": [vpc["VpcId"]]}]
     tables = cloud.ec2.describe_route_tables(Filters=within)["RouteTables"]
-    assert len(subnets_with_a_way_out(cloud.ec2.describe_subnets(Filters=within)["Subnets"], tables)) == 3
+    assert len(subnets_with_internet(cloud.ec2.describe_subnets(Filters=within)["Subnets"], tables)) == 3
 
 
 def test_there_is_a_bucket_in_the_region(cloud: Sandbox) -> None:

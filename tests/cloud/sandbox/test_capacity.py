@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.cloud.sandbox.capacity import INSUFFICIENT, Limit, Offer, Pool, grant, with_limit
+from idletrain.cloud.sandbox.capacity import INSUFFICIENT, CapacityOffer, CapacityPool, Limit, grant, with_limit
 
-A, B, C = (Pool("spot", "m5.large", f"eu-west-1{zone}") for zone in "abc")
-CHEAP_FIRST = [Offer(A, 0.03), Offer(B, 0.04), Offer(C, 0.05)]
+A, B, C = (CapacityPool("spot", "m5.large", f"eu-west-1{zone}") for zone in "abc")
+CHEAP_FIRST = [CapacityOffer(A, 0.03), CapacityOffer(B, 0.04), CapacityOffer(C, 0.05)]
 
 
-def only(pool: Pool, count: int) -> Limit:
+def only(pool: CapacityPool, count: int) -> Limit:
     return Limit(pool.market, pool.type, pool.zone, count)
 
 
@@ -45,7 +45,7 @@ def test_a_dry_pool_is_an_error_although_all_wanted_instances_came() -> None:
 
 
 def test_a_pool_that_cannot_be_had_says_why_and_gives_nothing() -> None:
-    granted = grant(2, [Offer(A, 0.03, "SpotMaxPriceTooLow"), Offer(B, 0.04)], (), (), spread=True)
+    granted = grant(2, [CapacityOffer(A, 0.03, "SpotMaxPriceTooLow"), CapacityOffer(B, 0.04)], (), (), spread=True)
     assert granted.counts == (0, 2)
     assert granted.errors == ((0, "SpotMaxPriceTooLow"),)
 
@@ -64,7 +64,9 @@ def test_a_limit_on_many_pools_is_shared_by_them() -> None:
 def test_no_limit_is_ever_exceeded_and_nothing_is_missing_without_an_error(
     count: int, limits: list[Limit], spread: bool
 ) -> None:
-    offers = [Offer(Pool("spot", "x", zone), price) for zone, price in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    offers = [
+        CapacityOffer(CapacityPool("spot", "x", zone), price) for zone, price in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+    ]
     granted = grant(count, offers, limits, (), spread=spread)
     given_ = [offer.pool for offer, n in zip(offers, granted.counts, strict=True) for _ in range(n)]
     assert len(given_) <= count
@@ -82,4 +84,4 @@ def test_a_limit_replaces_the_one_before_it_and_can_be_lifted() -> None:
 
 @pytest.mark.parametrize(("market", "covered"), [("spot", True), ("on-demand", False)])
 def test_a_limit_covers_what_its_patterns_match(market: str, covered: bool) -> None:
-    assert Limit("spot", "m5.*", "*", 0).covers(Pool(market, "m5.large", "eu-west-1a")) is covered
+    assert Limit("spot", "m5.*", "*", 0).covers(CapacityPool(market, "m5.large", "eu-west-1a")) is covered

@@ -11,8 +11,8 @@ from botocore.exceptions import ClientError
 from rehearsal import Sandbox, eventually, ids_of
 
 
-def prices(cloud: Sandbox, **words: Any) -> list[dict[str, Any]]:
-    pages = cloud.ec2.get_paginator("describe_spot_price_history").paginate(**words)
+def prices(cloud: Sandbox, **arguments: Any) -> list[dict[str, Any]]:
+    pages = cloud.ec2.get_paginator("describe_spot_price_history").paginate(**arguments)
     return [row for page in pages for row in page["SpotPriceHistory"]]
 
 
@@ -91,8 +91,8 @@ def test_fleets_are_found_by_id_and_by_tag(cloud: Sandbox) -> None:
     fleet = cloud.fleet(template, 1, TagSpecifications=tags)["FleetId"]
     other = cloud.fleet(template, 1)["FleetId"]
 
-    def found(**words: Any) -> list[str]:
-        return [item["FleetId"] for item in cloud.ec2.describe_fleets(**words)["Fleets"]]
+    def found(**arguments: Any) -> list[str]:
+        return [item["FleetId"] for item in cloud.ec2.describe_fleets(**arguments)["Fleets"]]
 
     assert found(Filters=[{"Name": "tag:run", "Values": ["by tag"]}]) == [fleet]
     assert found(Filters=[{"Name": "tag:run", "Values": ["another"]}]) == []

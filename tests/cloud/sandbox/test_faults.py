@@ -7,21 +7,21 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from idletrain.cloud.sandbox.faults import Fault, Faults, error
+from idletrain.cloud.sandbox.faults import InjectedFault, InjectedFaults, error
 
 
 def test_a_fault_is_met_as_often_as_it_says_and_by_its_action_only() -> None:
-    faults = Faults()
-    faults.add(Fault(action="CreateFleet", code="First", times=2))
-    faults.add(Fault(action="CreateFleet", code="Second"))
+    faults = InjectedFaults()
+    faults.add(InjectedFault(action="CreateFleet", code="First", times=2))
+    faults.add(InjectedFault(action="CreateFleet", code="Second"))
     assert faults.take("RunInstances") is None
-    assert faults.left() == [
+    assert faults.remaining() == [
         {"action": "CreateFleet", "mode": "error", "times": 2},
         {"action": "CreateFleet", "mode": "error", "times": 1},
     ]
     met = [faults.take("CreateFleet") for _ in range(4)]
     assert [fault and fault.code for fault in met] == ["First", "First", "Second", None]
-    assert faults.left() == []
+    assert faults.remaining() == []
 
 
 @pytest.mark.parametrize(("service", "path"), [("ec2", "Errors/Error"), ("iam", "Error"), ("s3", ".")])

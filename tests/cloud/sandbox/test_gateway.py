@@ -77,7 +77,7 @@ def test_a_page_in_place_of_an_answer_is_no_answer(cloud: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "method", "words", "action"),
+    ("service", "method", "arguments", "action"),
     [
         ("s3", "put_object", {"Bucket": "idletrain-123456789012-eu-west-1", "Key": "a"}, "PutObject"),
         ("s3", "list_objects_v2", {"Bucket": "idletrain-123456789012-eu-west-1"}, "ListObjectsV2"),
@@ -88,14 +88,14 @@ def test_a_page_in_place_of_an_answer_is_no_answer(cloud: Sandbox) -> None:
     ],
 )
 def test_other_services_meet_faults_in_their_own_words_and_are_counted(
-    cloud: Sandbox, service: str, method: str, words: dict[str, Any], action: str
+    cloud: Sandbox, service: str, method: str, arguments: dict[str, Any], action: str
 ) -> None:
     call = getattr(cloud.client(service), method)
     cloud.ask("POST", "fault", action=action, code="Throttled", message="not now")
     with pytest.raises(ClientError, match="not now") as caught:
-        call(**words)
+        call(**arguments)
     assert caught.value.response["Error"]["Code"] == "Throttled"
-    call(**words)
+    call(**arguments)
     assert cloud.ask("GET", "calls") == {service: {action: 2}}
 
 

@@ -155,7 +155,7 @@ def test_run_instances_goes_to_another_zone_if_none_is_named(cloud: Sandbox) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ({"InstanceType": "x9.huge"}, "InvalidParameterValue"),
         ({"ImageId": "ami-00000000000000000"}, "InvalidAMIID.NotFound"),
@@ -167,10 +167,10 @@ def test_run_instances_goes_to_another_zone_if_none_is_named(cloud: Sandbox) -> 
         ({"DryRun": True}, "DryRunOperation"),
     ],
 )
-def test_what_aws_would_not_launch_is_refused(cloud: Sandbox, words: dict[str, Any], expected: str) -> None:
+def test_what_aws_would_not_launch_is_refused(cloud: Sandbox, arguments: dict[str, Any], expected: str) -> None:
     template = cloud.template()
     with pytest.raises(ClientError) as caught:
-        run(cloud, template, **words)
+        run(cloud, template, **arguments)
     assert caught.value.response["Error"]["Code"] == expected
     assert cloud.inventory()["instances"] == []
 

@@ -11,7 +11,7 @@ import pytest
 from rehearsal import eventually
 
 from idletrain.cloud.aws import user_data
-from idletrain.cloud.sandbox.machines import Machines
+from idletrain.cloud.sandbox.machines import MachineProcesses
 from idletrain.cloud.sandbox.metadata import Facts
 
 GIB = 1 << 30
@@ -22,14 +22,14 @@ def facts() -> Facts:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
-    made = Machines("http://127.0.0.1:9", GIB, tmp_path)
+def machines(tmp_path: Path) -> Iterator[MachineProcesses]:
+    made = MachineProcesses("http://127.0.0.1:9", GIB, tmp_path)
     yield made
     made.close()
     assert made.processes() == []
 
 
-def output(machines: Machines, logs: Path, program: str, instance: str = "i-1") -> str:
+def output(machines: MachineProcesses, logs: Path, program: str, instance: str = "i-1") -> str:
     """What a machine says that runs to its end."""
     machines.boot(instance, f"#!/bin/bash\n{program}\n".encode(), facts)
     eventually(lambda: machines.ended() == {instance})
@@ -37,7 +37,7 @@ def output(machines: Machines, logs: Path, program: str, instance: str = "i-1") 
 
 
 def test_a_machine_sees_its_own_place_and_none_of_our_secrets(
-    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: MachineProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "ours")
     monkeypatch.setenv("PIP_INDEX_URL", "ours")
@@ -58,7 +58,7 @@ def test_a_machine_sees_its_own_place_and_none_of_our_secrets(
 
 
 def test_what_user_data_keep_for_later_boots_stays_on_the_machine_and_off_the_host(
-    machines: Machines, tmp_path: Path
+    machines: MachineProcesses, tmp_path: Path
 ) -> None:
     host = Path(user_data.PER_BOOT)
     before = sorted(host.parent.iterdir()) if host.parent.exists() else None
@@ -70,7 +70,7 @@ def test_what_user_data_keep_for_later_boots_stays_on_the_machine_and_off_the_ho
     assert outside == {"/dev/stdin"}  # the folder is named to `install` alone, whose stand-in is first on the path
 
 
-def test_a_machine_is_killed_with_all_that_it_started(machines: Machines, tmp_path: Path) -> None:
+def test_a_machine_is_killed_with_all_that_it_started(machines: MachineProcesses, tmp_path: Path) -> None:
     machines.boot("i-1", b"#!/bin/bash\nsetsid sleep 300 & sleep 301\n", facts)
     machines.boot("i-2", b"#!/bin/bash\nsleep 302\n", facts)
     eventually(lambda: sorted(len(p["pids"]) for p in machines.processes()) == [2, 3])
@@ -79,14 +79,14 @@ def test_a_machine_is_killed_with_all_that_it_started(machines: Machines, tmp_pa
     eventually(lambda: [p["instance"] for p in machines.processes()] == ["i-2"])
 
 
-def test_an_instance_without_a_program_just_runs(machines: Machines) -> None:
+def test_an_instance_without_a_program_just_runs(machines: MachineProcesses) -> None:
     machines.boot("i-1", b"", facts)
     eventually(lambda: [len(p["pids"]) for p in machines.processes()] == [1])
     assert machines.ended() == frozenset()
 
 
 def test_the_container_gets_the_machines_size_and_only_its_own_variables(
-    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: MachineProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "path" / "idletrain"
     package.mkdir(parents=True)
@@ -101,5 +101,5 @@ def test_the_container_gets_the_machines_size_and_only_its_own_variables(
     assert "SECRET" not in environment
 
 
-def test_a_program_that_docker_would_refuse_says_so_in_the_log(machines: Machines, tmp_path: Path) -> None:
+def test_a_program_that_docker_would_refuse_says_so_in_the_log(machines: MachineProcesses, tmp_path: Path) -> None:
     assert "unknown flag: --what" in output(machines, tmp_path, "docker run --what image node")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from idletrain.cloud.sandbox.reclaims import (
-    Change,
-    Market,
-    Taking,
+    PeriodicReclaims,
+    Reclaim,
+    ReclaimPolicy,
     Tenure,
-    Turns,
-    advance,
-    follow,
-    present,
+    TraceChange,
+    next_reclaims,
+    nodes_present,
+    periodic_reclaims,
     read_trace,
-    turn,
+    trace_reclaims,
 )
 from idletrain.errors import JobError
 
@@ -22,29 +22,32 @@ TRACE = "0,add,n1\n0,add,n2\n2000,remove,n1\n3000,add,n3\n"
 
 
 def test_the_oldest_goes_at_its_time_in_turn_with_a_notice_and_without() -> None:
-    turns = Turns(every_seconds=20, next_at=20)
-    assert turn(turns, 19.9, ["a", "b"]) == (turns, ())
-    turns, first = turn(turns, 20, ["a", "b"])
-    turns, second = turn(turns, 41, ["b"])
-    assert first == (Taking("a", notice=True),)
-    assert second == (Taking("b", notice=False),)
-    assert turns.taken == 2
+    turns = PeriodicReclaims(every_seconds=20, next_at=20)
+    assert periodic_reclaims(turns, 19.9, ["a", "b"]) == (turns, ())
+    turns, first = periodic_reclaims(turns, 20, ["a", "b"])
+    turns, second = periodic_reclaims(turns, 41, ["b"])
+    assert first == (Reclaim("a", notice=True),)
+    assert second == (Reclaim("b", notice=False),)
+    assert turns.reclaimed == 2
 
 
 def test_with_nothing_to_take_the_time_passes_and_the_turn_stays() -> None:
-    turns, taken = turn(Turns(every_seconds=20, next_at=20), 20, [])
+    turns, taken = periodic_reclaims(PeriodicReclaims(every_seconds=20, next_at=20), 20, [])
     assert taken == ()
-    assert turn(turns, 40, ["a"])[1] == (Taking("a", notice=True),)
+    assert periodic_reclaims(turns, 40, ["a"])[1] == (Reclaim("a", notice=True),)
 
 
 def test_late_turns_are_not_made_up_for_at_once() -> None:
-    turns, taken = turn(Turns(every_seconds=1, next_at=1), 100, ["a", "b", "c"])
+    turns, taken = periodic_reclaims(PeriodicReclaims(every_seconds=1, next_at=1), 100, ["a", "b", "c"])
     assert len(taken) == 1
     assert turns.next_at == 100
 
 
 def test_a_trace_is_read_in_order_of_time() -> None:
-    assert read_trace("20,remove,n1\n\n10,add,n1\n") == (Change(10, "n1", there=True), Change(20, "n1", there=False))
+    assert read_trace("20,remove,n1\n\n10,add,n1\n") == (
+        TraceChange(10, "n1", present=True),
+        TraceChange(20, "n1", present=False),
+    )
 
 
 @pytest.mark.parametrize("line", ["soon,add,n1", "10,take,n1", "10,add", "10,add,", "-5,add,n1"])
@@ -55,56 +58,63 @@ def test_a_line_that_is_no_change_is_refused_by_number(line: str) -> None:
 
 def test_the_nodes_of_a_time_are_those_that_came_and_did_not_go() -> None:
     trace = read_trace(TRACE)
-    assert [present(trace, at) for at in (0, 1999, 2000, 3000)] == [("n1", "n2"), ("n1", "n2"), ("n2",), ("n2", "n3")]
-    assert present(trace[2:], 0) == ()
+    assert [nodes_present(trace, at) for at in (0, 1999, 2000, 3000)] == [
+        ("n1", "n2"),
+        ("n1", "n2"),
+        ("n2",),
+        ("n2", "n3"),
+    ]
+    assert nodes_present(trace[2:], 0) == ()
 
 
 def test_instances_stand_for_nodes_in_order_of_start_and_go_with_them() -> None:
-    tenure, taken = follow(Tenure({}), ("n1", "n2"), ["a", "b"])
+    tenure, taken = trace_reclaims(Tenure({}), ("n1", "n2"), ["a", "b"])
     assert (tenure.held, taken) == ({"n1": "a", "n2": "b"}, ())
-    tenure, taken = follow(tenure, ("n2",), ["a", "b"])
-    assert (tenure.held, taken) == ({"n2": "b"}, (Taking("a", notice=True),))
-    tenure, taken = follow(tenure, ("n2", "n3"), ["b", "c"])
+    tenure, taken = trace_reclaims(tenure, ("n2",), ["a", "b"])
+    assert (tenure.held, taken) == ({"n2": "b"}, (Reclaim("a", notice=True),))
+    tenure, taken = trace_reclaims(tenure, ("n2", "n3"), ["b", "c"])
     assert (tenure.held, taken) == ({"n2": "b", "n3": "c"}, ())
 
 
 def test_an_instance_without_a_node_goes() -> None:
-    _, taken = follow(Tenure({}, taken=1), ("n1",), ["a", "b"])
-    assert taken == (Taking("b", notice=False),)
+    _, taken = trace_reclaims(Tenure({}, reclaimed=1), ("n1",), ["a", "b"])
+    assert taken == (Reclaim("b", notice=False),)
 
 
 def test_an_instance_whose_node_went_does_not_get_another() -> None:
-    _, taken = follow(Tenure({"n1": "a"}), ("n3",), ["a"])
-    assert taken == (Taking("a", notice=True),)
+    _, taken = trace_reclaims(Tenure({"n1": "a"}), ("n3",), ["a"])
+    assert taken == (Reclaim("a", notice=True),)
 
 
 def test_a_node_is_free_again_once_its_instance_has_ended() -> None:
-    tenure, taken = follow(Tenure({"n1": "a"}), ("n1",), ["b"])
+    tenure, taken = trace_reclaims(Tenure({"n1": "a"}), ("n1",), ["b"])
     assert (tenure.held, taken) == ({"n1": "b"}, ())
 
 
 def test_a_market_follows_its_trace_at_its_speed() -> None:
-    market = Market(trace=read_trace(TRACE), speed=100)
-    market, move = advance(market, 0.0, ["a", "b"])
-    assert (move.capacity, move.takings) == (2, ())
-    market, move = advance(market, 0.02, ["a", "b"])
-    assert (move.capacity, move.takings) == (1, (Taking("a", notice=True),))
+    market = ReclaimPolicy(trace=read_trace(TRACE), speed=100)
+    market, move = next_reclaims(market, 0.0, ["a", "b"])
+    assert (move.capacity, move.reclaims) == (2, ())
+    market, move = next_reclaims(market, 0.02, ["a", "b"])
+    assert (move.capacity, move.reclaims) == (1, (Reclaim("a", notice=True),))
 
 
 def test_a_trace_begins_with_its_first_node() -> None:
-    market = Market(trace=read_trace("480000,add,n1\n480100,add,n2\n"), speed=10)
-    market, move = advance(market, 0.0, [])
+    market = ReclaimPolicy(trace=read_trace("480000,add,n1\n480100,add,n2\n"), speed=10)
+    market, move = next_reclaims(market, 0.0, [])
     assert move.capacity == 1
-    _, move = advance(market, 0.011, [])
+    _, move = next_reclaims(market, 0.011, [])
     assert move.capacity == 2
 
 
 def test_a_market_without_clock_and_trace_takes_nothing_and_limits_nothing() -> None:
-    market, move = advance(Market(), 1e6, ["a"])
-    assert (market, move.takings, move.capacity) == (Market(), (), None)
+    market, move = next_reclaims(ReclaimPolicy(), 1e6, ["a"])
+    assert (market, move.reclaims, move.capacity) == (ReclaimPolicy(), (), None)
 
 
 def test_an_instance_is_taken_once_also_where_clock_and_trace_agree() -> None:
-    market = Market(turns=Turns(every_seconds=9, next_at=0), trace=read_trace("0,add,n1\n0,remove,n1\n"))
-    _, move = advance(market, 0.0, ["a"])
-    assert move.takings == (Taking("a", notice=True),)
+    market = ReclaimPolicy(
+        periodic=PeriodicReclaims(every_seconds=9, next_at=0), trace=read_trace("0,add,n1\n0,remove,n1\n")
+    )
+    _, move = next_reclaims(market, 0.0, ["a"])
+    assert move.reclaims == (Reclaim("a", notice=True),)

@@ -15,15 +15,15 @@ HOST = {"PATH": "/bin", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "EXPORTED": "b
 SEEN = {"PATH": "/bin", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
 
 
-@pytest.mark.parametrize(("words", "seconds"), [(["-h", "now"], 0), (["-h", "+0"], 0), (["-P", "+5"], 300)])
-def test_a_shutdown_is_armed_for_its_time(words: list[str], seconds: float) -> None:
-    assert shutdown_seconds(words) == seconds
+@pytest.mark.parametrize(("arguments", "seconds"), [(["-h", "now"], 0), (["-h", "+0"], 0), (["-P", "+5"], 300)])
+def test_a_shutdown_is_armed_for_its_time(arguments: list[str], seconds: float) -> None:
+    assert shutdown_seconds(arguments) == seconds
 
 
-@pytest.mark.parametrize("words", [[], ["now"], ["-h"], ["-h", "5"], ["-h", "+x"], ["-r", "now"], ["-h", "23:00"]])
-def test_another_shutdown_is_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["now"], ["-h"], ["-h", "5"], ["-h", "+x"], ["-r", "now"], ["-h", "23:00"]])
+def test_another_shutdown_is_refused(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match="shutdown"):
-        shutdown_seconds(words)
+        shutdown_seconds(arguments)
 
 
 def test_a_file_is_installed_below_the_machine_s_directory_and_nowhere_else(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_container_sees_only_what_it_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         ([], "knows `run`"),
         (["pull", "image"], "knows `run`"),
@@ -61,9 +61,9 @@ def test_a_container_sees_only_what_it_is_given() -> None:
         (["run", "--env"], "needs an argument: --env"),
     ],
 )
-def test_words_that_docker_or_this_does_not_know_are_refused(words: list[str], complaint: str) -> None:
+def test_words_that_docker_or_this_does_not_know_are_refused(arguments: list[str], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        container(words, HOST)
+        container(arguments, HOST)
 
 
 def test_a_refusal_ends_as_dockers_would() -> None:

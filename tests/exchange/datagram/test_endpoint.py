@@ -14,7 +14,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from idletrain.exchange.datagram.endpoint import BITS, BULK, MOST_NUMBER, PROMPT, Endpoint, Keys, SilentError
+from idletrain.exchange.datagram.endpoint import (
+    BULK,
+    MOST_NUMBER,
+    PIECES_PER_REPORT,
+    PROMPT,
+    Endpoint,
+    PeerSilentError,
+    SessionKeys,
+)
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
 
 IP_RECVTOS = 13  # linux/in.h
@@ -87,7 +95,7 @@ def pair(fate: Fate | None = None, sockets: int = 2) -> Iterator[tuple[Endpoint,
     server, client = Endpoint("127.0.0.1"), Endpoint("127.0.0.1", sockets)
     relay = Relay(server.address, fate) if fate else None
     try:
-        keys = Keys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         server.open(keys.turned()).result(WAIT)
         client.open(keys, relay.address if relay else server.address).result(WAIT)
         yield server, client, relay
@@ -107,7 +115,7 @@ def across(sender: Endpoint, receiver: Endpoint, content: bytes, number: int = 1
     going = sender.send(7, number, memoryview(content), prompt=0, patience=PATIENCE)
     found = coming.result(WAIT)
     going.result(WAIT)
-    assert found.got.all()
+    assert found.received.all()
     return bytes(found.content)
 
 
@@ -178,26 +186,28 @@ def test_transfers_of_many_at_once_do_not_mix() -> None:
 def test_a_receiver_that_has_enough_stops_the_sender() -> None:
     with pair(losing) as (server, client, _):
         content = content_of(300 * PAYLOAD)
-        coming = server.receive(7, 1, len(content), patience=PATIENCE, needed=30, least=240)
+        coming = server.receive(7, 1, len(content), patience=PATIENCE, required_pieces=30, min_pieces=240)
         client.send(7, 1, memoryview(content), prompt=30 * PAYLOAD, patience=PATIENCE).result(WAIT)
         found = coming.result(WAIT)
-        assert found.got[:30].all()
-        assert found.got.sum() >= 240
+        assert found.received[:30].all()
+        assert found.received.sum() >= 240
         pieces = np.frombuffer(bytes(found.content), np.uint8).reshape(300, PAYLOAD)
         sent = np.frombuffer(content, np.uint8).reshape(300, PAYLOAD)
-        assert (pieces[found.got] == sent[found.got]).all()
-        assert not pieces[~found.got].any()
+        assert (pieces[found.received] == sent[found.received]).all()
+        assert not pieces[~found.received].any()
 
 
 def test_of_very_many_pieces_the_sender_learns_which_came() -> None:
     with pair() as (server, client, _):
-        pieces = BITS + 1000  # more than one datagram can tell of
+        pieces = PIECES_PER_REPORT + 1000  # more than one datagram can tell of
         content = bytes(PAYLOAD) * pieces
-        coming = server.receive(7, 1, len(content), patience=PATIENCE, needed=1, least=BITS - 5000)
+        coming = server.receive(
+            7, 1, len(content), patience=PATIENCE, required_pieces=1, min_pieces=PIECES_PER_REPORT - 5000
+        )
         told = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE).result(WAIT)
         found = coming.result(WAIT)
-        assert BITS - 5000 <= found.got.sum() < pieces
-        assert np.array_equal(told, found.got)
+        assert PIECES_PER_REPORT - 5000 <= found.received.sum() < pieces
+        assert np.array_equal(told, found.received)
 
 
 def test_what_has_come_is_enough_if_the_receiver_says_so() -> None:
@@ -205,12 +215,12 @@ def test_what_has_come_is_enough_if_the_receiver_says_so() -> None:
         content = bytes(PAYLOAD) * 20_000
         coming = server.receive(7, 1, len(content), patience=PATIENCE)
         going = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
-        while (so_far := server.so_far(7, 1).result(WAIT)) is None or not so_far.got.any():
+        while (so_far := server.progress(7, 1).result(WAIT)) is None or not so_far.received.any():
             time.sleep(0.001)
         server.stop(7, 1)
         found = coming.result(WAIT)
-        assert 0 < found.got.sum() < 20_000
-        assert np.array_equal(going.result(WAIT), found.got)
+        assert 0 < found.received.sum() < 20_000
+        assert np.array_equal(going.result(WAIT), found.received)
         server.stop(7, 1)  # which is over
         assert across(client, server, b"more", 2) == b"more"
 
@@ -225,12 +235,12 @@ def test_a_receiver_that_stops_reading_is_given_up_and_not_flooded() -> None:
         content = bytes(PAYLOAD) * 20_000
         coming = server.receive(7, 1, len(content), patience=2 * PATIENCE)
         going = client.send(7, 1, memoryview(content), prompt=0, patience=1.0)
-        while (so_far := server.so_far(7, 1).result(WAIT)) is None or so_far.got.sum() < 100:
+        while (so_far := server.progress(7, 1).result(WAIT)) is None or so_far.received.sum() < 100:
             time.sleep(0.001)
         silent.set()
         time.sleep(0.1)
         before = client.counts["sent"] + client.counts["again"]
-        with pytest.raises(SilentError):
+        with pytest.raises(PeerSilentError):
             going.result(WAIT)
         assert client.counts["sent"] + client.counts["again"] == before
         assert not coming.done()
@@ -261,7 +271,7 @@ def test_a_replayed_datagram_changes_nothing() -> None:
             for datagram in recorded:
                 stranger.sendto(datagram, server.address)
             stranger.settimeout(0.3)
-            with pytest.raises(SilentError):
+            with pytest.raises(PeerSilentError):
                 coming.result(WAIT)
         assert server.counts["received"] == before["received"]
         assert server.counts["duplicate"] + server.counts["dropped"] >= before["received"]  # every piece of them
@@ -281,7 +291,7 @@ def test_once_a_session_is_open_nobody_greets_any_more() -> None:
 def test_a_transfer_s_number_serves_once() -> None:
     with pair() as (server, client, _):
         across(client, server, b"one")
-        with pytest.raises(SilentError, match="used before"):
+        with pytest.raises(PeerSilentError, match="used before"):
             client.send(7, 1, memoryview(b"two"), prompt=0, patience=PATIENCE).result(WAIT)
 
 
@@ -291,25 +301,25 @@ def test_a_fault_of_one_transfer_is_not_the_others() -> None:
 
     with pair() as (server, client, _):
         content = content_of(20 * PAYLOAD)
-        server.receive(7, 1, len(content), patience=0.5, needed=1, least=5, enough=enough)
+        server.receive(7, 1, len(content), patience=0.5, required_pieces=1, min_pieces=5, is_acceptable=enough)
         client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
         assert across(client, server, content, 2) == content
 
 
 def test_who_hears_nothing_gives_up() -> None:
     with pair() as (server, client, _):
-        with pytest.raises(SilentError, match="nothing came"):
+        with pytest.raises(PeerSilentError, match="nothing came"):
             server.receive(7, 1, 5, patience=0.2).result(WAIT)
-        with pytest.raises(SilentError, match="no answer"):
+        with pytest.raises(PeerSilentError, match="no answer"):
             client.send(7, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
-        with pytest.raises(SilentError, match="closed"):
+        with pytest.raises(PeerSilentError, match="closed"):
             client.send(8, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
 
 
 def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    give = Endpoint._give
-    monkeypatch.setattr(Endpoint, "_give", lambda self: (looks.append(time.monotonic()), give(self))[1])
+    give = Endpoint._grant_credits
+    monkeypatch.setattr(Endpoint, "_grant_credits", lambda self: (looks.append(time.monotonic()), give(self))[1])
     with pair() as (server, client, _):
         content = content_of(300_000)
         coming = server.receive(7, 1, len(content), patience=PATIENCE)
@@ -325,9 +335,9 @@ def test_a_session_ends_before_it_would_use_a_nonce_again() -> None:
         server._sessions[7].control = MOST_NUMBER - 3  # of which the first grants are some
         coming = server.receive(7, 1, len(content), patience=PATIENCE)
         going = client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
-        with pytest.raises(SilentError, match="the session is closed"):
+        with pytest.raises(PeerSilentError, match="the session is closed"):
             coming.result(WAIT)
-        with pytest.raises(SilentError, match="no answer"):
+        with pytest.raises(PeerSilentError, match="no answer"):
             going.result(WAIT)
 
 
@@ -341,7 +351,7 @@ def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
 def test_over_ipv6_the_class_travels_too() -> None:
     server, client = Endpoint("::1"), Endpoint("::1")
     try:
-        keys = Keys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         server.open(keys.turned()).result(WAIT)
         client.open(keys, server.address).result(WAIT)
         content = content_of(50_000)
@@ -357,11 +367,11 @@ def test_a_session_that_no_datagram_comes_through_does_not_open() -> None:
         deaf.bind(("127.0.0.1", 0))
         client = Endpoint("127.0.0.1")
         try:
-            opened = client.open(Keys(1, bytes(KEY_BYTES), bytes(KEY_BYTES)), deaf.getsockname())
+            opened = client.open(SessionKeys(1, bytes(KEY_BYTES), bytes(KEY_BYTES)), deaf.getsockname())
             with pytest.raises(TimeoutError):
                 opened.result(0.3)
             client.end(1)
-            with pytest.raises(SilentError):
+            with pytest.raises(PeerSilentError):
                 opened.result(WAIT)
         finally:
             client.close()
@@ -372,7 +382,7 @@ def test_closing_fails_what_is_under_way_and_frees_the_port() -> None:
         address = server.address
         coming = server.receive(7, 1, 5, patience=PATIENCE)
         server.close()
-        with pytest.raises(SilentError):
+        with pytest.raises(PeerSilentError):
             coming.result(WAIT)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
             again.bind(address)

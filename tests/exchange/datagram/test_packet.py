@@ -8,18 +8,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.datagram.packet import KEY_BYTES, MOST_BYTES, PAYLOAD, Kind, Packet, Seal, bits_of, peek
+from idletrain.exchange.datagram.packet import (
+    KEY_BYTES,
+    MAX_DATAGRAM_BYTES,
+    PAYLOAD,
+    Packet,
+    PacketKind,
+    Seal,
+    bits_of,
+    peek,
+)
 
 KEY = bytes(range(KEY_BYTES))
 WORDS = st.integers(0, 2**32 - 1)
-PACKETS = st.builds(Packet, st.sampled_from(Kind), WORDS, WORDS, WORDS, WORDS, st.binary(max_size=PAYLOAD))
+PACKETS = st.builds(Packet, st.sampled_from(PacketKind), WORDS, WORDS, WORDS, WORDS, st.binary(max_size=PAYLOAD))
 
 
 @settings(deadline=None)
 @given(PACKETS)
 def test_what_is_sealed_is_read_with_the_same_key_alone(packet: Packet) -> None:
     datagram = Seal(KEY).close(packet)
-    assert len(datagram) <= MOST_BYTES
+    assert len(datagram) <= MAX_DATAGRAM_BYTES
     assert Seal(KEY).open(datagram) == packet
     assert Seal(os.urandom(KEY_BYTES)).open(datagram) is None
     claimed = peek(datagram)
@@ -41,7 +50,7 @@ def test_a_changed_or_cut_datagram_is_none(packet: Packet, data: st.DataObject) 
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.binary(max_size=MOST_BYTES + 100))
+@given(st.binary(max_size=MAX_DATAGRAM_BYTES + 100))
 def test_any_bytes_are_refused(content: bytes) -> None:
     assert Seal(KEY).open(content) is None
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.datagram.window import FIRST_WINDOW, Link, Receiving, Sending, Trip, share
+from idletrain.exchange.datagram.window import FIRST_WINDOW, LinkRate, ReceiveWindow, RoundTrip, SendWindow, share
 
 
 @dataclass
@@ -51,10 +51,10 @@ class World:
         self.far = trips or [net.trip] * len(sizes)
         self.killed: dict[int, float] = {}
         self.net, self.random = net, random.Random(seed)
-        self.link, self.began = (after.link, after.now + 1) if after else (Link(), 0.0)
-        self.senders = [Sending(n) for n in sizes]
-        self.trips = after.trips if after else [Trip() for _ in sizes]
-        self.receivers = [Receiving(n, trip=t, **enough) for n, t in zip(sizes, self.trips, strict=True)]  # type: ignore[arg-type]
+        self.link, self.began = (after.link, after.now + 1) if after else (LinkRate(), 0.0)
+        self.senders = [SendWindow(n) for n in sizes]
+        self.trips = after.trips if after else [RoundTrip() for _ in sizes]
+        self.receivers = [ReceiveWindow(n, trip=t, **enough) for n, t in zip(sizes, self.trips, strict=True)]  # type: ignore[arg-type]
         self.done_at: list[float | None] = [None] * len(sizes)
         self.told = [0] * len(sizes)
         self.now = self.free_at = self.began
@@ -129,9 +129,9 @@ class World:
         if self.done_at[k] is not None:
             self._back("stop", k, ())
             return
-        self.receivers[k].asked(asked, sequence, self.now)
+        self.receivers[k].probed(asked, sequence, self.now)
 
-    def _open(self) -> list[Receiving]:
+    def _open(self) -> list[ReceiveWindow]:
         return [r for r, at in zip(self.receivers, self.done_at, strict=True) if at is None]
 
     def _receiver(self) -> None:
@@ -139,7 +139,7 @@ class World:
         for k, receiver in enumerate(self.receivers):
             if self.done_at[k] is None and (asked := receiver.answer(self.now)) is not None:
                 share(self.link, self._open(), self.now, first=[receiver])
-                self._back("missing", k, (asked, *receiver.got.astype(int).tolist()))
+                self._back("missing", k, (asked, *receiver.received.astype(int).tolist()))
                 self.told[k] = receiver.limit
                 self._back("grant", k, (receiver.limit,))
             if self.done_at[k] is None and receiver.limit > self.told[k]:
@@ -151,7 +151,7 @@ class World:
 
     def _missing(self, k: int, body: tuple[int, ...]) -> None:
         asked, *there = body
-        self.senders[k].told_missing(asked, [bool(one) for one in there], 0, self.now)
+        self.senders[k].report_missing(asked, [bool(one) for one in there], 0, self.now)
 
     def _stop(self, k: int, _body: tuple[int, ...]) -> None:
         self.senders[k].stop()
@@ -170,7 +170,7 @@ def test_all_pieces_arrive_whatever_the_network_does(
 ) -> None:
     world = World(Net(loss=loss, jitter=jitter, twice=twice, queue=8), sizes, seed)
     world.run()
-    assert all(receiver.got.all() for receiver in world.receivers)
+    assert all(receiver.received.all() for receiver in world.receivers)
 
 
 @pytest.mark.parametrize(("trip", "limit"), [(0.0002, 1.1), (0.002, 1.1), (0.02, 1.35)])
@@ -220,37 +220,37 @@ def test_a_dead_sender_does_not_keep_the_others_waiting() -> None:
 
 def test_enough_is_enough_but_never_without_what_is_needed() -> None:
     net = Net(loss=0.2)
-    world = World(net, [200], 3, needed=40, least=180)
+    world = World(net, [200], 3, required_pieces=40, min_pieces=180)
     world.run()
     (receiver,) = world.receivers
-    assert receiver.got[:40].all()
+    assert receiver.received[:40].all()
     assert 180 <= receiver.count < 200
     asked = []
 
-    def enough(got: np.ndarray) -> bool:
-        asked.append(int(got.sum()))
-        return bool(got[50])
+    def enough(received: np.ndarray) -> bool:
+        asked.append(int(received.sum()))
+        return bool(received[50])
 
-    world = World(net, [200], 4, needed=40, least=150, enough=enough)
+    world = World(net, [200], 4, required_pieces=40, min_pieces=150, is_acceptable=enough)
     world.run()
-    assert world.receivers[0].got[50]
+    assert world.receivers[0].received[50]
     assert min(asked) >= 150
 
 
 def test_a_receiver_grants_no_more_than_its_window_and_one_piece_to_whoever_begins() -> None:
-    link, transfers = Link(), [Receiving(100) for _ in range(20)]
+    link, transfers = LinkRate(), [ReceiveWindow(100) for _ in range(20)]
     share(link, transfers, 0.0)
-    assert not any(t.on_their_way for t in transfers)  # nobody has been heard
+    assert not any(t.in_flight for t in transfers)  # nobody has been heard
     for transfer in transfers:
-        transfer.asked(1, 0, 0.0)
+        transfer.probed(1, 0, 0.0)
     share(link, transfers, 0.0)
-    assert sum(t.on_their_way for t in transfers) == FIRST_WINDOW
+    assert sum(t.in_flight for t in transfers) == FIRST_WINDOW
     share(link, transfers, 0.0, first=transfers)
-    assert all(t.on_their_way >= 1 for t in transfers)
+    assert all(t.in_flight >= 1 for t in transfers)
 
 
 def test_what_was_not_granted_is_not_taken() -> None:
-    receiver = Receiving(10)
+    receiver = ReceiveWindow(10)
     receiver.grant(3, 0.0)
     assert not receiver.take(4, 0, 0.0)
     assert not receiver.take(0, 0, 0.0)
@@ -262,26 +262,26 @@ def test_what_was_not_granted_is_not_taken() -> None:
 
 
 def test_an_answer_in_parts_is_taken_once_and_one_from_before_the_last_piece_not_at_all() -> None:
-    sender = Sending(6)
+    sender = SendWindow(6)
     asked = sender.probe(0.0)
     assert asked is not None
     sender.granted(20, 0.1)
     while sender.next():
         pass
-    sender.told_missing(asked, [False] * 6, 0, 0.2)
+    sender.report_missing(asked, [False] * 6, 0, 0.2)
     assert sender.next() is None
     asked = sender.probe(0.3)
     assert asked is not None
-    sender.told_missing(asked, [True, False, True], 0, 0.4)
+    sender.report_missing(asked, [True, False, True], 0, 0.4)
     assert [found[0] for found in (sender.next(),) if found] == [1]
-    sender.told_missing(asked, [True, True, False], 3, 0.4)
-    sender.told_missing(asked, [True, False, True], 0, 0.5)
+    sender.report_missing(asked, [True, True, False], 3, 0.4)
+    sender.report_missing(asked, [True, False, True], 0, 0.5)
     assert [found[0] for found in (sender.next(),) if found] == [5]
     assert sender.next() is None
 
 
 def test_a_probe_waits_for_its_answer_and_then_longer_and_longer() -> None:
-    sender = Sending(2)
+    sender = SendWindow(2)
     assert sender.probe(0.0) == 1
     assert sender.probe(0.001) is None
     times = [tick / 1000 for tick in range(1, 4000) if sender.probe(tick / 1000) is not None]
@@ -289,7 +289,7 @@ def test_a_probe_waits_for_its_answer_and_then_longer_and_longer() -> None:
     assert (gaps[1:] > gaps[:-1] - 0.0015).all()  # but for a tick
     assert 0.04 < gaps.max() <= 0.051
     last = max(probe for probe in range(1, 1000) if probe in sender._asked_at)
-    sender.told_missing(last, [], 0, 4.0)  # an answer without a grant: others are served
+    sender.report_missing(last, [], 0, 4.0)  # an answer without a grant: others are served
     again = [tick / 1000 for tick in range(4000, 4300) if sender.probe(tick / 1000) is not None]
     assert np.diff(again).min() > 0.04
     sender.granted(5, 5.0)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from idletrain.errors import JobError
 from idletrain.fabric.analysis import compare
-from idletrain.fabric.analysis.compare import Outcome
-from idletrain.fabric.analysis.samples import Fabric, Point, Stencil, Training
+from idletrain.fabric.analysis.compare import ComparisonOutcome
+from idletrain.fabric.analysis.samples import Fabric, Point, StencilSample, TrainingSample
 
 MBIT = 1e6 / 8
 
@@ -35,23 +35,23 @@ def fabric(rate: float, seed: int, noise: float = 0.01, count: int = 4, **about:
     compute, communicate, step = (
         tuple(t * chance.normal(1, noise, 15)) for t in (0.01, exchange, 0.01 + 0.9 * exchange)
     )
-    training = [Training("gloo", "mlp", count, 32, 2_000_000, (2_000_000,), compute, communicate, step)]
+    training = [TrainingSample("gloo", "mlp", count, 32, 2_000_000, (2_000_000,), compute, communicate, step)]
     return Fabric({"preset": "quick", "version": "1", **about}, nodes, links, training=training)
 
 
 @given(st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_the_same_fabric_twice_shows_no_significant_effect(seed: int) -> None:
-    differences = compare.compared(fabric(100 * MBIT, seed), fabric(100 * MBIT, seed + 5000))
-    assert {d.outcome for d in differences} == {Outcome.NO_EFFECT}
+    differences = compare.compare(fabric(100 * MBIT, seed), fabric(100 * MBIT, seed + 5000))
+    assert {d.outcome for d in differences} == {ComparisonOutcome.NO_EFFECT}
     assert compare.overall(differences).startswith("No significant effect in 2 of 2 figures")
 
 
 @given(st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
 def test_a_tenth_less_is_told_apart(seed: int) -> None:
-    differences = compare.compared(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
-    assert {d.outcome for d in differences} == {Outcome.DIFFERENT}
+    differences = compare.compare(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
+    assert {d.outcome for d in differences} == {ComparisonOutcome.DIFFERENT}
     told = compare.overall(differences)
     assert "The two differ in 2 of 2 figures, most of all: step over arithmetic, mlp" in told
     assert "worse" in told
@@ -59,16 +59,16 @@ def test_a_tenth_less_is_told_apart(seed: int) -> None:
 
 def test_better_is_called_better() -> None:
     (link,) = [
-        d for d in compare.compared(fabric(90 * MBIT, 1), fabric(100 * MBIT, 2)) if d.what == "one way over socket"
+        d for d in compare.compare(fabric(90 * MBIT, 1), fabric(100 * MBIT, 2)) if d.what == "one way over socket"
     ]
     assert link.ratio == pytest.approx(1.11, abs=0.02)
     assert "the second is 11% better" in link.sentence
 
 
 def test_a_spread_beyond_the_difference_is_no_verdict() -> None:
-    differences = compare.compared(fabric(100 * MBIT, 1, 0.3), fabric(90 * MBIT, 2, 0.3))
+    differences = compare.compare(fabric(100 * MBIT, 1, 0.3), fabric(90 * MBIT, 2, 0.3))
     (step,) = [d for d in differences if d.what.startswith("step")]
-    assert step.outcome is Outcome.NO_VERDICT
+    assert step.outcome is ComparisonOutcome.NO_VERDICT
     assert "no verdict, as samples spread by" in step.sentence
 
 
@@ -79,39 +79,39 @@ def pushes(rate: float, cpu: float) -> Fabric:
 
 
 def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
-    (told,) = compare.compared(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
-    assert told.outcome is Outcome.NO_VERDICT
+    (told,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
+    assert told.outcome is ComparisonOutcome.NO_VERDICT
     assert "processors differ by 15% of the time" in told.sentence
-    (told,) = compare.compared(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
-    assert told.outcome is Outcome.DIFFERENT
+    (told,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
+    assert told.outcome is ComparisonOutcome.DIFFERENT
 
 
 @pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])
 def test_a_stencil_is_compared_where_every_node_has_its_cores(hosts: int, compared: bool) -> None:
     one, steps = fabric(100 * MBIT, 1), tuple(np.random.default_rng(2).normal(1, 0.01, 15))
     nodes = [{**node, "host": k % hosts} for k, node in enumerate(one.nodes)]  # of two cores each
-    both = replace(one, nodes=nodes, stencil=[Stencil("gloo", "weak", True, 4, 1000, steps, steps, steps)])
-    found = [difference.what for difference in compare.compared(both, both)]
+    both = replace(one, nodes=nodes, stencil=[StencilSample("gloo", "weak", True, 4, 1000, steps, steps, steps)])
+    found = [difference.what for difference in compare.compare(both, both)]
     assert any(what.startswith("stencil") for what in found) == compared
     assert any(what.startswith("one way") for what in found)
 
 
 def test_too_few_samples_are_not_compared() -> None:
     few = [replace(one, step=one.step[:6]) for one in fabric(100 * MBIT, 1).training]
-    told = compare.compared(replace(fabric(100 * MBIT, 1), training=few), fabric(50 * MBIT, 2))
+    told = compare.compare(replace(fabric(100 * MBIT, 1), training=few), fabric(50 * MBIT, 2))
     assert {difference.what for difference in told} == {"one way over socket"}
 
 
 def test_two_without_common_figures_get_no_verdict() -> None:
     empty = replace(fabric(100 * MBIT, 1), points=[], training=[])
-    assert compare.compared(empty, empty) == []
+    assert compare.compare(empty, empty) == []
     assert compare.overall([]).startswith("No verdict")
 
 
 def test_unlike_runs_are_refused_with_what_differs() -> None:
     first, second = fabric(100 * MBIT, 1), fabric(100 * MBIT, 2, count=3, preset="full")
     with pytest.raises(JobError) as caught:
-        compare.compared(first, second)
+        compare.compare(first, second)
     assert "unlike runs" in str(caught.value)
     assert "preset (quick and full)" in str(caught.value)
     assert "number of nodes (4 and 3)" in str(caught.value)

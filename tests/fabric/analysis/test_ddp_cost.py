@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idletrain.fabric.analysis import ddp_cost
-from idletrain.fabric.analysis.ddp_cost import Step
+from idletrain.fabric.analysis.ddp_cost import DdpStep
 
 # Horovod's benchmark page: 128 servers with 4 Pascal GPUs each, 25 Gbit/s, batches of 64 a GPU; scaling efficiency on
 # 512 GPUs 90 % for ResNet-101 and Inception-v3, 68 % for VGG-16. A ring crosses each server's link once in and once
@@ -16,9 +16,9 @@ LINK = 25e9 / 8
 SERVERS = 128
 # Steps: the same page has 1656.82 images a second on 16 GPUs for ResNet-101, and none for VGG-16; for that TensorFlow's
 # own benchmark of a P100 is taken (154 a second, from memory).
-RESNET_101 = Step(64 * 16 / 1656.82, 178.6e6, SERVERS)
-VGG_16 = Step(64 / 154, 553.5e6, SERVERS)
-steps = st.builds(Step, st.floats(1e-4, 100), st.floats(1e3, 1e10), st.integers(2, 1000), st.floats(0, 1))
+RESNET_101 = DdpStep(64 * 16 / 1656.82, 178.6e6, SERVERS)
+VGG_16 = DdpStep(64 / 154, 553.5e6, SERVERS)
+steps = st.builds(DdpStep, st.floats(1e-4, 100), st.floats(1e3, 1e10), st.integers(2, 1000), st.floats(0, 1))
 
 
 def test_the_pattern_of_horovod_s_figures_comes_out() -> None:
@@ -33,20 +33,20 @@ def test_vgg_needs_several_times_the_link_that_resnet_does() -> None:
 
 
 @given(steps)
-def test_at_the_break_even_a_step_is_as_efficient_as_wanted(step: Step) -> None:
+def test_at_the_break_even_a_step_is_as_efficient_as_wanted(step: DdpStep) -> None:
     speed = ddp_cost.break_even(step)
     assert ddp_cost.efficiency_at(step, speed) == pytest.approx(ddp_cost.EFFICIENT, rel=1e-6)
     assert ddp_cost.efficiency_at(step, 1.01 * speed) >= ddp_cost.EFFICIENT
 
 
 @given(steps, st.floats(1e5, 1e11))
-def test_a_faster_link_never_hurts(step: Step, speed: float) -> None:
+def test_a_faster_link_never_hurts(step: DdpStep, speed: float) -> None:
     slow, fast = ddp_cost.efficiency_at(step, speed), ddp_cost.efficiency_at(step, 2 * speed)
     assert 0 < slow <= fast <= 1
 
 
 def test_one_node_needs_no_link() -> None:
-    assert ddp_cost.break_even(Step(1.0, 1e6, 1)) == 0
+    assert ddp_cost.break_even(DdpStep(1.0, 1e6, 1)) == 0
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_bus_factors_are_those_of_nccl_tests(operation: str, nodes: int, factor:
 
 
 def test_what_does_not_fit_behind_the_backward_pass_is_exposed() -> None:
-    assert ddp_cost.exposed_seconds(Step(0.3, 1, 2, overlap=1.0), 1.0) == pytest.approx(0.8)
-    assert ddp_cost.exposed_seconds(Step(3.0, 1, 2, overlap=1.0), 1.0) == 0
-    assert ddp_cost.exposed_seconds(Step(3.0, 1, 2, overlap=0.25), 1.0) == 0.75
+    assert ddp_cost.exposed_seconds(DdpStep(0.3, 1, 2, overlap=1.0), 1.0) == pytest.approx(0.8)
+    assert ddp_cost.exposed_seconds(DdpStep(3.0, 1, 2, overlap=1.0), 1.0) == 0
+    assert ddp_cost.exposed_seconds(DdpStep(3.0, 1, 2, overlap=0.25), 1.0) == 0.75
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_overlap_is_what_was_hidden(compute: float, exchange: float, step: float
 
 @given(st.floats(1e-3, 10), st.floats(1e-3, 10), st.floats(0, 1))
 def test_overlap_and_exposure_undo_each_other(compute: float, exchange: float, overlap: float) -> None:
-    step = Step(compute, 1, 2, overlap)
+    step = DdpStep(compute, 1, 2, overlap)
     exposed = ddp_cost.exposed_seconds(step, exchange)
     found = ddp_cost.overlap_of(compute, exchange, compute + exposed)
-    assert ddp_cost.exposed_seconds(Step(compute, 1, 2, found), exchange) == pytest.approx(exposed, abs=1e-9)
+    assert ddp_cost.exposed_seconds(DdpStep(compute, 1, 2, found), exchange) == pytest.approx(exposed, abs=1e-9)

@@ -29,7 +29,7 @@ class Reader(HTMLParser):
 
 
 def test_a_page_has_verdict_curves_heat_maps_and_tables_and_needs_nothing_else() -> None:
-    read = Reader(page.page(example()))
+    read = Reader(page.fabric_page(example()))
     assert read.links == []
     assert "script" not in read.tags
     assert compare.sentence(example()) in read.text
@@ -48,12 +48,12 @@ def test_in_a_heat_map_every_pair_is_a_square_and_the_fastest_is_full() -> None:
 
 
 def test_a_page_of_one_node_has_no_curves() -> None:
-    read = Reader(page.page(Fabric({}, [{"name": "alone"}])))
+    read = Reader(page.fabric_page(Fabric({}, [{"name": "alone"}])))
     assert "figure" not in read.tags
     assert "No verdict: there is no second node" in read.text
 
 
 def test_a_page_of_two_fabrics() -> None:
-    read = Reader(page.compared_page(["a", "b"], compare.compared(example(), example())))
+    read = Reader(page.comparison_page(["a", "b"], compare.compare(example(), example())))
     assert "a against b" in read.text
     assert "no significant effect" in read.text

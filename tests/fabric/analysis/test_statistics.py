@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idletrain.fabric.analysis import statistics
-from idletrain.fabric.analysis.samples import Collective, Fabric, Point, Stencil, Training
+from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
 
 MTU = 1500
 PAYLOAD = (MTU - 52) / (MTU + 14)  # of what is on the wire
@@ -82,7 +82,7 @@ def test_a_line_needs_three_sizes() -> None:
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    operations = [Collective("gloo", "all-reduce", 4, 1_000_000, (0.1, 0.2, 0.3))]
+    operations = [CollectiveSample("gloo", "all-reduce", 4, 1_000_000, (0.1, 0.2, 0.3))]
     (found,) = statistics.bandwidths(Fabric({}, nodes(2), links(2, 10e6 * PAYLOAD), operations))
     assert found.median == 0.2
     assert found.algorithm == pytest.approx(5e6)
@@ -90,8 +90,8 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert found.line_share == pytest.approx(0.75)
 
 
-def trained(nodes: int, compute: float, exchange: float | None = None, step: float | None = None) -> Training:
-    return Training(
+def trained(nodes: int, compute: float, exchange: float | None = None, step: float | None = None) -> TrainingSample:
+    return TrainingSample(
         "gloo",
         "mlp",
         nodes,
@@ -125,7 +125,7 @@ def test_what_a_network_needs_is_the_same_whatever_link_it_was_measured_over() -
 
 def test_steps_that_were_too_slow_are_computed_by_the_fit() -> None:
     operations = [
-        Collective("gloo", "all-reduce", 4, size, (0.001 + 1e-7 * size,) * 3) for size in (1000, 10_000, 100_000)
+        CollectiveSample("gloo", "all-reduce", 4, size, (0.001 + 1e-7 * size,) * 3) for size in (1000, 10_000, 100_000)
     ]
     fabric = Fabric({}, nodes(4), collectives=operations, training=[trained(4, 1.0)])
     (cost,) = statistics.costs(fabric)
@@ -147,7 +147,7 @@ def test_of_several_worlds_the_largest_counts() -> None:
 
 
 def test_a_stencil_s_efficiency_is_cells_a_second_and_node() -> None:
-    one, four = (Stencil("gloo", "weak", True, n, 1000 * n, (), (), (t,)) for n, t in ((1, 0.1), (4, 0.2)))
+    one, four = (StencilSample("gloo", "weak", True, n, 1000 * n, (), (), (t,)) for n, t in ((1, 0.1), (4, 0.2)))
     gpu = replace(one, backend="nccl", step=(0.01,))
     fabric = Fabric({}, nodes(4), stencil=[gpu, one, four])
     assert statistics.stencil_efficiency(fabric, four) == pytest.approx(0.5)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from idletrain.fabric.analysis import compare, tables
-from idletrain.fabric.analysis.samples import Collective, Fabric, Point, Stencil, Training
+from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
 
 
 def example(rate: float = 12e6) -> Fabric:
@@ -41,14 +41,16 @@ def example(rate: float = 12e6) -> Fabric:
     points.append(Point("incast", "socket", 1, 0, (rate / 2, rate / 2), 2, 10**7))
     points.append(Point("one way", "pull", 0, 1, (rate,) * 3, moved_bytes=10**8, cpu_seconds=0.2))
     collectives = [
-        Collective("gloo", "all-reduce", 3, size, (1e-3 + 1e-7 * size,) * 5) for size in (1000, 10**5, 10**6)
+        CollectiveSample("gloo", "all-reduce", 3, size, (1e-3 + 1e-7 * size,) * 5) for size in (1000, 10**5, 10**6)
     ]
     training = [
-        Training("gloo", "mlp", 1, 128, 2_700_000, (), (0.01,) * 5),
-        Training("gloo", "mlp", 3, 128, 2_700_000, (2_700_000,), (0.01,) * 5, (0.3,) * 5, (0.3,) * 5),
-        Training("gloo", "vgg16", 3, 2, 553_000_000, (), (0.5,) * 5),
+        TrainingSample("gloo", "mlp", 1, 128, 2_700_000, (), (0.01,) * 5),
+        TrainingSample("gloo", "mlp", 3, 128, 2_700_000, (2_700_000,), (0.01,) * 5, (0.3,) * 5, (0.3,) * 5),
+        TrainingSample("gloo", "vgg16", 3, 2, 553_000_000, (), (0.5,) * 5),
     ]
-    stencil = [Stencil("gloo", "weak", True, n, 1000 * n, (0.01,), (0.002,), (0.012 + 0.001 * n,)) for n in (1, 3)]
+    stencil = [
+        StencilSample("gloo", "weak", True, n, 1000 * n, (0.01,), (0.002,), (0.012 + 0.001 * n,)) for n in (1, 3)
+    ]
     about = {"preset": "quick", "version": "1", "date": "2026-01-01", "seconds": 30.0}
     return Fabric(about, nodes, points, collectives, training, stencil, ["n1 is odd"], ["NCCL: no GPU"])
 
@@ -74,7 +76,7 @@ def test_everything_measured_is_in_the_tables() -> None:
 
 
 def test_a_terminal_shows_faults_gaps_and_the_verdict_last() -> None:
-    text = printed(tables.terminal(example()))
+    text = printed(tables.terminal_text(example()))
     assert "fault: n1 is odd" in text
     assert "left out: NCCL: no GPU" in text
     assert "odd: n2" in text
@@ -87,7 +89,7 @@ def test_what_was_not_measured_has_no_table() -> None:
 
 
 def test_two_beside_each_other() -> None:
-    told = printed(tables.compared_terminal(compare.compared(example(), example())))
+    told = printed(tables.comparison_text(compare.compare(example(), example())))
     assert "no significant effect" in told
     assert "+0.0%" in told
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from idletrain.fabric.measuring import models, tasks, training
-from idletrain.fabric.measuring.presets import KB, OPERATIONS, QUICK, Model
-from idletrain.fabric.measuring.timed_group import Company
+from idletrain.fabric.measuring.presets import KB, OPERATIONS, QUICK, TimedModel
+from idletrain.fabric.measuring.timed_group import TimedGroup
 from tests.chaos.helpers import until
 
 TINY = replace(
@@ -21,7 +21,7 @@ TINY = replace(
     operation_seconds=0.05,
     repeats=(2, 3),
     step_seconds=0.2,
-    models=(Model("mlp", (8,)), Model("transformer", (1,))),
+    models=(TimedModel("mlp", (8,)), TimedModel("transformer", (1,))),
     edge=8,
     thorough=True,
 )
@@ -83,7 +83,7 @@ def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
 
 
 def test_steps_whose_exchange_takes_too_long_are_one_node_s_arithmetic() -> None:
-    hasty = replace(TINY, step_seconds=1e-9, models=(Model("mlp", (8,)),), operation_seconds=0.01)
+    hasty = replace(TINY, step_seconds=1e-9, models=(TimedModel("mlp", (8,)),), operation_seconds=0.01)
     first, second = together(2, preset=asdict(hasty))
     assert "fault" not in first | second
     alone, both = (next(one for one in first["training"] if one["nodes"] == nodes) for nodes in (1, 2))
@@ -93,13 +93,13 @@ def test_steps_whose_exchange_takes_too_long_are_one_node_s_arithmetic() -> None
 
 
 def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Company(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
-    room = 4 * 4 * sum(p.numel() for p in models.hollow("mlp").parameters()) + (50 << 20)
+    alone = TimedGroup(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
+    room = 4 * 4 * sum(p.numel() for p in models.on_meta("mlp").parameters()) + (50 << 20)
     monkeypatch.setattr(training, "available_bytes", lambda: room)
-    found, missing = training.measure(alone, "gloo", Model("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
+    found, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
     assert [one.batch_size for one in found] == [512]
     assert missing[0].startswith("mlp, batch 65536 and more: needs ")
-    found, missing = training.measure(alone, "gloo", Model("mlp", (8,)), 8, lambda _: 0.0)
+    found, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (8,)), 8, lambda _: 0.0)
     assert (found, len(missing)) == ([], 1)
 
 

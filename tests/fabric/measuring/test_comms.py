@@ -17,7 +17,7 @@ SIZE = 1_000_000
 
 async def moved(over: str, token: str = TOKEN, nodes: int = 1) -> list[Stream]:
     temporary, cluster = Security.temporary(), Security()
-    posts = comms.Posts(TOKEN)
+    posts = comms.ProbeServers(TOKEN)
     await posts.open("127.0.0.1", cluster, temporary, plain=True)
 
     def by_one() -> Awaitable[Stream]:

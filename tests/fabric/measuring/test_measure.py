@@ -22,9 +22,9 @@ from idletrain.errors import RefusedError, RunError
 from idletrain.fabric.analysis import compare, statistics
 from idletrain.fabric.analysis.samples import Fabric, from_json
 from idletrain.fabric.measuring import nodes, presets, tasks
-from idletrain.fabric.measuring.measure import measure
-from idletrain.fabric.measuring.nodes import SilentError, Team, occupied
-from idletrain.fabric.measuring.tasks import Found, Visit
+from idletrain.fabric.measuring.measure import measure_fabric
+from idletrain.fabric.measuring.nodes import MeasuredNodes, NodeSilentError, occupied
+from idletrain.fabric.measuring.tasks import LinkProbe, ProbeResult
 
 from .test_collective_process import TINY
 
@@ -53,7 +53,7 @@ def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
 
 @pytest.fixture(scope="module")
 def found() -> Fabric:
-    fabric: Fabric = on(3, lambda client: measure(client, PRESET, lambda _: None))
+    fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, lambda _: None))
     return fabric
 
 
@@ -62,14 +62,18 @@ def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
     assert len(found.nodes) == 3
     pairs = set(presets.pairs(3))
     for what, over in (("round trip", "socket"), ("one way", "socket")):
-        assert {(p.source, p.target) for p in statistics.of_kind(found, what, over)} == pairs
+        assert {(p.source, p.target) for p in statistics.points_of_kind(found, what, over)} == pairs
     for over in ("dask", "dask tls", "pull", "push"):
         for what in ("one way", "round trip"):
-            assert len(statistics.of_kind(found, what, over)) == 2
-        assert all(0 < statistics.median(p.samples) < 0.1 for p in statistics.of_kind(found, "round trip", over))
-    assert len(statistics.of_kind(found, "both ways")) >= 2
-    assert [(point.flows, point.target) for point in statistics.of_kind(found, "incast")] == [(2, 0), (2, 1), (2, 2)]
-    (flows,) = statistics.of_kind(found, "flows")
+            assert len(statistics.points_of_kind(found, what, over)) == 2
+        assert all(0 < statistics.median(p.samples) < 0.1 for p in statistics.points_of_kind(found, "round trip", over))
+    assert len(statistics.points_of_kind(found, "both ways")) >= 2
+    assert [(point.flows, point.target) for point in statistics.points_of_kind(found, "incast")] == [
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
+    (flows,) = statistics.points_of_kind(found, "flows")
     assert flows.flows == 2
 
 
@@ -91,25 +95,25 @@ def test_it_survives_its_file(found: Fabric) -> None:
 
 
 def test_one_node_is_measured_as_far_as_it_goes() -> None:
-    alone = on(1, lambda client: measure(client, PRESET, lambda _: None))
+    alone = on(1, lambda client: measure_fabric(client, PRESET, lambda _: None))
     assert alone.points == []
     assert any("there is no second node" in missing for missing in alone.missing)
     assert {one.nodes for one in alone.training} == {1}
 
 
 async def _not_reached(client: Client) -> Fabric:
-    return await measure(client, PRESET, lambda _: None)
+    return await measure_fabric(client, PRESET, lambda _: None)
 
 
 def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Team.ask
+    asked = MeasuredNodes.call
 
-    async def cut(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
+    async def cut(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
         if task is tasks.link and (args[0].source, args[0].target) == (1, 0):
-            return Found(fault="timed out")
+            return ProbeResult(fault="timed out")
         return await asked(self, node, task, *args, **more)
 
-    monkeypatch.setattr(Team, "ask", cut)
+    monkeypatch.setattr(MeasuredNodes, "call", cut)
     found = on(2, _not_reached)
     assert [fault for fault in found.faults if "cannot reach" in fault] == [
         "1 cannot reach 0 at 127.0.0.1 (timed out); let TCP through between them, all ports"
@@ -119,16 +123,16 @@ def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: py
 
 
 def test_a_node_that_is_gone_is_told_of_once_and_not_taken_for_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, visits = Team.ask, []
+    asked, visits = MeasuredNodes.call, []
 
-    async def gone(self: Team, node: int, task: Any, *args: Any, **more: Any) -> Any:
-        if args and isinstance(args[0], Visit):
+    async def gone(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
+        if args and isinstance(args[0], LinkProbe):
             visits.append((args[0].source, args[0].target))
             if node == 1:
-                raise SilentError("1 did not end 'link' in 60 s; see its log")
+                raise NodeSilentError("1 did not end 'link' in 60 s; see its log")
         return await asked(self, node, task, *args, **more)
 
-    monkeypatch.setattr(Team, "ask", gone)
+    monkeypatch.setattr(MeasuredNodes, "call", gone)
     found = on(2, _not_reached)
     assert found.faults == ["1 did not end 'link' in 60 s; see its log"]
     assert visits[-1] == (1, 0)  # and nothing behind
@@ -152,7 +156,7 @@ def test_a_worker_that_is_killed_among_all_holds_nobody_up() -> None:
                 killing.append(asyncio.ensure_future(kill()))
 
         busy = replace(PRESET, together_seconds=600.0, operation_seconds=60.0, repeats=(1, 1000))
-        found = await measure(client, busy, say)
+        found = await measure_fabric(client, busy, say)
         ended = time.monotonic()
         left = await client.run(lambda: len(tasks._parts))
         return found, ended - await killing[0], sum(left.values())
@@ -168,12 +172,12 @@ def test_workers_of_another_version_are_refused_by_name(monkeypatch: pytest.Monk
     here = os.getpid()
     monkeypatch.setattr(nodes, "version", lambda: "1.0" if os.getpid() == here else "0.9")
     with pytest.raises(RefusedError, match=r"not all workers run idletrain 1\.0: 0 runs 0\.9; install the same"):
-        on(1, Team.of)
+        on(1, MeasuredNodes.of)
 
 
 def test_a_cluster_without_workers_is_a_sentence() -> None:
     with pytest.raises(RunError, match="the cluster has no worker; start some"):
-        on(0, Team.of)
+        on(0, MeasuredNodes.of)
 
 
 def test_a_cluster_that_works_is_known_by_its_run() -> None:
@@ -220,13 +224,13 @@ def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path
                 security = identities["head"].security()
                 async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
                     await client.wait_for_workers(2, 60)
-                    return await measure(client, replace(PRESET, models=()), lambda _: None)
+                    return await measure_fabric(client, replace(PRESET, models=()), lambda _: None)
             finally:
                 await fleet.close()
 
     found = asyncio.run(go())
     assert found.faults == []
     for over in ("dask tls", "pull", "push"):
-        assert statistics.of_kind(found, "one way", over)
-    assert statistics.of_kind(found, "one way", "dask") == []
+        assert statistics.points_of_kind(found, "one way", over)
+    assert statistics.points_of_kind(found, "one way", "dask") == []
     assert any("this cluster asks for TLS" in missing for missing in found.missing)

@@ -17,12 +17,12 @@ PARAMETERS = {
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
 def test_parameters_are_as_many_as_they_should_be(name: str, count: int) -> None:
-    assert sum(p.numel() for p in models.hollow(name).parameters()) == count
+    assert sum(p.numel() for p in models.on_meta(name).parameters()) == count
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet50", "transformer"])
 def test_a_batch_goes_through(name: str) -> None:
-    module = models.filled(models.hollow(name), torch.device("cpu"))
+    module = models.materialized(models.on_meta(name), torch.device("cpu"))
     x, y = models.batch(name, 2, 32)
     outputs = module(x)
     assert outputs.shape[:-1] == y.shape

@@ -66,7 +66,9 @@ def test_a_transfer_is_whole_values_between_its_limits(rate: float) -> None:
     ("preset", "nodes", "expected"),
     [(QUICK, 1, [1]), (QUICK, 8, [1, 8]), (FULL, 8, [1, 2, 4, 8]), (FULL, 6, [1, 2, 4, 6]), (FULL, 1, [1])],
 )
-def test_scaling_is_measured_at_one_and_all_nodes(preset: presets.Preset, nodes: int, expected: list[int]) -> None:
+def test_scaling_is_measured_at_one_and_all_nodes(
+    preset: presets.FabricPreset, nodes: int, expected: list[int]
+) -> None:
     assert presets.worlds(preset, nodes) == expected
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import distributed
 
 from idletrain.fabric.measuring.presets import QUICK, dims
-from idletrain.fabric.measuring.stencil import Block
-from idletrain.fabric.measuring.timed_group import Company
+from idletrain.fabric.measuring.stencil import GridBlock
+from idletrain.fabric.measuring.timed_group import TimedGroup
 
 NODES, EDGES, STEPS = 4, (5, 4, 3), 3
-KINDS = {"exchange first": Block.step_blocking, "exchange hidden": Block.step_overlapping}
+KINDS = {"exchange first": GridBlock.step_blocking, "exchange hidden": GridBlock.step_overlapping}
 
 
 def reference(cells: torch.Tensor) -> torch.Tensor:
@@ -30,12 +30,12 @@ def reference(cells: torch.Tensor) -> torch.Tensor:
     return total / 7
 
 
-def alone() -> Block:
-    return Block(Company(None, 1, 0, torch.device("cpu"), QUICK), EDGES)
+def alone() -> GridBlock:
+    return GridBlock(TimedGroup(None, 1, 0, torch.device("cpu"), QUICK), EDGES)
 
 
 @pytest.mark.parametrize("step", KINDS.values(), ids=KINDS)
-def test_a_step_is_the_mean_of_a_cell_and_its_six_neighbours(step: Callable[[Block], None]) -> None:
+def test_a_step_is_the_mean_of_a_cell_and_its_six_neighbours(step: Callable[[GridBlock], None]) -> None:
     block = alone()
     before = block._cells.clone()
     step(block)
@@ -49,7 +49,7 @@ def test_one_node_has_nobody_to_exchange_with() -> None:
     assert torch.equal(block._cells, before)
 
 
-def steps_of(block: Block, kind: str) -> torch.Tensor:
+def steps_of(block: GridBlock, kind: str) -> torch.Tensor:
     for _ in range(STEPS):
         KINDS[kind](block)
     return block._cells[1:-1, 1:-1, 1:-1]
@@ -65,7 +65,7 @@ def run_part(folder: Path, rank: int) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=NODES)
     whole = torch.load(folder / "whole")
     for kind in KINDS:
-        block = Block(Company(distributed.group.WORLD, NODES, rank, torch.device("cpu"), QUICK), EDGES)
+        block = GridBlock(TimedGroup(distributed.group.WORLD, NODES, rank, torch.device("cpu"), QUICK), EDGES)
         block._cells.copy_(whole[boxes(1)[rank]])
         block._next.copy_(block._cells)
         torch.save(steps_of(block, kind), folder / f"{kind} {rank}")
@@ -76,7 +76,7 @@ def test_four_nodes_have_the_values_of_one_that_has_the_whole_grid(tmp_path: Pat
     cut = dims(NODES)
     assert cut == (2, 2, 1)
     edges = (cut[0] * EDGES[0], cut[1] * EDGES[1], cut[2] * EDGES[2])
-    whole = Block(Company(None, 1, 0, torch.device("cpu"), QUICK), edges)
+    whole = GridBlock(TimedGroup(None, 1, 0, torch.device("cpu"), QUICK), edges)
     torch.save(whole._cells, tmp_path / "whole")
     begin = multiprocessing.get_context("spawn").Process
     parts = [begin(target=run_part, args=(tmp_path, rank), daemon=True) for rank in range(NODES)]

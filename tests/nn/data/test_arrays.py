@@ -18,7 +18,15 @@ from torch.utils.data import TensorDataset
 
 from idletrain.errors import JobError
 from idletrain.nn.data import arrays
-from idletrain.nn.data.arrays import Arrays, Files, Made, MapStyle, as_samples, digits, fashion_mnist
+from idletrain.nn.data.arrays import (
+    ArraySource,
+    FactorySource,
+    FileSource,
+    MapStyleSource,
+    as_samples,
+    digits,
+    fashion_mnist,
+)
 
 X = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
 Y = np.array([3, 1, 0, 2], dtype=np.uint8)
@@ -29,25 +37,25 @@ def idx(array: np.ndarray) -> bytes:
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def write_pair(folder: Path, kind: str) -> Files:
+def write_pair(folder: Path, kind: str) -> FileSource:
     match kind:
         case "npz":
             np.savez(folder / "d.npz", x=X, y=Y)
-            return Files(str(folder / "d.npz"), str(folder / "d.npz"))
+            return FileSource(str(folder / "d.npz"), str(folder / "d.npz"))
         case "compressed npz":
             np.savez_compressed(folder / "d.npz", x=X, y=Y)
-            return Files(str(folder / "d.npz"), str(folder / "d.npz"))
+            return FileSource(str(folder / "d.npz"), str(folder / "d.npz"))
         case "npy":
             np.save(folder / "x.npy", X)
             np.save(folder / "y.npy", Y)
-            return Files(str(folder / "x.npy"), str(folder / "y.npy"))
+            return FileSource(str(folder / "x.npy"), str(folder / "y.npy"))
         case "idx":
             (folder / "x-ubyte").write_bytes(idx(X))
             (folder / "y-ubyte").write_bytes(idx(Y))
-            return Files(str(folder / "x-ubyte"), str(folder / "y-ubyte"))
+            return FileSource(str(folder / "x-ubyte"), str(folder / "y-ubyte"))
     (folder / "x-ubyte.gz").write_bytes(gzip.compress(idx(X)))
     (folder / "y-ubyte.gz").write_bytes(gzip.compress(idx(Y)))
-    return Files(str(folder / "x-ubyte.gz"), str(folder / "y-ubyte.gz"))
+    return FileSource(str(folder / "x-ubyte.gz"), str(folder / "y-ubyte.gz"))
 
 
 @pytest.mark.parametrize("kind", ["npz", "compressed npz", "npy", "idx", "idx.gz"])
@@ -91,40 +99,40 @@ def test_a_bad_file_is_named_with_the_field(tmp_path: Path, name: str, content: 
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(JobError, match=f"data.train: .*{name} {fault}") as caught:
-        Files(str(tmp_path / name), str(tmp_path / name), field="data.train").open()
+        FileSource(str(tmp_path / name), str(tmp_path / name), field="data.train").open()
     assert len(caught.value.faults) == 1
 
 
 def test_a_cut_idx_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(idx(X)[:-1])
     with pytest.raises(JobError, match=r"is not an \.npy"):
-        Files(str(tmp_path / "x"), str(tmp_path / "x")).open()
+        FileSource(str(tmp_path / "x"), str(tmp_path / "x")).open()
 
 
 def test_an_archive_without_x_is_refused_and_leaves_nothing_in_the_cache(tmp_path: Path, cache: Path) -> None:
     np.savez(tmp_path / "d.npz", images=X, y=Y)
     with pytest.raises(JobError, match="with arrays x and y"):
-        Files(str(tmp_path / "d.npz"), str(tmp_path / "d.npz")).open()
+        FileSource(str(tmp_path / "d.npz"), str(tmp_path / "d.npz")).open()
     assert list((cache / "unpacked").iterdir()) == []
 
 
 def test_inputs_and_labels_must_be_as_many_and_not_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=X, y=Y[:3])
     with pytest.raises(JobError, match=r"holds 4 samples but .* 3 labels"):
-        Files(str(tmp_path / "d.npz"), str(tmp_path / "d.npz")).open()
+        FileSource(str(tmp_path / "d.npz"), str(tmp_path / "d.npz")).open()
     np.savez(tmp_path / "e.npz", x=X[:0], y=Y[:0])
     with pytest.raises(JobError, match="holds no samples"):
-        Files(str(tmp_path / "e.npz"), str(tmp_path / "e.npz")).open()
+        FileSource(str(tmp_path / "e.npz"), str(tmp_path / "e.npz")).open()
 
 
 # --- Fashion-MNIST ----------------------------------------------------------------------------------------------------
 
 
-def fake_fashion_mnist(folder: Path, mark: int, packed: bool = False) -> None:
+def fake_fashion_mnist(folder: Path, checkpoint: int, packed: bool = False) -> None:
     """The four files with two samples each, all of value `mark`."""
     folder.mkdir(parents=True)
     for name in arrays.FASHION_MNIST:
-        array = np.full((2, 3, 3) if "images" in name else 2, mark, dtype=np.uint8)
+        array = np.full((2, 3, 3) if "images" in name else 2, checkpoint, dtype=np.uint8)
         if packed:
             (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
         else:
@@ -221,25 +229,25 @@ def make(train: int) -> Any:
 
 
 def test_made_data_come_from_the_factory_s_train_or_test_part() -> None:
-    assert len(Made(make, 0, {"train": 5}).open()) == 5
-    assert len(Made(make, 1, {"train": 5}).open()) == 3
+    assert len(FactorySource(make, 0, {"train": 5}).open()) == 5
+    assert len(FactorySource(make, 1, {"train": 5}).open()) == 3
 
 
 def test_a_factory_that_returns_something_else_is_refused() -> None:
     with pytest.raises(JobError, match=r"data.factory: .* should return \(train, test\)"):
-        Made(lambda: 7, 0).open()
+        FactorySource(lambda: 7, 0).open()
 
 
 def test_a_factory_that_does_not_take_its_arguments_is_refused() -> None:
     with pytest.raises(JobError, match=r"data\.args: "):
-        Made(make, 0, {"trian": 5}).open()
+        FactorySource(make, 0, {"trian": 5}).open()
 
 
 def test_a_map_style_dataset_gives_batches_like_arrays() -> None:
     x, y = torch.randn(6, 3), torch.arange(6)
     ours, theirs = as_samples(TensorDataset(x, y)), as_samples((x, y))
-    assert isinstance(ours, MapStyle)
-    assert isinstance(theirs, Arrays)
+    assert isinstance(ours, MapStyleSource)
+    assert isinstance(theirs, ArraySource)
     assert len(ours) == 6
     for a, b in zip(ours.batch(np.array([5, 1])), theirs.batch(np.array([5, 1])), strict=True):
         assert torch.equal(a, b)
@@ -270,5 +278,5 @@ def test_other_data_are_refused(given_: Any, fault: str) -> None:
     ],
 )
 def test_numbers_become_what_layers_and_losses_take(dtype: Any, as_input: torch.dtype, as_label: torch.dtype) -> None:
-    inputs, labels = Arrays(np.ones((2, 2), dtype), np.ones(2, dtype)).batch(np.array([0, 1]))
+    inputs, labels = ArraySource(np.ones((2, 2), dtype), np.ones(2, dtype)).batch(np.array([0, 1]))
     assert (inputs.dtype, labels.dtype) == (as_input, as_label)

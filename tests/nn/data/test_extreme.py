@@ -15,7 +15,7 @@ import scipy.sparse
 from idletrain.errors import JobError
 from idletrain.nn.data import extreme
 from idletrain.nn.data.extreme import SparseFiles, SparseSamples, sparse_names
-from idletrain.nn.data.remote import find
+from idletrain.nn.data.remote import find_remote
 
 TEXT = """4 6 5
 1,3 0:0.5 2:1 5:-2e-1
@@ -90,7 +90,7 @@ def test_a_header_may_be_missing(tmp_path: Path) -> None:
 def test_features_out_of_order_or_repeated_are_mended_and_counted(tmp_path: Path) -> None:
     samples = opened(tmp_path, "2 6 5\n3,1 5:1 2:1 5:0.5\n1 2:1\n")
     assert plain(samples) == [([1, 3], {2: 1.0, 5: 1.5}), ([1], {2: 1.0})]
-    assert samples.census.mended == 1
+    assert samples.census.repaired_rows == 1
 
 
 def test_the_rows_of_some_labels_are_found(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_sparse_files_are_told_from_others() -> None:
 def test_an_s3_object_is_fetched_once_for_each_content(prefix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix.put("train.txt", TEXT.encode())
     url = prefix.url + "train.txt"
-    before = SparseFiles((find(url, "data.train"),), "data.train")
+    before = SparseFiles((find_remote(url, "data.train"),), "data.train")
     assert len(before.open()) == 3
     prefix.put("train.txt", b"1 6 5\n1 0:1\n")
-    assert len(SparseFiles((find(url, "data.train"),), "data.train").open()) == 1
+    assert len(SparseFiles((find_remote(url, "data.train"),), "data.train").open()) == 1
     assert len(before.open()) == 3  # the copy of what it was

@@ -15,7 +15,7 @@ from rehearsal import Sandbox
 from idletrain.errors import JobError
 from idletrain.job import DataSettings, ModelSettings, TrainingSettings
 from idletrain.nn.data import remote
-from idletrain.nn.data.arrays import Files
+from idletrain.nn.data.arrays import FileSource
 from idletrain.nn.prepare import from_settings
 from idletrain.storage import S3Prefix
 
@@ -37,8 +37,8 @@ def calls(cloud: Sandbox, action: str) -> int:
 
 
 def test_samples_are_memory_mapped_and_fetched_once(cloud: Sandbox, train: str) -> None:
-    found = remote.find(train, FIELD)
-    source: Files = pickle.loads(pickle.dumps(Files(found, found, FIELD)))  # as it comes to a worker
+    found = remote.find_remote(train, FIELD)
+    source: FileSource = pickle.loads(pickle.dumps(FileSource(found, found, FIELD)))  # as it comes to a worker
     cloud.ask("POST", "calls/reset")
     for _ in range(2):
         samples = source.open()
@@ -49,10 +49,10 @@ def test_samples_are_memory_mapped_and_fetched_once(cloud: Sandbox, train: str) 
 
 
 def test_of_several_workers_of_a_machine_one_fetches(cloud: Sandbox, train: str, tmp_path: Path) -> None:
-    found = remote.find(train, FIELD)
+    found = remote.find_remote(train, FIELD)
     cloud.ask("POST", "calls/reset")
     copies: list[Path] = []
-    threads = [threading.Thread(target=lambda: copies.append(found.here(tmp_path / "s3", FIELD))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: copies.append(found.download(tmp_path / "s3", FIELD))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -63,19 +63,19 @@ def test_of_several_workers_of_a_machine_one_fetches(cloud: Sandbox, train: str,
 
 
 def test_what_was_replaced_since_the_start_is_refused(train: str, prefix: S3Prefix, tmp_path: Path) -> None:
-    found = remote.find(train, FIELD)
+    found = remote.find_remote(train, FIELD)
     prefix.put("train.npz", b"another")
     with pytest.raises(JobError, match=r"data\.train: s3://.*train\.npz cannot be read: it was replaced while"):
-        found.here(tmp_path / "s3", FIELD)
+        found.download(tmp_path / "s3", FIELD)
     assert not list((tmp_path / "s3").glob("*.npz"))
-    assert remote.find(train, FIELD) != found
+    assert remote.find_remote(train, FIELD) != found
 
 
 @pytest.mark.parametrize("damage", [{"size_bytes": 5}, {"hashed": True, "tag": None}])
 def test_what_comes_damaged_is_refused_and_not_kept(
     train: str, tmp_path: Path, damage: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = remote.find(train, FIELD)
+    found = remote.find_remote(train, FIELD)
     if "tag" in damage:  # the bytes on the way, not what S3 has
 
         class Digest:
@@ -88,27 +88,27 @@ def test_what_comes_damaged_is_refused_and_not_kept(
     else:
         found = replace(found, stored=replace(found.stored, **damage))
     with pytest.raises(JobError, match="came damaged; try again"):
-        found.here(tmp_path / "s3", FIELD)
+        found.download(tmp_path / "s3", FIELD)
     assert not list((tmp_path / "s3").glob("*.npz"))
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "arguments"),
     [
         ("s3://idletrain-123456789012-eu-west-1/data/none.npz", "there is no such object; name one that is there"),
         ("s3://idletrain-no-such-bucket/train.npz", "there is no such (bucket|object); name one that is there"),
         ("s3://only-a-bucket", "should be s3://bucket/key"),
     ],
 )
-def test_what_is_not_there_is_refused_before_anything_starts(account: Any, url: str, words: str) -> None:
-    with pytest.raises(JobError, match=rf"data\.train: .*{words}"):
-        remote.find(url, FIELD)
+def test_what_is_not_there_is_refused_before_anything_starts(account: Any, url: str, arguments: str) -> None:
+    with pytest.raises(JobError, match=rf"data\.train: .*{arguments}"):
+        remote.find_remote(url, FIELD)
 
 
 def test_what_may_not_be_read_is_refused(cloud: Sandbox, train: str) -> None:
     cloud.ask("POST", "fault", action="HeadObject", code="403", status=403, times=1)
     with pytest.raises(JobError, match="this account may not read it"):
-        remote.find(train, FIELD)
+        remote.find_remote(train, FIELD)
 
 
 def test_a_job_names_them_like_files(train: str, prefix: S3Prefix) -> None:

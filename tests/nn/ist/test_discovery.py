@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError
 from idletrain.nn import models
-from idletrain.nn.ist.discovery import find
+from idletrain.nn.ist.discovery import find_groups
 from idletrain.nn.ist.groups import Layout, to_meta, without_statistics
 from idletrain.nn.ist.partition import draw
 from idletrain.nn.ist.subnets import cut, gather
@@ -19,7 +19,7 @@ from idletrain.nn.local_steps import assemble
 
 
 def layout_of(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layout:
-    return find(to_meta(module), sample.to("meta"), exclude)
+    return find_groups(to_meta(module), sample.to("meta"), exclude)
 
 
 def check_subnets_run(module: nn.Module, sample: Tensor, layout: Layout) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.nn.ist.partition import blocks, draw, members, orders, widths
+from idletrain.nn.ist.partition import blocks, draw, members, permutations, widths
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 
@@ -78,7 +78,7 @@ def test_a_subnet_is_drawn_from_its_own_blocks_as_among_all(
 ) -> None:
     sizes, shares = split
     for mask, mine in zip(draw(seed, round_, sizes, shares), blocks(sizes, shares), strict=True):
-        assert np.array_equal(mask, members(orders(seed, round_, sizes, mine), mine))
+        assert np.array_equal(mask, members(permutations(seed, round_, sizes, mine), mine))
 
 
 def test_a_draw_is_the_same_on_every_version() -> None:

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
-from idletrain.nn.checks import Cuts, cuts_of
-from idletrain.nn.data.arrays import Arrays
+from idletrain.nn.checks import CutSettings, cuts_of
+from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.evaluate import score
 from idletrain.nn.ist.groups import Contraction, Layout
 from idletrain.nn.ist.partition import draw
@@ -30,7 +30,7 @@ X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
 def cut_up(module: nn.Module, inputs: Tensor = X, **asked: Any) -> Layout:
     torch.manual_seed(0)
-    return cuts_of(module, inputs, TrainingSettings(rounds=1, subnets=2), Cuts(**asked))[1]
+    return cuts_of(module, inputs, TrainingSettings(rounds=1, subnets=2), CutSettings(**asked))[1]
 
 
 def scalings(layout: Layout) -> dict[str, str]:
@@ -50,7 +50,7 @@ def mean_of_subnets(module: nn.Module, layout: Layout, meta: nn.Module, inputs: 
 @pytest.mark.parametrize("shares", [[0.25] * 4, [0.5, 0.25, 0.125, 0.125], [5 / 16, 11 / 16]], ids=str)
 def test_a_network_without_norm_computes_the_mean_of_its_subnets(shares: list[float]) -> None:
     module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 3))
-    meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), Cuts())
+    meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), CutSettings())
     torch.testing.assert_close(mean_of_subnets(module, layout, meta, X, shares), module(X), rtol=1e-5, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_subnets_that_do_not_cover_the_network_make_their_sums_as_large_as_the_w
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(0.5)
-    meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), Cuts())
+    meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), CutSettings())
     network = Network(layout, 1, [p.detach() for p in module.parameters()])
     for mask, share in zip(draw(0, 0, layout.sizes, [1 / 4, 1 / 8]), (4, 8), strict=True):
         subnet = cut(layout, mask)
@@ -189,7 +189,7 @@ def test_tied_embeddings_are_scaled_where_they_are_added_up_and_not_as_a_table()
     with torch.no_grad():
         module.down.weight.zero_()
         module.down.bias.zero_()
-    meta, layout = cuts_of(module, tokens, TrainingSettings(rounds=1, subnets=2), Cuts())
+    meta, layout = cuts_of(module, tokens, TrainingSettings(rounds=1, subnets=2), CutSettings())
     (contraction,) = [c for c in layout.contractions if c.tensor == "table.weight"]
     assert contraction == Contraction("table.weight", 1, "inputs", ("head",))
     mean = mean_of_subnets(module, layout, meta, tokens, [0.25, 0.75])
@@ -402,7 +402,7 @@ def test_a_pre_ln_transformer_cut_into_subnets_gets_better_with_every_few_rounds
         text.append(int(rng.integers(16)) if rng.random() < 0.2 else int(follows[text[-1]]))
     windows = np.lib.stride_tricks.sliding_window_view(np.array(text), 17)[::8].copy()
     half = len(windows) // 2
-    train, held_out = (Arrays(part[:, :-1], part[:, 1:]) for part in (windows[:half], windows[half:]))
+    train, held_out = (ArraySource(part[:, :-1], part[:, 1:]) for part in (windows[:half], windows[half:]))
     training = TrainingSettings.model_validate(
         {
             "subnets": subnets,
@@ -440,8 +440,8 @@ def test_a_pre_ln_transformer_cut_into_subnets_gets_better_with_every_few_rounds
 class Given:
     """A source that has its samples at hand."""
 
-    def __init__(self, samples: Arrays) -> None:
+    def __init__(self, samples: ArraySource) -> None:
         self._samples = samples
 
-    def open(self) -> Arrays:
+    def open(self) -> ArraySource:
         return self._samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit
+from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit
 
 MB = 1_000_000
 
@@ -35,4 +35,4 @@ def made_up(n: int, seed: int, mbs: float = 100.0, parameters: bool = False) -> 
                 follows=bool(i and random.random() < 0.8),
             )
         )
-    return Profile(tuple(units), Link(mbs * MB, mbs * MB), batch_size=64, across_batch="its BatchNorm")
+    return Profile(tuple(units), SwapLink(mbs * MB, mbs * MB), batch_size=64, across_batch="its BatchNorm")

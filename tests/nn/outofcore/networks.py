@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from idletrain.nn import models
 from idletrain.nn.outofcore.executing.execute import Executor
-from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.executing.measure import measure_units
 from idletrain.nn.outofcore.executing.saved_tensors import Swap
 from idletrain.nn.outofcore.planning.profile import Unit
 from idletrain.nn.outofcore.planning.simulate import Footprint
@@ -87,7 +87,7 @@ class Case:
         self.x, self.module = x.to(device), make().to(device).train()
         outputs = copy.deepcopy(self.module)(self.x)
         self.y = torch.randint(10, outputs.shape[:-1], device=device)
-        pieces, self.units = measure(self.module, pieces_of(self.module), self.x, self.loss)
+        pieces, self.units = measure_units(self.module, pieces_of(self.module), self.x, self.loss)
         self.names = [piece.name for piece in pieces]
         self.reference = copy.deepcopy(self.module)
         torch.manual_seed(7)

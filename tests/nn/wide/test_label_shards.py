@@ -15,12 +15,12 @@ from idletrain.job import Job, TrainingSettings, parse_job
 from idletrain.nn.data.arrays import as_samples
 from idletrain.nn.evaluate import assembled, score
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
-from idletrain.nn.memory import need_of, subnet_of_share
+from idletrain.nn.memory import subnet_need, subnet_of_share
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare
 from idletrain.nn.wide import label_shards
 from idletrain.nn.wide.layers import SparseLinear
-from idletrain.nn.wide.models import rank
+from idletrain.nn.wide.models import rank_labels
 
 FEATURES, LABELS, SUBNETS = 90, 60, 2
 
@@ -82,14 +82,16 @@ def train(prepared: Prepared, rounds: int = 3) -> Network:
     for round_ in range(rounds):
         updates = []
         for k, subnet in enumerate(program.subnets(round_, (1 / SUBNETS,) * SUBNETS)):
-            flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+            flat = torch.zeros(program.buffer_size(subnet, persistent=False))
             pulled = network.pull(subnet)
             flat[: len(pulled)] = pulled
             work = LocalSteps(program, subnet, flat, k, round_)
-            order = label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.Place(round_, k))
+            order = label_shards.open_output(
+                program, work.module, subnet, samples, flat, label_shards.ShardPlace(round_, k)
+            )
             for step in range(program.training.local_steps):
                 work.step(samples, order, step)
-            updates.append((subnet, flat[: program.buffer_size(subnet, travelling=True)], 20))
+            updates.append((subnet, flat[: program.buffer_size(subnet, persistent=True)], 20))
         network.commit(updates)
     return network
 
@@ -125,7 +127,7 @@ def test_shards_share_the_decay_of_what_they_all_have(job_of: Any, name: str) ->
     prepared = prepared_of(job)
     program = prepared.program
     subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
-    work = LocalSteps(program, subnet, torch.zeros(program.buffer_size(subnet, travelling=False)), 0, 0)
+    work = LocalSteps(program, subnet, torch.zeros(program.buffer_size(subnet, persistent=False)), 0, 0)
     decays = dict(zip((t.name for t in program.layout.tensors), work._optimizer._decays, strict=True))
     assert decays.pop("output.weight") == 0.5
     assert decays.pop("output.bias") == 0.5
@@ -138,9 +140,9 @@ def test_a_shard_trains_on_the_rows_that_have_its_labels_each_once_an_epoch(job_
     subnets = program.subnets(0, (0.5, 0.5))
     held = [label_shards.labels_of(program, subnet) for subnet in subnets]
     assert sorted(np.concatenate(held).tolist()) == list(range(LABELS))
-    flat = torch.zeros(program.buffer_size(subnets[0], travelling=False))
+    flat = torch.zeros(program.buffer_size(subnets[0], persistent=False))
     work = LocalSteps(program, subnets[0], flat, 0, 0)
-    order = label_shards.open_output(program, work.module, subnets[0], samples, flat, label_shards.Place(0, 0))
+    order = label_shards.open_output(program, work.module, subnets[0], samples, flat, label_shards.ShardPlace(0, 0))
     own = set(samples.holding(held[0]).tolist())
     steps = len(own) // 16
     seen = np.concatenate([order.batch(0, step) for step in range(steps)])
@@ -197,15 +199,15 @@ def test_without_a_label_group_all_rows_are_dealt_out(job_of: Any) -> None:
     program, samples = prepared.program, prepared.program.source.open()
     subnet = program.subnets(0, (0.5, 0.5))[0]
     assert label_shards.labels_of(program, subnet) is None
-    flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+    flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     work = LocalSteps(program, subnet, flat, 0, 0)
-    order = label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.Place(0, 0))
+    order = label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.ShardPlace(0, 0))
     assert type(order) is BatchOrder
 
 
 def test_memory_follows_the_shard_and_counts_tables(job_of: Any) -> None:
     plain, tables = (
-        need_of(prepared_of(job_of({"sampler": name}, exclude=["hidden"])).program)
+        subnet_need(prepared_of(job_of({"sampler": name}, exclude=["hidden"])).program)
         for name in ("uniform", {"name": "simhash", "k": 12, "tables": 50})
     )
     assert plain(0.25) < plain(0.5) < plain(1.0)
@@ -276,7 +278,7 @@ def test_a_shard_whose_labels_have_no_rows_stands_still(job_of: Any) -> None:
     work = LocalSteps(program, subnet, flat, 0, 0)
     before = flat.clone()
     work.step(
-        samples, label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.Place(0, 0)), 0
+        samples, label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.ShardPlace(0, 0)), 0
     )
     assert torch.equal(flat, before)
 
@@ -302,9 +304,11 @@ def test_in_lockstep_all_shards_take_the_same_rows(job_of: Any) -> None:
     program = prepared_of(in_lockstep(job_of(exclude=["hidden"]))).program
     samples, orders = program.source.open(), []
     for k, subnet in enumerate(program.subnets(0, (0.5, 0.5))):
-        flat = torch.zeros(program.buffer_size(subnet, travelling=False))
+        flat = torch.zeros(program.buffer_size(subnet, persistent=False))
         work = LocalSteps(program, subnet, flat, 0, 0)
-        orders.append(label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.Place(0, k)))
+        orders.append(
+            label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.ShardPlace(0, k))
+        )
     for step in range(len(samples) // 16):
         assert np.array_equal(*(order.batch(0, step) for order in orders))
 
@@ -324,15 +328,15 @@ def test_in_lockstep_what_all_shards_have_is_taken_as_it_is(job_of: Any) -> None
 def test_lockstep_keeps_one_more_state_in_memory(job_of: Any) -> None:
     jobs = job_of(exclude=["hidden"]), in_lockstep(job_of(exclude=["hidden"]))
     alone, together = (prepared_of(job).program for job in jobs)
-    more = need_of(together)(0.5) - need_of(alone)(0.5)
-    assert more == 4 * alone.buffer_size(subnet_of_share(alone, 0.5), travelling=False)
+    more = subnet_need(together)(0.5) - subnet_need(alone)(0.5)
+    assert more == 4 * alone.buffer_size(subnet_of_share(alone, 0.5), persistent=False)
 
 
 def test_looking_at_all_labels_takes_memory_for_their_logits_and_gradient(job_of: Any) -> None:
     needs = {}
     for sampler in ({"name": "uniform", "negatives": 1}, {"name": "all"}):
         program = prepared_of(job_of({"sampler": sampler}, exclude=["hidden"])).program
-        needs[sampler["name"]] = need_of(program)(1.0)
+        needs[sampler["name"]] = subnet_need(program)(1.0)
     batch, hidden = program.training.batch_size, program.module.output.weight.shape[1]
     unseen = LABELS - 1 - 2 * batch  # a row has two labels
     assert unseen > 0
@@ -349,7 +353,7 @@ def test_a_model_may_have_more_labels_than_the_data(job_of: Any) -> None:
     assert output[:LABELS].any(1).all()
     assert prepared.test is not None
     train, tests = prepared.program.source.open(), prepared.test.open()
-    assert len(rank(prepared.module, tests, train).propensity_precision) == 5
+    assert len(rank_labels(prepared.module, tests, train).propensity_precision) == 5
 
 
 def test_classes_beyond_a_wide_output_are_refused() -> None:

@@ -120,7 +120,7 @@ def test_a_shard_takes_its_own_labels_and_leaves_the_others() -> None:
 def test_exact_loss_and_best_labels_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, dense = pair()
     hidden, classes = torch.randn(B, H), torch.randint(C, (B,))
-    monkeypatch.setattr("idletrain.nn.wide.layers.BLOCK_BYTES", 4 * B * 33)
+    monkeypatch.setattr("idletrain.nn.wide.layers.LOGITS_BLOCK_BYTES", 4 * B * 33)
     scores, ids = ours.eval()(hidden).topk(5)
     best = dense(hidden).topk(5)
     assert torch.equal(ids, best.indices)
@@ -234,8 +234,8 @@ class Meeting:
         self._barrier = threading.Barrier(shards, timeout=10)
         self._passed: dict[int, torch.Tensor] = {}
 
-    def all_of(self, me: int, mine: torch.Tensor) -> torch.Tensor:
-        self._passed[me] = mine.detach()
+    def all_of(self, me: int, own: torch.Tensor) -> torch.Tensor:
+        self._passed[me] = own.detach()
         self._barrier.wait()
         everything = torch.stack([self._passed[k] for k in sorted(self._passed)])
         self._barrier.wait()

@@ -8,7 +8,7 @@ import torch
 
 from idletrain.errors import JobError
 from idletrain.nn.wide import mips_index as tables_module
-from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, Tables
+from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, MipsIndex
 
 MAKERS = {
     "simhash": lambda: HashTables("simhash", 6, 20, 32),
@@ -18,7 +18,7 @@ MAKERS = {
 
 
 @pytest.fixture(params=MAKERS)
-def tables(request: pytest.FixtureRequest) -> Tables:
+def tables(request: pytest.FixtureRequest) -> MipsIndex:
     return MAKERS[request.param]()
 
 
@@ -29,14 +29,14 @@ def rows_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
     return rows, rows[:64] + 0.1 * torch.randn(64, 32, generator=generator)
 
 
-def test_a_query_near_a_row_finds_it(tables: Tables) -> None:
+def test_a_query_near_a_row_finds_it(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
     found = [q in tables.retrieve(query[None], rows, 5) for q, query in enumerate(queries)]
     assert sum(found) >= 60, "by chance, one in 400 would"
 
 
-def test_of_its_best_rows_a_query_finds_more_than_by_chance(tables: Tables) -> None:
+def test_of_its_best_rows_a_query_finds_more_than_by_chance(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
     best = (queries @ rows.T).topk(20).indices
@@ -46,7 +46,7 @@ def test_of_its_best_rows_a_query_finds_more_than_by_chance(tables: Tables) -> N
     assert np.mean(found) > 20 * 5 * 20 / 2000, "five times what 20 random rows would hold"
 
 
-def test_the_same_seed_gives_the_same_rows(tables: Tables) -> None:
+def test_the_same_seed_gives_the_same_rows(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     found = []
     for seed in (1, 1, 2):
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_rows(tables: Tables) -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_no_more_than_asked_for_and_within_bounds(tables: Tables) -> None:
+def test_no_more_than_asked_for_and_within_bounds(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
     found = tables.retrieve(queries, rows, 3)
@@ -66,7 +66,7 @@ def test_no_more_than_asked_for_and_within_bounds(tables: Tables) -> None:
     assert set(tables.retrieve(queries, few, 8).tolist()) <= {0, 1, 2}
 
 
-def test_queries_of_nan_do_not_break_anything(tables: Tables) -> None:
+def test_queries_of_nan_do_not_break_anything(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
     assert set(tables.retrieve(torch.full_like(queries, torch.nan), rows, 3).tolist()) <= set(range(2000))

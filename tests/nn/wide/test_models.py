@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from idletrain.nn.data.extreme import SparseFiles, SparseSamples
 from idletrain.nn.optim.rowwise import RowAdagrad
-from idletrain.nn.wide.models import rank, recall, wide
+from idletrain.nn.wide.models import rank_labels, recall, wide
 
 FEATURES, LABELS = 120, 80
 
@@ -56,7 +56,7 @@ def test_it_learns_from_the_data_s_start_and_from_a_random_one(samples: SparseSa
         small = {"name": sampler, "negatives": 30} if isinstance(sampler, str) else {**sampler, "negatives": 15}
         network = wide(FEATURES, 16, LABELS, sampler=small, start=start)
         network.start_from(samples)
-        begun = rank(network, samples).precision[0]
+        begun = rank_labels(network, samples).precision[0]
         optimizer = RowAdagrad(network.parameters(), lr=0.05, start=1e-4)
         order = np.random.default_rng(0)
         network.train()
@@ -65,7 +65,7 @@ def test_it_learns_from_the_data_s_start_and_from_a_random_one(samples: SparseSa
             optimizer.zero_grad()
             network(x).loss(y).backward()
             optimizer.step()
-        reached[start] = begun, rank(network, samples).precision[0]
+        reached[start] = begun, rank_labels(network, samples).precision[0]
     assert reached["data"][0] > 0.3 > 0.05 > reached["random"][0]
     assert all(after > before + 0.1 and after > 0.6 for before, after in reached.values()), reached
 
@@ -73,7 +73,7 @@ def test_it_learns_from_the_data_s_start_and_from_a_random_one(samples: SparseSa
 def test_a_ranking_has_all_figures_up_to_five(samples: SparseSamples) -> None:
     network = wide(FEATURES, 16, LABELS)
     network.start_from(samples)
-    ranking = rank(network, samples)
+    ranking = rank_labels(network, samples)
     assert ranking.precision.shape == ranking.ndcg.shape == ranking.propensity_precision.shape == (5,)
     assert ranking.precision[0] > ranking.precision[4] * 2
     assert ranking.ndcg[4] >= ranking.precision[0] == ranking.ndcg[0]
@@ -87,7 +87,7 @@ def test_sparse_inference_tells_its_recall(samples: SparseSamples) -> None:
     few, many = (recall(network, samples, keep) for keep in (5, LABELS))
     assert few[0] < many[0] <= 1
     assert many[0] > 0.9
-    assert many[1] == pytest.approx(rank(network, samples).precision[0], abs=0.02)
+    assert many[1] == pytest.approx(rank_labels(network, samples).precision[0], abs=0.02)
 
 
 @pytest.mark.parametrize(

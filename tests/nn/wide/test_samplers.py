@@ -11,8 +11,8 @@ import torch
 from idletrain.errors import JobError
 from idletrain.nn.wide.samplers import (
     SAMPLERS,
+    ActiveSet,
     All,
-    Draw,
     LogUniform,
     Mixture,
     Retrieved,
@@ -33,7 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def estimates(draw: Draw, exponentials_C: np.ndarray) -> float:
+def estimates(draw: ActiveSet, exponentials_C: np.ndarray) -> float:
     """The sum of all exponentials as a sampled softmax sees it."""
     certain = np.unique(draw.certain)
     drawn = np.setdiff1d(draw.drawn, certain)

@@ -14,8 +14,8 @@ from idletrain.exchange.messages import checksum
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds.durable import recovery, snapshots, updates
-from idletrain.rounds.durable.updates import Staged
-from idletrain.rounds.durable.write_ahead_log import Ledger
+from idletrain.rounds.durable.updates import StagedUpdate
+from idletrain.rounds.durable.write_ahead_log import WriteAheadLog
 
 SHARES = (0.5, 0.5)
 ROUNDS = 4
@@ -34,15 +34,15 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     (run_dir / "updates").mkdir(parents=True)
     network = Network.of(program, prepared.network)
     snapshots.write(run_dir, 0, network, ignore)
-    ledger = Ledger(run_dir / "ledger")
-    ledger.append("epoch", epoch=1, round=0, shares=SHARES, drop=False)
+    ledger = WriteAheadLog(run_dir / "wal")
+    ledger.append("epoch", format=recovery.FORMAT, epoch=1, round=0, shares=SHARES, drop=False)
     torch.manual_seed(0)
     for round_ in range(ROUNDS):
         staged, offset = {}, 0
         for k, subnet in enumerate(program.subnets(round_, SHARES)):
-            flat = torch.randn(program.buffer_size(subnet, travelling=True))
+            flat = torch.randn(program.buffer_size(subnet, persistent=True))
             frames = [flat.numpy().data.cast("B")]
-            staged[k] = Staged(k, 3 - k, offset, flat.nbytes, checksum(frames))
+            staged[k] = StagedUpdate(k, 3 - k, offset, flat.nbytes, checksum(frames))
             updates.write(updates.path_of(run_dir, round_), offset, frames)
             ledger.append("stage", round=round_, attempt=1, **asdict(staged[k]))
             offset += flat.nbytes
@@ -96,25 +96,25 @@ def test_damage_that_no_snapshot_leads_around_is_refused_with_every_reason(run: 
 
 def test_history_tells_what_is_committed_and_what_is_only_staged(run: tuple[Path, Prepared, Network]) -> None:
     run_dir, _, _ = run
-    ledger = Ledger(run_dir / "ledger")
-    ledger.append("stage", round=ROUNDS, attempt=9, **asdict(Staged(1, 3, 0, 8, 5)))
+    ledger = WriteAheadLog(run_dir / "wal")
+    ledger.append("stage", round=ROUNDS, attempt=9, **asdict(StagedUpdate(1, 3, 0, 8, 5)))
     ledger.close()
     past = recovery.read_history(run_dir)
     assert past.rounds == ROUNDS
     assert past.epochs == 1
     assert past.steps == {round_: {0: 3, 1: 2} for round_ in range(ROUNDS)}
-    assert past.staged[ROUNDS] == {1: Staged(1, 3, 0, 8, 5)}
+    assert past.staged[ROUNDS] == {1: StagedUpdate(1, 3, 0, 8, 5)}
     assert past.shares == dict.fromkeys(range(ROUNDS + 1), SHARES)
     assert past.status is None
 
 
 def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Network]) -> None:
     run_dir, _, _ = run
-    ledger = Ledger(run_dir / "ledger")
+    ledger = WriteAheadLog(run_dir / "wal")
     ledger.append("end", status="stopped", rounds=ROUNDS, params_sha256="abc")
     past = recovery.history(ledger.records)
     assert (past.status, past.params_sha256) == ("stopped", "abc")
-    ledger.append("epoch", epoch=2, round=ROUNDS, shares=[0.7, 0.3], drop=False)
+    ledger.append("epoch", format=recovery.FORMAT, epoch=2, round=ROUNDS, shares=[0.7, 0.3], drop=False)
     ledger.close()
     past = recovery.read_history(run_dir)
     assert (past.status, past.epochs, past.shares[ROUNDS]) == (None, 2, (0.7, 0.3))
@@ -122,7 +122,7 @@ def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Ne
 
 def test_what_an_epoch_drops_of_its_round_is_not_staged_and_what_comes_then_is() -> None:
     stage = {"kind": "stage", "round": 0, "attempt": 1, "steps": 3, "size_bytes": 4, "checksum": 7}
-    epoch = {"kind": "epoch", "round": 0, "shares": SHARES}
+    epoch = {"kind": "epoch", "round": 0, "shares": SHARES, "format": recovery.FORMAT}
     records = [
         {**epoch, "epoch": 1, "drop": False},
         {**stage, "subnet": 0, "offset": 0},
@@ -138,3 +138,11 @@ def test_a_missing_run_is_named_beside_those_that_are_there(run: tuple[Path, Pre
     run_dir, _, _ = run
     with pytest.raises(RunError, match=r"holds no run; in .* there are: run$"):
         recovery.read_history(run_dir.parent / "other")
+
+
+def test_a_run_of_an_older_format_is_refused_by_its_number(tmp_path: Path) -> None:
+    log = WriteAheadLog(tmp_path / "wal")
+    log.append("epoch", epoch=1, round=0, shares=SHARES, drop=False)
+    log.close()
+    with pytest.raises(RunError, match=r"with another format \(1, this one reads 2\)"):
+        recovery.read_history(tmp_path)

@@ -13,19 +13,19 @@ from idletrain.exchange.messages import checksum
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds.durable import recovery, updates
-from idletrain.rounds.durable.run_directory import Journal, Payload
+from idletrain.rounds.durable.run_directory import Payload, RunDirectory
 
 HALVES, OTHERS = (0.5, 0.5), (0.25, 0.75)
 WIDTHS = (40, 64, 64, 3)
 
 
 @pytest.fixture
-def opened(tmp_path: Path, small_program: Callable[..., Prepared]) -> Callable[[], Journal]:
+def opened(tmp_path: Path, small_program: Callable[..., Prepared]) -> Callable[[], RunDirectory]:
     prepared = small_program(widths=WIDTHS, norm="batch", local_steps=5, optimizer={"lr": 0.1, "momentum": 0.9})
     (tmp_path / "run").mkdir()
 
-    def open_() -> Journal:
-        return Journal(tmp_path / "run", prepared, lambda *_, **__: None, lambda _: None, 100)
+    def open_() -> RunDirectory:
+        return RunDirectory(tmp_path / "run", prepared, lambda *_, **__: None, lambda _: None, 100)
 
     return open_
 
@@ -35,37 +35,37 @@ def payload(values: torch.Tensor) -> Payload:
     return Payload(frames, 1.0, checksum(frames))
 
 
-async def train(journal: Journal, next_shares: tuple[float, ...] = HALVES) -> None:
+async def train(directory: RunDirectory, next_shares: tuple[float, ...] = HALVES) -> None:
     """A round of made-up updates, of 5 and of 2 steps."""
-    for k, subnet in enumerate(journal.subnets):
-        flat = journal.network.pull(subnet)
-        await journal.stage(k, 7 + k, 5 - 3 * k, payload(flat + torch.rand(len(flat))), 1.0)
-    await journal.commit([(0, 5), (1, 2)], next_shares)
+    for k, subnet in enumerate(directory.subnets):
+        flat = directory.network.pull(subnet)
+        await directory.stage(k, 7 + k, 5 - 3 * k, payload(flat + torch.rand(len(flat))), 1.0)
+    await directory.commit([(0, 5), (1, 2)], next_shares)
 
 
-def change_of(journal: Journal, k: int) -> torch.Tensor:
+def change_of(directory: RunDirectory, k: int) -> torch.Tensor:
     """Of a round's subnet, as it was cut."""
-    subnet = journal.subnets[k]
+    subnet = directory.subnets[k]
     return torch.rand(subnet.parameters)
 
 
-async def some_rounds(journal: Journal) -> list[tuple[int, int, torch.Tensor]]:
+async def some_rounds(directory: RunDirectory) -> list[tuple[int, int, torch.Tensor]]:
     """Two rounds of different shares, with late rows of the first in the second, and of that in the third."""
     late: list[tuple[int, int, torch.Tensor]] = []
-    await journal.begin(HALVES)
-    first = [(0, k, change_of(journal, k)) for k in (0, 1)]
-    await train(journal, OTHERS)
+    await directory.begin(HALVES)
+    first = [(0, k, change_of(directory, k)) for k in (0, 1)]
+    await train(directory, OTHERS)
     for of, k, change in first:
-        await journal.repair(of, k, payload(change))
-    second = (1, 0, change_of(journal, 0))
-    await train(journal)
-    await journal.repair(second[0], second[1], payload(second[2]))
-    await train(journal)
+        await directory.late_rows(of, k, payload(change))
+    second = (1, 0, change_of(directory, 0))
+    await train(directory)
+    await directory.late_rows(second[0], second[1], payload(second[2]))
+    await train(directory)
     late += [*first, second]
     return late
 
 
-def test_what_comes_late_is_replayed_to_the_same_bits(opened: Callable[[], Journal], tmp_path: Path) -> None:
+def test_what_comes_late_is_replayed_to_the_same_bits(opened: Callable[[], RunDirectory], tmp_path: Path) -> None:
     torch.manual_seed(0)
     journal = opened()
     asyncio.run(some_rounds(journal))
@@ -80,7 +80,7 @@ def test_what_comes_late_is_replayed_to_the_same_bits(opened: Callable[[], Journ
 
 
 def test_neurons_of_one_subnet_get_the_change_and_what_all_have_its_share_of_it(
-    opened: Callable[[], Journal],
+    opened: Callable[[], RunDirectory],
 ) -> None:
     """Of a layer's bias, which is cut, the whole; of the output's, which every subnet has, as its steps counted."""
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_neurons_of_one_subnet_get_the_change_and_what_all_have_its_share_of_it(
         await train(journal)
         before = [t.clone() for t in journal.network.values]
         bare = Network(journal._program.layout, 2, [t.clone() for t in before])
-        await journal.repair(0, 0, payload(torch.ones(subnet.parameters)))
+        await journal.late_rows(0, 0, payload(torch.ones(subnet.parameters)))
         untouched = [t.clone() for t in journal.network.values]
         assert all(torch.equal(a, b) for a, b in zip(before, untouched, strict=True))  # before the commit
         flats = [journal.network.pull(s) for s in journal.subnets]
@@ -116,7 +116,7 @@ def test_neurons_of_one_subnet_get_the_change_and_what_all_have_its_share_of_it(
 
 
 def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
-    opened: Callable[[], Journal], tmp_path: Path
+    opened: Callable[[], RunDirectory], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     journal = opened()
@@ -126,7 +126,7 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
         changes = [change_of(journal, k) for k in (0, 1)]
         await train(journal)
         for k, change in enumerate(changes):
-            await journal.repair(0, k, payload(change))
+            await journal.late_rows(0, k, payload(change))
 
     asyncio.run(until_killed())
     journal.close()
@@ -135,9 +135,9 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
     content[10] ^= 1  # of the first
     path.write_bytes(content)
 
-    async def go_on() -> Journal:
+    async def go_on() -> RunDirectory:
         heir = opened()
-        assert [repair.change.subnet for repair in heir._repairs] == [1]
+        assert [repair.change.subnet for repair in heir._late_updates] == [1]
         await heir.begin(HALVES)
         await train(heir)
         return heir
@@ -147,7 +147,7 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
     restored, rounds = recovery.load_network(tmp_path / "run", heir._program)
     assert rounds == 2
     assert torch.equal(restored.flat, heir.network.flat)
-    (record,) = [
-        r for r in recovery.write_ahead_log.read(tmp_path / "run" / "ledger").records if r["kind"] == "commit"
-    ][1:]
+    (record,) = [r for r in recovery.write_ahead_log.read(tmp_path / "run" / "wal").records if r["kind"] == "commit"][
+        1:
+    ]
     assert record["repairs"] == [2]

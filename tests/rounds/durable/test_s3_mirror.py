@@ -15,7 +15,7 @@ def run_dir(tmp_path: Path) -> Path:
     made = tmp_path / "night"
     (made / "updates").mkdir(parents=True)
     (made / "job.json").write_text("{}")
-    (made / "ledger").write_bytes(b"one\ntwo\nhal")
+    (made / "wal").write_bytes(b"one\ntwo\nhal")
     (made / "updates" / "0").write_bytes(b"update")
     snapshot(made, 0)
     return made
@@ -36,7 +36,7 @@ def test_a_copy_restores_the_directory_up_to_the_last_whole_line(tmp_path: Path,
     made = run_dir(tmp_path)
     Mirror(made, prefix).copy()
     assert s3_mirror.restore(prefix, tmp_path / "again")
-    assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}
+    assert files(tmp_path / "again") == {**files(made), "wal": b"one\ntwo\n", "events.jsonl": b""}
 
 
 def test_events_are_read_and_added_to_behind_those_that_are_there(tmp_path: Path, prefix: S3Prefix) -> None:
@@ -57,16 +57,16 @@ def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix
     copy = Mirror(made, prefix)
     copy.copy()
     before = set(prefix.names())
-    with (made / "ledger").open("ab") as ledger:
+    with (made / "wal").open("ab") as ledger:
         ledger.write(b"f\nthree\n")
     (made / "updates" / "0").unlink()
     snapshot(made, 5)
     copy.copy()
     new = set(prefix.names()) - before
-    assert {key for key in new if key.startswith("ledger/")} == {"ledger/000000000000008"}
+    assert {key for key in new if key.startswith("wal/")} == {"wal/000000000000008"}
     assert "updates/0" not in prefix.names()
     s3_mirror.restore(prefix, tmp_path / "again")
-    assert (tmp_path / "again" / "ledger").read_bytes() == b"one\ntwo\nhalf\nthree\n"
+    assert (tmp_path / "again" / "wal").read_bytes() == b"one\ntwo\nhalf\nthree\n"
     assert (tmp_path / "again" / "snapshots" / "00000005" / "network").read_bytes() == b"n" * 6
 
 
@@ -85,11 +85,11 @@ def test_the_next_head_goes_on_where_the_copy_ends(tmp_path: Path, prefix: S3Pre
     made = run_dir(tmp_path)
     Mirror(made, prefix).copy()
     s3_mirror.restore(prefix, tmp_path / "again")
-    with (tmp_path / "again" / "ledger").open("ab") as ledger:
+    with (tmp_path / "again" / "wal").open("ab") as ledger:
         ledger.write(b"three\n")
     Mirror(tmp_path / "again", prefix).copy()
     s3_mirror.restore(prefix, tmp_path / "third")
-    assert (tmp_path / "third" / "ledger").read_bytes() == b"one\ntwo\nthree\n"
+    assert (tmp_path / "third" / "wal").read_bytes() == b"one\ntwo\nthree\n"
 
 
 def test_where_there_is_no_copy_nothing_is_restored(tmp_path: Path, prefix: S3Prefix) -> None:
@@ -105,11 +105,11 @@ def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> No
         lines.extend(content.splitlines())
 
     copy.copy()
-    seen = s3_mirror.tail(prefix, "ledger", take)
-    with (made / "ledger").open("ab") as ledger:
+    seen = s3_mirror.tail(prefix, "wal", take)
+    with (made / "wal").open("ab") as ledger:
         ledger.write(b"f\n")
     copy.copy()
-    s3_mirror.tail(prefix, "ledger", take, seen)
+    s3_mirror.tail(prefix, "wal", take, seen)
     assert lines == [b"one", b"two", b"half"]
 
 
@@ -127,8 +127,8 @@ def test_a_pass_that_finds_a_file_pruned_sends_no_ledger_that_speaks_of_it(
     monkeypatch.setattr(prefix, "put_file", slow)
     copy = Mirror(made, prefix)
     copy.copy()
-    assert not any(key.startswith("ledger/") for key in prefix.names())
+    assert not any(key.startswith("wal/") for key in prefix.names())
     snapshot(made, 1)
     copy.copy()
     assert s3_mirror.restore(prefix, tmp_path / "again")
-    assert files(tmp_path / "again") == {**files(made), "ledger": b"one\ntwo\n", "events.jsonl": b""}
+    assert files(tmp_path / "again") == {**files(made), "wal": b"one\ntwo\n", "events.jsonl": b""}

@@ -13,15 +13,15 @@ import torch
 from idletrain.errors import DamageError
 from idletrain.exchange.messages import checksum
 from idletrain.rounds.durable import updates
-from idletrain.rounds.durable.updates import Staged
+from idletrain.rounds.durable.updates import StagedUpdate
 
 
-def staged(path: Path, subnet: int, offset: int, values: torch.Tensor) -> Staged:
+def staged(path: Path, subnet: int, offset: int, values: torch.Tensor) -> StagedUpdate:
     """Write values as two frames, as the comm layer may split them."""
     content = values.numpy().tobytes()
     frames = [memoryview(content[:8]), memoryview(content[8:])]
     updates.write(path, offset, frames)
-    return Staged(subnet, 50, offset, len(content), checksum(frames))
+    return StagedUpdate(subnet, 50, offset, len(content), checksum(frames))
 
 
 def test_updates_come_back_from_their_offsets_in_any_order_of_arrival(tmp_path: Path) -> None:

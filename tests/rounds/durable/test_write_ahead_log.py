@@ -21,7 +21,7 @@ RECORDS = 5
 def written(path: Path, records: int = RECORDS) -> bytes:
     """The content of a new ledger with this many records."""
     path.unlink(missing_ok=True)
-    opened = write_ahead_log.Ledger(path)
+    opened = write_ahead_log.WriteAheadLog(path)
     for n in range(records):
         opened.append("commit", round=n, staged=[[0, 50], [1, 50]])
     opened.close()
@@ -29,28 +29,28 @@ def written(path: Path, records: int = RECORDS) -> bytes:
 
 
 def test_records_are_numbered_from_zero_and_come_back_as_they_were(tmp_path: Path) -> None:
-    written(tmp_path / "ledger")
-    again = write_ahead_log.Ledger(tmp_path / "ledger")
+    written(tmp_path / "wal")
+    again = write_ahead_log.WriteAheadLog(tmp_path / "wal")
     again.append("end", status="completed")
     again.close()
-    records = write_ahead_log.read(tmp_path / "ledger").records
+    records = write_ahead_log.read(tmp_path / "wal").records
     assert [r["n"] for r in records] == list(range(RECORDS + 1))
     assert records[1] == {"kind": "commit", "n": 1, "round": 1, "staged": [[0, 50], [1, 50]]}
     assert records[-1]["status"] == "completed"
 
 
 def test_a_ledger_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert write_ahead_log.read(tmp_path / "none") == write_ahead_log.Reading((), 0)
+    assert write_ahead_log.read(tmp_path / "none") == write_ahead_log.LogContent((), 0)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, 60))
 def test_a_torn_last_line_is_cut_and_its_number_given_anew(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "ledger"
+    path = tmp_path / "wal"
     content = written(path)
     last = len(content.splitlines(keepends=True)[-1])
     path.write_bytes(content[: -min(cut, last)])
-    opened = write_ahead_log.Ledger(path)
+    opened = write_ahead_log.WriteAheadLog(path)
     assert len(opened.records) == RECORDS - 1
     opened.append("commit", round=99)
     opened.close()
@@ -62,7 +62,7 @@ def test_a_torn_last_line_is_cut_and_its_number_given_anew(tmp_path: Path, cut: 
 def test_a_flipped_bit_is_never_accepted_and_is_refused_by_offset_before_the_last_record(
     tmp_path: Path, where: float, bit: int
 ) -> None:
-    check_flip(tmp_path / "ledger", lambda content: int(where * len(content)), bit)
+    check_flip(tmp_path / "wal", lambda content: int(where * len(content)), bit)
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -73,7 +73,7 @@ def test_a_flipped_line_break_before_the_last_record_is_refused(tmp_path: Path, 
     def end_of_line(content: bytes) -> int:
         return len(b"".join(content.splitlines(keepends=True)[: line + 1])) - 1
 
-    check_flip(tmp_path / "ledger", end_of_line, bit)
+    check_flip(tmp_path / "wal", end_of_line, bit)
 
 
 def check_flip(path: Path, choose: Any, bit: int) -> None:
@@ -99,18 +99,18 @@ def check_flip(path: Path, choose: Any, bit: int) -> None:
 
 
 def test_a_missing_line_is_refused(tmp_path: Path) -> None:
-    lines = written(tmp_path / "ledger").splitlines(keepends=True)
-    (tmp_path / "ledger").write_bytes(b"".join(lines[:2] + lines[3:]))
+    lines = written(tmp_path / "wal").splitlines(keepends=True)
+    (tmp_path / "wal").write_bytes(b"".join(lines[:2] + lines[3:]))
     with pytest.raises(DamageError, match="record 2"):
-        write_ahead_log.Ledger(tmp_path / "ledger")
+        write_ahead_log.WriteAheadLog(tmp_path / "wal")
 
 
 def test_no_room_leaves_the_ledger_as_it_was_and_later_room_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger"
+    path = tmp_path / "wal"
     written(path)
-    opened = write_ahead_log.Ledger(path)
+    opened = write_ahead_log.WriteAheadLog(path)
     before, real = path.read_bytes(), os.pwrite
     calls: list[int] = []
 
@@ -136,8 +136,8 @@ def test_no_room_leaves_the_ledger_as_it_was_and_later_room_is_used(
 def test_threads_that_append_at_once_do_not_write_over_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger"
-    opened = write_ahead_log.Ledger(path)
+    path = tmp_path / "wal"
+    opened = write_ahead_log.WriteAheadLog(path)
     real, together = os.pwrite, threading.Barrier(2)
 
     def slow(file: int, content: bytes, offset: int) -> int:

@@ -22,17 +22,17 @@ from torch import Tensor, nn
 
 from idletrain.errors import DamageError, RefusedError
 from idletrain.nn.outofcore.executing.disk import ScratchError, check_free, nameless
-from idletrain.nn.outofcore.planning.extents import PAGE
+from idletrain.nn.outofcore.planning.extents import PAGE_BYTES
 from idletrain.nn.units import pieces_of
 
 PART_VALUES = 1 << 20  # 4 MiB on the wire at once: a third of a second over 100 Mbit/s
 VALUE_BYTES = 4
-LOOK_SECONDS = 0.1  # between two looks whether anybody still waits
+STATE_POLL_SECONDS = 0.1  # between two looks whether anybody still waits
 _MS_SYNC = 4
 _libc = ctypes.CDLL(None, use_errno=True)  # mmap.flush would hold the interpreter while the disk writes
 
 
-class Home:
+class StateFile:
     """A flat buffer `[slots * P]`: all values, then each slot of optimizer state.
 
     Args:
@@ -55,7 +55,7 @@ class Home:
         slots: int,
         unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._shapes, self.slots, self._unwanted = shapes, slots, unwanted
+        self._shapes, self.slots, self._is_unwanted = shapes, slots, unwanted
         sizes = [torch.Size(shape).numel() for shape in shapes]
         self._offsets = [0, *itertools.accumulate(sizes)]
         self.parameters = self._offsets[-1]
@@ -85,7 +85,7 @@ class Home:
         self.flat[start : start + len(values)] = values
         for key, first, piece in self._within(start, values):
             self._put.feed(key, first, piece)
-        self.settle(start, start + len(values))
+        self.sync(start, start + len(values))
 
     def write(self, number: int, slot: int, values: Tensor) -> None:
         """Write a tensor's values, or its state of a later slot."""
@@ -105,7 +105,7 @@ class Home:
         self.drop(start, stop)
         return values
 
-    def take(self, number: int, slot: int) -> Tensor:
+    def read_slot(self, number: int, slot: int) -> Tensor:
         """A view of a tensor's values, or of its state, as they were written.
 
         Raises:
@@ -136,7 +136,7 @@ class Home:
             yield self.flat[start:stop].numpy().data.cast("B")
             self.drop(start, stop)
 
-    def settle(self, start: int, stop: int) -> None:
+    def sync(self, start: int, stop: int) -> None:
         """Have `[start, stop)` on the disk, and need no memory for it."""
         first, length = self._pages(start, stop)
         if length and _libc.msync(ctypes.c_void_p(self.flat.data_ptr() + first), ctypes.c_size_t(length), _MS_SYNC):
@@ -155,12 +155,12 @@ class Home:
             self._map.madvise(mmap.MADV_REMOVE)
 
     def _pages(self, start: int, stop: int) -> tuple[int, int]:
-        first = VALUE_BYTES * start // PAGE * PAGE
+        first = VALUE_BYTES * start // PAGE_BYTES * PAGE_BYTES
         return first, max(0, VALUE_BYTES * stop - first)
 
     # --- what is still on its way -------------------------------------------------------------------------------
 
-    def came(self, numbers: Sequence[int]) -> None:
+    def mark_arrived(self, numbers: Sequence[int]) -> None:
         """Say that these tensors are there."""
         with self._change:
             self._there.update(numbers)
@@ -172,7 +172,7 @@ class Home:
             self._fault = fault
             self._change.notify_all()
 
-    def has(self, numbers: Sequence[int]) -> bool:
+    def has_arrived(self, numbers: Sequence[int]) -> bool:
         """Whether these tensors are there."""
         return self._there.issuperset(numbers)
 
@@ -184,12 +184,12 @@ class Home:
             Exception: what `fail` was told.
         """
         with self._change:
-            while not self.has(numbers):
+            while not self.has_arrived(numbers):
                 if self._fault:
                     raise self._fault
-                if self._unwanted():
+                if self._is_unwanted():
                     raise RefusedError("the node is leaving, or the lease is over")
-                self._change.wait(LOOK_SECONDS)
+                self._change.wait(STATE_POLL_SECONDS)
 
 
 class _Digests:

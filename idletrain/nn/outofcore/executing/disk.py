@@ -20,8 +20,8 @@ import torch
 import xxhash
 
 from idletrain.errors import DamageError, RunError
-from idletrain.nn.outofcore.planning.extents import PAGE, Extents, pages
-from idletrain.nn.outofcore.planning.profile import Link
+from idletrain.nn.outofcore.planning.extents import PAGE_BYTES, Extents, pages
+from idletrain.nn.outofcore.planning.profile import SwapLink
 
 logger = logging.getLogger(__name__)
 PROBE_BYTES, PROBES = 4 << 20, 6  # written and read to learn a disk's speed: 0.4 s at 125 MB/s
@@ -131,10 +131,10 @@ class DiskSwap:
 
     def _put(self, storage: torch.UntypedStorage) -> DiskCopy:
         address, size = storage.data_ptr(), storage.nbytes()
-        skew = address % PAGE
+        skew = address % PAGE_BYTES
         length = pages(skew + size)
         with self._lock:
-            start = self._extents.take(length)
+            start = self._extents.allocate(length)
         if start is None:
             raise ScratchError(
                 f"scratch in {self._folder}: {self._extents.free_bytes >> 20} of "
@@ -143,7 +143,7 @@ class DiskSwap:
             )
         return DiskCopy(self, storage, start, length, skew)
 
-    def speed(self) -> Link:
+    def speed(self) -> SwapLink:
         """The link's speed: as seen so far, or by a probe."""
         if not self.used:
             block = torch.frombuffer(_buffer(PROBE_BYTES), dtype=torch.uint8).untyped_storage()
@@ -153,7 +153,7 @@ class DiskSwap:
                 copy.fetched()
                 copy.drop()
         handling = sum(kind.mean_seconds for kind in (self._leaving, self.returning, self.dropping))
-        return Link(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds, handling)
+        return SwapLink(self._out.bytes / self._out.seconds, self._in.bytes / self._in.seconds, handling)
 
     @property
     def used(self) -> bool:
@@ -202,9 +202,9 @@ class DiskSwap:
                     raise DamageError(f"scratch in {self._folder}: ended before the tensor did")
                 done += got
 
-    def give(self, start: int, length: int) -> None:
+    def free(self, start: int, length: int) -> None:
         with self._lock:
-            self._extents.give(start, length)
+            self._extents.free(start, length)
 
     def go(self, transfer: Transfer, *, out: bool) -> Transfer:
         return (self._out if out else self._in).put(transfer)
@@ -234,7 +234,7 @@ class DiskCopy:
     def cancel(self) -> bool:
         """Do not write it after all; False if that has begun."""
         if cancelled := self._writing.cancel():
-            self._swap.give(self._start, self._length)
+            self._swap.free(self._start, self._length)
         return cancelled
 
     def fetch(self) -> None:
@@ -259,7 +259,7 @@ class DiskCopy:
                 if transfer and not transfer.cancel():
                     transfer.ended.wait()
             self._buffer = None
-            self._swap.give(self._start, self._length)
+            self._swap.free(self._start, self._length)
 
     def _write(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()

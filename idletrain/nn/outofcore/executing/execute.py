@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from idletrain.errors import RunError
 from idletrain.nn.outofcore.executing.resident import release_freed_memory
-from idletrain.nn.outofcore.executing.saved_tensors import OUTSIDE, SavedTensors, Swap
+from idletrain.nn.outofcore.executing.saved_tensors import OUTSIDE_SEGMENTS, SavedTensors, Swap
 from idletrain.nn.outofcore.planning.simulate import Footprint
 from idletrain.nn.units import Installed, Piece
 
@@ -56,7 +56,7 @@ class Executor:
             for s in footprint.segments
         ]
         self._saved: SavedTensors | None = None
-        self._between = OUTSIDE  # the segment of what is saved by no unit
+        self._between = OUTSIDE_SEGMENTS  # the segment of what is saved by no unit
         self._last = len(footprint.segments) - 2
         self._ran: set[int] = set()
         count = len(footprint.segments)
@@ -83,7 +83,7 @@ class Executor:
         elsewhere = self._weights.stand_in if self._weights else self._is_fixed
         saved = self._saved = SavedTensors(self._swap, self._footprint, elsewhere, self._entered)
         self._ran.clear()
-        self._between = OUTSIDE
+        self._between = OUTSIDE_SEGMENTS
         try:
             with saved_tensors_hooks(lambda tensor: saved.pack(tensor, self._between, swap=False), saved.unpack):
                 yield
@@ -171,7 +171,7 @@ class _Forward:
         self._copies = {}
 
 
-class _Again:
+class _Recomputing:
     """The recomputing pass: those buffers are as they were, and afterwards as they are."""
 
     def __init__(self, before: dict[tuple[nn.Module, str], Tensor]) -> None:
@@ -189,4 +189,4 @@ class _Again:
 
 def _same_buffers(modules: Sequence[nn.Module]) -> tuple[Any, Any]:
     before: dict[tuple[nn.Module, str], Tensor] = {}
-    return _Forward(modules, before), _Again(before)
+    return _Forward(modules, before), _Recomputing(before)

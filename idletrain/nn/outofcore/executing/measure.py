@@ -30,7 +30,7 @@ UNSEEN_BYTES = 1 << 20  # less than that beside the tensors is pages' ends and P
 TIMED = 2  # runs of a unit, of which the quickest counts
 
 
-def measure(
+def measure_units(
     module: nn.Module,
     pieces: Sequence[Piece],
     inputs: Tensor,

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-Move = Callable[[nn.Parameter, Tensor], None]  # (parameter, the mean of all ranks' gradients)
-Hook = Callable[[Any, GradBucket], Future[Tensor]]
+ParameterMove = Callable[[nn.Parameter, Tensor], None]  # (parameter, the mean of all ranks' gradients)
+PhaseHook = Callable[[Any, GradBucket], Future[Tensor]]
 
 
 def mean(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
@@ -27,7 +27,7 @@ def mean(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
 
 
 def update_in_phases(
-    ddp: nn.parallel.DistributedDataParallel, move: Move, exchange: Hook = mean, state: Any = None
+    ddp: nn.parallel.DistributedDataParallel, move: ParameterMove, exchange: PhaseHook = mean, state: Any = None
 ) -> None:
     """Have a bucket's parameters moved as soon as it is exchanged.
 

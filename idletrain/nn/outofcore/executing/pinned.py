@@ -6,7 +6,7 @@ import torch
 
 from idletrain.nn.outofcore.executing.disk import ScratchError
 from idletrain.nn.outofcore.planning.extents import Extents, pages
-from idletrain.nn.outofcore.planning.profile import Link
+from idletrain.nn.outofcore.planning.profile import SwapLink
 
 PROBE_BYTES = 64 << 20  # copied each way to learn the link's speed: 3 ms at 25 GB/s
 
@@ -31,7 +31,7 @@ class PinnedSwap:
             ScratchError: the arena is used up.
         """
         length = pages(storage.nbytes())
-        start = self._extents.take(length)
+        start = self._extents.allocate(length)
         if start is None:
             raise ScratchError(
                 f"pinned memory: {self._extents.free_bytes >> 20} of {self._extents.capacity_bytes >> 20} MiB are free "
@@ -39,7 +39,7 @@ class PinnedSwap:
             )
         return PinnedCopy(self, storage, start, length)
 
-    def speed(self) -> Link:
+    def speed(self) -> SwapLink:
         """The link's speed each way, by a probe."""
         probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=self._device)
         host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -52,15 +52,15 @@ class PinnedSwap:
             last.record()
             last.synchronize()
             rates.append(PROBE_BYTES / (first.elapsed_time(last) / 1000))
-        return Link(rates[0], rates[1])
+        return SwapLink(rates[0], rates[1])
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the arena that are taken."""
         return self._extents.capacity_bytes - self._extents.free_bytes
 
-    def give(self, start: int, length: int) -> None:
-        self._extents.give(start, length)
+    def free(self, start: int, length: int) -> None:
+        self._extents.free(start, length)
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -117,7 +117,7 @@ class PinnedCopy:
         if self._fetched:
             self._fetched.synchronize()
         self._buffer = None
-        self._swap.give(self._start, self._length)
+        self._swap.free(self._start, self._length)
 
     def _there(self) -> torch.Tensor:
         return self._swap.arena[self._start : self._start + self._size]

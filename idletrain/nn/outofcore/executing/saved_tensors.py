@@ -19,8 +19,8 @@ from idletrain.nn.outofcore.executing.resident import give_back_pages
 from idletrain.nn.outofcore.planning.simulate import Footprint
 
 SMALL_BYTES = 64 << 10  # stays in memory: sixteen pages, a transfer of which costs more than it frees
-ROOMY = 1 << 62
-OUTSIDE = -1  # the segment of what is saved between units
+UNLIMITED_BYTES = 1 << 62
+OUTSIDE_SEGMENTS = -1  # the segment of what is saved between units
 # Free pages are given back once in so many segments: a ResNet-200 of small tensors took 19.7 instead of 24 MB, in as
 # much time; at every segment 19.1 MB, in 1.2 times as much.
 PAGES_EVERY = 8
@@ -74,7 +74,7 @@ class Handle:
         self._saved.unused(self.slot)
 
 
-class Kept:
+class KeptTensor:
     """A saved tensor that is not the step's to move.
 
     Attributes:
@@ -83,7 +83,9 @@ class Kept:
 
     __slots__ = ("give", "segment", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, segment: int = OUTSIDE, give: Callable[[], Tensor] | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor, segment: int = OUTSIDE_SEGMENTS, give: Callable[[], Tensor] | None = None
+    ) -> None:
         self.tensor = _witness(tensor) if give else tensor
         self.version, self.segment, self.give = tensor._version, segment, give
 
@@ -137,13 +139,13 @@ class SavedTensors:
         if segment % PAGES_EVERY == 0:
             give_back_pages()
 
-    def pack(self, tensor: Tensor, segment: int, swap: bool) -> Handle | Kept:
+    def pack(self, tensor: Tensor, segment: int, swap: bool) -> Handle | KeptTensor:
         """Take a tensor that autograd saves."""
         odd = tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter)
         if odd or tensor.is_conj() or tensor.is_neg() or not tensor.untyped_storage().nbytes():
-            return Kept(tensor)
+            return KeptTensor(tensor)
         if (stand_in := self._elsewhere(tensor)) is not None:
-            return Kept(tensor) if isinstance(stand_in, Tensor) else Kept(tensor, segment, stand_in)
+            return KeptTensor(tensor) if isinstance(stand_in, Tensor) else KeptTensor(tensor, segment, stand_in)
         storage = tensor.untyped_storage()
         key = storage._cdata, tensor._version  # a later version has other values
         slot = self._slots.get(key)
@@ -175,13 +177,13 @@ class SavedTensors:
 
     # --- backward -----------------------------------------------------------------------------------------------
 
-    def unpack(self, handle: Handle | Kept) -> Tensor:
+    def unpack(self, handle: Handle | KeptTensor) -> Tensor:
         """Give a saved tensor back.
 
         Raises:
             RunError: it was changed in place since.
         """
-        if isinstance(handle, Kept):
+        if isinstance(handle, KeptTensor):
             _check_unchanged(handle.tensor, handle.version)
             if handle.give is None:
                 return handle.tensor
@@ -195,7 +197,7 @@ class SavedTensors:
 
     def enter(self, segment: int) -> None:
         """Note that a segment's backward pass has begun, and bring what the next ones need."""
-        if segment == OUTSIDE:
+        if segment == OUTSIDE_SEGMENTS:
             return
         if not self._backward:
             self._rewind()
@@ -208,7 +210,7 @@ class SavedTensors:
 
     def _rewind(self) -> None:
         self._backward = True
-        self._settle(ROOMY)
+        self._settle(UNLIMITED_BYTES)
         while self._leaving and self._footprint.excess(self.live_bytes, self._here()) > 0:
             self._settle(self.live_bytes - 1)
         for slot in self._leaving:  # used before it could be back

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.nn.local_steps import Update
-from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
-from idletrain.nn.outofcore.executing.measure import across_batch, measure
+from idletrain.nn.outofcore.executing.measure import across_batch, measure_units
 from idletrain.nn.outofcore.executing.pinned import PinnedSwap
 from idletrain.nn.outofcore.executing.trace import BETWEEN, trace
 from idletrain.nn.outofcore.executing.weights import Final, Members, Weights
-from idletrain.nn.outofcore.planning.extents import PAGE
-from idletrain.nn.outofcore.planning.plan import InfeasibleError, Plan, make_plan
-from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit
+from idletrain.nn.outofcore.planning.extents import PAGE_BYTES
+from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, make_memory_plan
+from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit
 from idletrain.nn.outofcore.planning.simulate import Footprint, Segment
 from idletrain.nn.units import Piece, pieces_of
 
-WRONG = 0.15  # measured and predicted differ by more: the profile is not this node's any more
+REPLAN_ERROR = 0.15  # measured and predicted differ by more: the profile is not this node's any more
 PROBE_ROOM_BYTES = 32 << 20  # of scratch, to learn the link's speed before there is a plan
 
 
 @dataclass(frozen=True)
-class Learnt:
+class LearntProfile:
     """What one batch tells of a module.
 
     Attributes:
@@ -44,7 +44,7 @@ class Learnt:
     profile: Profile
 
 
-def learn(
+def learn_profile(
     module: nn.Module,
     inputs: Tensor,
     labels: Tensor,
@@ -52,10 +52,10 @@ def learn(
     *,
     state_slots: int,
     resident_bytes: int,
-    link: Link,
+    link: SwapLink,
     names: Sequence[str] = (),
     by_kernel: bool = False,
-) -> Learnt:
+) -> LearntProfile:
     """A module's units and profile, from one batch.
 
     Args:
@@ -76,7 +76,7 @@ def learn(
             outputs.append(out.detach())
         return loss(out, labels)
 
-    pieces, measured = measure(module, pieces_of(module, names), inputs, end, state_slots, by_kernel=by_kernel)
+    pieces, measured = measure_units(module, pieces_of(module, names), inputs, end, state_slots, by_kernel=by_kernel)
     users, held, waiting = trace(module, pieces, inputs)
     owners = tuple(next(iter(mine)) if len(mine) == 1 and BETWEEN not in mine else None for mine in users)
     devices = [inputs.device] if inputs.device.type == "cuda" else []
@@ -96,7 +96,7 @@ def learn(
         )
     others = sum(p.nbytes for p, owner in parameters if owner is None)
     resident = resident_bytes + (2 + state_slots) * others + (CHECKPOINT_BYTES if inputs.device.type == "cpu" else 0)
-    return Learnt(pieces, owners, Profile(tuple(units), link, resident, len(inputs), across))
+    return LearntProfile(pieces, owners, Profile(tuple(units), link, resident, len(inputs), across))
 
 
 def scratch_bytes(footprint: Footprint) -> int:
@@ -106,24 +106,24 @@ def scratch_bytes(footprint: Footprint) -> int:
     swapped = sum(segment.stored_bytes for segment in footprint.segments if segment.swapped)
     if footprint.streamed:
         swapped += sum(segment.parameter_bytes + segment.state_bytes for segment in footprint.segments)
-    return 2 * swapped + 64 * PAGE * len(footprint.segments)
+    return 2 * swapped + 64 * PAGE_BYTES * len(footprint.segments)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedSteps:
     """What was learnt of a module: its units by name, whose its parameters are, their profile, and the plan."""
 
     names: tuple[str, ...]
     owners: tuple[int | None, ...]
     profile: Profile
-    plan: Plan
+    plan: MemoryPlan
 
 
 @dataclass(frozen=True)
 class _Built:
     """A plan and what carries it out."""
 
-    plan: Plan
+    plan: MemoryPlan
     footprint: Footprint
     swap: DiskSwap | PinnedSwap
     weights: Weights
@@ -131,7 +131,7 @@ class _Built:
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryRoom:
     """What steps may use.
 
     Attributes:
@@ -145,7 +145,7 @@ class Room:
     scratch: Path
 
 
-Known = dict[tuple[tuple[int, ...], ...], Prepared]
+Known = dict[tuple[tuple[int, ...], ...], PreparedSteps]
 
 
 class PlannedSteps:
@@ -172,24 +172,24 @@ class PlannedSteps:
         self,
         module: nn.Module,
         loss: Callable[[Tensor, Tensor], Tensor],
-        home: Home,
+        state_file: StateFile,
         update: Update,
-        room: Room,
+        room: MemoryRoom,
         *,
-        leaving: tuple[int, Final] | None = None,
+        on_leave: tuple[int, Final] | None = None,
         known: Known | None = None,
         units: Sequence[str] = (),
     ) -> None:
-        self._module, self._loss, self._home, self._update = module, loss, home, update
+        self._module, self._loss, self._state_file, self._update = module, loss, state_file, update
         self._known: Known = {} if known is None else known
-        self._leaving, self._units = leaving, units
+        self._leaving, self._units = on_leave, units
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._room = room
-        self._learnt: Learnt | None = None
+        self._learnt: LearntProfile | None = None
         self._built: _Built | None = None
         self._steps = 0
-        self.plan: Plan | None = None
+        self.plan: MemoryPlan | None = None
         self.plans = 0
         self.swapped_bytes = self.peak_bytes = 0
 
@@ -217,13 +217,13 @@ class PlannedSteps:
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
         if math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu":  # a plan takes a moment
-            self._look_again(built)
+            self._check_prediction(built)
         return loss.detach()
 
-    def store(self, home: Home) -> None:
+    def store(self, state_file: StateFile) -> None:
         """Write parameters and state, as they are, to a home."""
         if self._built:
-            self._built.weights.store(home, home.slots)
+            self._built.weights.store(state_file, state_file.slots)
 
     def close(self) -> None:
         """Give module and scratch back."""
@@ -240,7 +240,7 @@ class PlannedSteps:
             self._begin(inputs, labels)
         assert self.plan
         if self._built and self._built.plan is not self.plan:
-            self.store(self._home)
+            self.store(self._state_file)
             self.close()
         if self._built is None:
             self._built = self._build(self.plan, device)
@@ -250,30 +250,32 @@ class PlannedSteps:
         """Take the plan that is known, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
             named = {piece.name: piece for piece in pieces_of(self._module, self._units)}
-            self._adopt(Learnt([named[name] for name in known.names], known.owners, known.profile), known.plan)
+            self._adopt(LearntProfile([named[name] for name in known.names], known.owners, known.profile), known.plan)
             return
-        self._home.wait(range(len(self._parameters)))
+        self._state_file.wait(range(len(self._parameters)))
         with contextlib.closing(self._make_swap(inputs.device, PROBE_ROOM_BYTES)) as probe:
             link = probe.speed()
-        learnt = learn(
+        learnt = learn_profile(
             self._module,
             inputs,
             labels,
             self._loss,
-            state_slots=self._home.slots - 1,
+            state_slots=self._state_file.slots - 1,
             resident_bytes=self._room.resident_bytes,
             link=link,
             names=self._units,
             by_kernel=True,
         )
-        self._adopt(learnt, make_plan(learnt.profile, self._room.budget_bytes, stream=inputs.device.type == "cpu"))
+        self._adopt(
+            learnt, make_memory_plan(learnt.profile, self._room.budget_bytes, stream=inputs.device.type == "cpu")
+        )
 
-    def _adopt(self, learnt: Learnt, plan: Plan) -> None:
+    def _adopt(self, learnt: LearntProfile, plan: MemoryPlan) -> None:
         self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
         names = tuple(piece.name for piece in learnt.pieces)
-        self._known[self._shapes] = Prepared(names, learnt.owners, learnt.profile, plan)
+        self._known[self._shapes] = PreparedSteps(names, learnt.owners, learnt.profile, plan)
 
-    def _build(self, plan: Plan, device: torch.device) -> _Built:
+    def _build(self, plan: MemoryPlan, device: torch.device) -> _Built:
         learnt = self._learnt
         assert learnt
         footprint = plan.footprint(learnt.profile)
@@ -281,12 +283,12 @@ class PlannedSteps:
         with contextlib.ExitStack() as failed:
             failed.callback(swap.close)
             groups, others = self._groups(learnt, footprint)
-            weights = Weights(self._home, groups, others, swap, self._update, streamed=plan.streamed)
+            weights = Weights(self._state_file, groups, others, swap, self._update, streamed=plan.streamed)
             executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
             failed.pop_all()
         return _Built(plan, footprint, swap, weights, executor)
 
-    def _groups(self, learnt: Learnt, footprint: Footprint) -> tuple[list[Members], Members]:
+    def _groups(self, learnt: LearntProfile, footprint: Footprint) -> tuple[list[Members], Members]:
         """Each segment's own parameters, and those of several units or none."""
         members = list(enumerate(self._parameters))
         groups: list[Members] = [
@@ -303,7 +305,7 @@ class PlannedSteps:
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._room.scratch, size)
 
-    def _look_again(self, built: _Built) -> None:
+    def _check_prediction(self, built: _Built) -> None:
         """Plan anew where the last step's CPU time, or the link's speed, is far from what was predicted."""
         assert self._learnt
         profile, executor = self._learnt.profile, built.executor
@@ -320,13 +322,13 @@ class PlannedSteps:
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
         with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
-            plan = make_plan(learnt.profile, self._room.budget_bytes)
-            same = (plan.letters, plan.streamed) == (built.plan.letters, built.plan.streamed)
+            plan = make_memory_plan(learnt.profile, self._room.budget_bytes)
+            same = (plan.unit_modes, plan.streamed) == (built.plan.unit_modes, built.plan.streamed)
             self._adopt(learnt, built.plan if same else plan)
 
 
 def _far(measured: float, predicted: float) -> bool:
-    return abs(measured / max(predicted, 1e-9) - 1) > WRONG
+    return abs(measured / max(predicted, 1e-9) - 1) > REPLAN_ERROR
 
 
 def _scaled(

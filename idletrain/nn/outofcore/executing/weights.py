@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.nn.local_steps import Update
-from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.saved_tensors import Copy, Swap
 from idletrain.nn.outofcore.planning.simulate import LOOKAHEAD
 
@@ -63,10 +63,17 @@ class Weights:
     """
 
     def __init__(
-        self, home: Home, groups: Sequence[Members], others: Members, swap: Swap, update: Update, *, streamed: bool
+        self,
+        state_file: StateFile,
+        groups: Sequence[Members],
+        others: Members,
+        swap: Swap,
+        update: Update,
+        *,
+        streamed: bool,
     ) -> None:
-        self._home, self._swap, self._update = home, swap, update
-        slots = home.slots - 1
+        self._state_file, self._swap, self._update = state_file, swap, update
+        slots = state_file.slots - 1
         self._groups = [_Group(members, slots, streamed=streamed) for members in groups]
         self._segments = len(groups)
         self._groups.append(_Group(others, slots, streamed=False))
@@ -89,18 +96,18 @@ class Weights:
                 if copy:
                     copy.drop()
             for number, p in group.members:
-                p.data = self._home.slot(number)
+                p.data = self._state_file.slot(number)
 
-    def store(self, home: Home, slots: int) -> None:
+    def store(self, state_file: StateFile, slots: int) -> None:
         """Write the first so many slots of everything to a home."""
         for s in range(len(self._groups)):
-            self._store(s, home, slots)
+            self._store(s, state_file, slots)
 
     def finish(self) -> None:
         """End a step: what was updated last is written back; what is needed first stays."""
         for s, group in enumerate(self._groups):
             if self._final and group.members and not group.given:  # some had no gradient
-                self._give_home(s)
+                self._write_state(s)
             self._write_back(s)
 
     def last(self, slots: int, final: Final) -> None:
@@ -152,17 +159,19 @@ class Weights:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    def _take(self, s: int) -> None:
+    def _acquire(self, s: int) -> None:
         """Take a group from its home, once it is there."""
         group = self._groups[s]
-        self._home.wait(group.numbers)
+        self._state_file.wait(group.numbers)
         device = group.members[0][1].device
-        rows = [[self._home.take(number, slot) for number in group.numbers] for slot in range(1 + group.slots)]
+        rows = [
+            [self._state_file.read_slot(number, slot) for number in group.numbers] for slot in range(1 + group.slots)
+        ]
         group.parts[0] = torch.cat(rows[0]).to(device)
         if group.slots:
             group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
-        for start, stop in self._home.parts(group.numbers, 1 + group.slots):
-            self._home.drop(start, stop)
+        for start, stop in self._state_file.parts(group.numbers, 1 + group.slots):
+            self._state_file.drop(start, stop)
         group.taken = True
         self._bind(s)
         if group.streamed:
@@ -183,8 +192,8 @@ class Weights:
         if not group.members or group.parts[part] is not None or group.arriving[part]:
             return
         if not group.taken:
-            if self._home.has(group.numbers):
-                self._take(s)
+            if self._state_file.has_arrived(group.numbers):
+                self._acquire(s)
             return
         if copy := group.copies[part]:
             copy.wait_written()
@@ -194,7 +203,7 @@ class Weights:
     def _bring(self, s: int, parts: Sequence[int]) -> None:
         group = self._groups[s]
         if group.members and not group.taken:
-            self._take(s)
+            self._acquire(s)
         for part in parts:
             self._fetch(s, part)
             if group.arriving[part]:
@@ -242,7 +251,7 @@ class Weights:
         return given.set_(flat.untyped_storage(), offset, shape, stride)
 
     @torch.no_grad()
-    def _store(self, s: int, home: Home, slots: int) -> None:
+    def _store(self, s: int, state_file: StateFile, slots: int) -> None:
         """Copy a group's first so many slots to a home; what is not in memory is there for no longer than that."""
         group = self._groups[s]
         if not group.members:
@@ -253,9 +262,9 @@ class Weights:
         rows = [row for part in parts for row in group.views(part)]
         for slot, row in enumerate(rows[:slots]):
             for number, values in zip(group.numbers, row, strict=True):
-                home.write(number, slot, values)
-        for start, stop in home.parts(group.numbers, slots):
-            home.settle(start, stop)
+                state_file.write(number, slot, values)
+        for start, stop in state_file.parts(group.numbers, slots):
+            state_file.sync(start, stop)
         for part in parts:
             if not here[part]:
                 self._release(s, part)
@@ -279,12 +288,12 @@ class Weights:
         if self._final:
             group.left.discard(number)
             if not group.left:
-                self._give_home(s)
+                self._write_state(s)
 
-    def _give_home(self, s: int) -> None:
+    def _write_state(self, s: int) -> None:
         assert self._final
         slots, final = self._final
         group = self._groups[s]
-        self._store(s, self._home, slots)
+        self._store(s, self._state_file, slots)
         group.given, group.changed = True, False  # nothing reads it again
         final(group.numbers)

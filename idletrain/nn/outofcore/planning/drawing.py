@@ -9,26 +9,26 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from idletrain.nn.outofcore.planning.plan import Plan
+from idletrain.nn.outofcore.planning.plan import MemoryPlan
 from idletrain.nn.outofcore.planning.profile import Profile, micro_batch
 from idletrain.nn.outofcore.planning.simulate import Span, simulate
 
-WORDS = {"K": "keep", "S": "swap", "R": "recompute", "Q": "recompute, input swapped", "m": "with the one before"}
-MARKS = {"forward": "f", "recompute": "r", "backward": "b", "swap": "s", "weights": "w"}
+MODE_WORDS = {"K": "keep", "S": "swap", "R": "recompute", "Q": "recompute, input swapped", "m": "with the one before"}
+LANE_LETTERS = {"forward": "f", "recompute": "r", "backward": "b", "swap": "s", "weights": "w"}
 COLUMNS = 72
 
 
-def picture(profile: Profile, plan: Plan) -> RenderableType:
+def plan_text(profile: Profile, plan: MemoryPlan) -> RenderableType:
     """Table, comparison and timeline of a plan for a profile."""
-    return Group(_units(profile, plan), _techniques(profile, plan), Text(timeline(profile, plan)))
+    return Group(_units(profile, plan), _techniques(profile, plan), Text(plan_timeline(profile, plan)))
 
 
-def timeline(profile: Profile, plan: Plan, columns: int = COLUMNS) -> str:
+def plan_timeline(profile: Profile, plan: MemoryPlan, columns: int = COLUMNS) -> str:
     """One step on three lanes; a column shows what took most of its time, `.` where a lane waits."""
     link = (micro_batch(profile, plan.micro_batches) if plan.micro_batches > 1 else profile).link
     outcome = simulate(plan.footprint(profile), link, trace=True)
     end = max((span.end for span in outcome.spans), default=0.0) or 1.0
-    lines = [f"one step{_part(plan)}: {outcome.seconds * 1000:.1f} ms, peak {size(outcome.peak_bytes)}"]
+    lines = [f"one step{_part(plan)}: {outcome.seconds * 1000:.1f} ms, peak {bytes_text(outcome.peak_bytes)}"]
     for lane in ("compute", "write", "read"):
         spans = [span for span in outcome.spans if span.lane == lane]
         if spans:
@@ -37,7 +37,7 @@ def timeline(profile: Profile, plan: Plan, columns: int = COLUMNS) -> str:
     return "\n".join(lines)
 
 
-def _part(plan: Plan) -> str:
+def _part(plan: MemoryPlan) -> str:
     return f", micro-batch 1 of {plan.micro_batches}" if plan.micro_batches > 1 else ""
 
 
@@ -52,40 +52,40 @@ def _lane(spans: Sequence[Span], end: float, columns: int) -> str:
     drawn = []
     for share in shares:
         kind = max(share, key=lambda k: share[k], default=None)
-        drawn.append(MARKS[kind] if kind and sum(share.values()) >= half else ".")
+        drawn.append(LANE_LETTERS[kind] if kind and sum(share.values()) >= half else ".")
     return "".join(drawn)
 
 
-def _units(profile: Profile, plan: Plan) -> Table:
+def _units(profile: Profile, plan: MemoryPlan) -> Table:
     table = Table(title="plan", title_justify="left")
     table.add_column("unit")
     table.add_column("what")
     for column in ("forward", "backward", "recompute", "input", "saved", "parameters"):
         table.add_column(column, justify="right")
-    for unit, letter in zip(profile.units, plan.letters, strict=True):
+    for unit, letter in zip(profile.units, plan.unit_modes, strict=True):
         table.add_row(
             unit.name,
-            WORDS[letter],
+            MODE_WORDS[letter],
             *(f"{s * 1000:.1f} ms" for s in (unit.forward_seconds, unit.backward_seconds, unit.recompute_seconds)),
-            *(size(b) for b in (unit.input_bytes, unit.inner_bytes, unit.parameter_bytes)),
+            *(bytes_text(b) for b in (unit.input_bytes, unit.inner_bytes, unit.parameter_bytes)),
         )
     return table
 
 
-def _techniques(profile: Profile, plan: Plan) -> RenderableType:
+def _techniques(profile: Profile, plan: MemoryPlan) -> RenderableType:
     table = Table(title="predicted", title_justify="left")
     for column in ("", "step", "beside in-core", "peak"):
         table.add_column(column, justify="right" if column else "left")
     whole = profile.compute_seconds
     rows = [("this plan", plan.seconds, plan.peak_bytes, 0)]
-    rows += [(t.name, t.seconds, t.peak_bytes, t.lacking_bytes) for t in plan.techniques]
+    rows += [(t.name, t.seconds, t.peak_bytes, t.shortfall_bytes) for t in plan.techniques]
     for name, seconds, peak, lacking in rows:
-        step = f"{seconds * 1000:.1f} ms" if not lacking else f"lacks {size(lacking)}"
-        table.add_row(name, step, f"{seconds / whole:.2f}" if not lacking and whole else "", size(peak))
+        step = f"{seconds * 1000:.1f} ms" if not lacking else f"lacks {bytes_text(lacking)}"
+        table.add_row(name, step, f"{seconds / whole:.2f}" if not lacking and whole else "", bytes_text(peak))
     link = profile.link
-    out, back = size(int(link.write_bytes_per_second)), size(int(link.read_bytes_per_second))
+    out, back = bytes_text(int(link.write_bytes_per_second)), bytes_text(int(link.read_bytes_per_second))
     facts = [
-        f"budget {size(plan.budget_bytes)}, a tenth of it left free; link {out}/s out, {back}/s in",
+        f"budget {bytes_text(plan.budget_bytes)}, a tenth of it left free; link {out}/s out, {back}/s in",
         *(["parameters and optimizer state are streamed through the link"] if plan.streamed else []),
         *([f"in {plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []),
         *plan.notes,
@@ -93,6 +93,6 @@ def _techniques(profile: Profile, plan: Plan) -> RenderableType:
     return Group(Text("\n".join(facts)), table)
 
 
-def size(count: int) -> str:
+def bytes_text(count: int) -> str:
     """Bytes for a reader."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import bisect
 
-PAGE = 4096  # what O_DIRECT aligns to
+PAGE_BYTES = 4096  # what O_DIRECT aligns to
 
 
 class Extents:
     """Ranges of whole pages out of `capacity_bytes`, first fit."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes // PAGE * PAGE
+        self.capacity_bytes = capacity_bytes // PAGE_BYTES * PAGE_BYTES
         self.free_bytes = self.capacity_bytes
         self._free = [(0, self.capacity_bytes)] if self.capacity_bytes else []
 
-    def take(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """The start of a range of `size` bytes, a multiple of a page; None if there is no such range."""
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
@@ -24,7 +24,7 @@ class Extents:
                 return start
         return None
 
-    def give(self, start: int, size: int) -> None:
+    def free(self, start: int, size: int) -> None:
         """Free a range that was taken."""
         i = bisect.bisect_left(self._free, (start, start))
         end = start + size
@@ -39,4 +39,4 @@ class Extents:
 
 def pages(size: int) -> int:
     """`size` rounded up to whole pages."""
-    return -(-size // PAGE) * PAGE
+    return -(-size // PAGE_BYTES) * PAGE_BYTES

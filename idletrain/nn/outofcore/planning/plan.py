@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from idletrain.errors import RunError
 from idletrain.nn.outofcore.planning.profile import Profile, Unit, micro_batch
-from idletrain.nn.outofcore.planning.simulate import Footprint, Outcome, Segment, simulate
+from idletrain.nn.outofcore.planning.simulate import Footprint, Segment, SimulatedStep, simulate
 
 RESERVE = 0.10  # of the budget, for the allocator and what runs between units; RESULTS tells how far peaks were off
 EVALUATIONS = 800  # simulated steps of one search: half a second for 50 units
 ENOUGH = 1.002  # times a step that never waits: what could still be won is less than a profile knows
 
-Letters = tuple[str, ...]
+UnitModes = tuple[str, ...]
 
 
 class InfeasibleError(RunError):
@@ -34,14 +34,14 @@ class Technique:
     """A single technique: its best plan, predicted seconds and peak, and by how much it exceeds the budget."""
 
     name: str
-    letters: Letters
+    unit_modes: UnitModes
     seconds: float
     peak_bytes: int
-    lacking_bytes: int
+    shortfall_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """How one step is to be run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Plan:
         notes: What was not considered, and why.
     """
 
-    letters: Letters
+    unit_modes: UnitModes
     micro_batches: int
     streamed: bool
     seconds: float
@@ -67,7 +67,7 @@ class Plan:
     def footprint(self, profile: Profile) -> Footprint:
         """Its segments and limits, for the network of `profile`."""
         part = micro_batch(profile, self.micro_batches) if self.micro_batches > 1 else profile
-        return Footprint(part.units, self.letters, usable(self.budget_bytes), part.resident_bytes, self.streamed)
+        return Footprint(part.units, self.unit_modes, usable(self.budget_bytes), part.resident_bytes, self.streamed)
 
 
 def usable(budget_bytes: int) -> int:
@@ -75,7 +75,9 @@ def usable(budget_bytes: int) -> int:
     return int(budget_bytes * (1 - RESERVE))
 
 
-def make_plan(profile: Profile, budget_bytes: int, *, micro_batches: bool = False, stream: bool = True) -> Plan:
+def make_memory_plan(
+    profile: Profile, budget_bytes: int, *, micro_batches: bool = False, stream: bool = True
+) -> MemoryPlan:
     """The quickest plan that fits.
 
     Args:
@@ -92,19 +94,19 @@ def make_plan(profile: Profile, budget_bytes: int, *, micro_batches: bool = Fals
     best, streamed, count = search.best(), False, 1
     if stream and _streamable(profile):
         streaming = _Search(profile, budget_bytes, streamed=True)
-        kept = streaming.outcome(_uniform(profile.units, "K"))
+        kept = streaming.simulated(_uniform(profile.units, "K"))
         techniques.append(_technique("parameters streamed", _uniform(profile.units, "K"), kept))
-        if best.lacking_bytes or kept.cost < search.cost(best.letters):
+        if best.shortfall_bytes or kept.cost < search.cost(best.unit_modes):
             other = streaming.best()
             best, streamed = (other, True) if _cost(other) < _cost(best) else (best, False)
     notes = [f"micro-batches: {why}" for why in _why_whole(profile, micro_batches)]
     cut = techniques_named(techniques, "micro-batches")
     if not notes and cut and _cost(cut) < _cost(best):
         best, streamed, count = cut, False, _count_of(cut)
-    if best.lacking_bytes:
+    if best.shortfall_bytes:
         raise _infeasible(profile, budget_bytes, stream)
-    return Plan(
-        best.letters,
+    return MemoryPlan(
+        best.unit_modes,
         count,
         streamed,
         best.seconds,
@@ -126,7 +128,7 @@ def _streamable(profile: Profile) -> bool:
 
 
 def _cost(technique: Technique) -> tuple[int, float]:
-    return technique.lacking_bytes, technique.seconds
+    return technique.shortfall_bytes, technique.seconds
 
 
 def techniques_named(techniques: Iterable[Technique], name: str) -> Technique | None:
@@ -164,25 +166,25 @@ class _Search:
 
     def __init__(self, profile: Profile, budget_bytes: int, *, streamed: bool) -> None:
         self._profile, self._units, self._budget, self._streamed = profile, profile.units, budget_bytes, streamed
-        self._seen: dict[Letters, Outcome] = {}
+        self._seen: dict[UnitModes, SimulatedStep] = {}
         self._known: dict[object, Segment] = {}
         self._bound = (0, ENOUGH * profile.compute_seconds)
 
-    def outcome(self, letters: Letters) -> Outcome:
-        found = self._seen.get(letters)
+    def simulated(self, unit_modes: UnitModes) -> SimulatedStep:
+        found = self._seen.get(unit_modes)
         if found is None:
             budget, resident = usable(self._budget), self._profile.resident_bytes
-            footprint = Footprint(self._units, letters, budget, resident, self._streamed, self._known)
-            found = self._seen[letters] = simulate(footprint, self._profile.link)
+            footprint = Footprint(self._units, unit_modes, budget, resident, self._streamed, self._known)
+            found = self._seen[unit_modes] = simulate(footprint, self._profile.link)
         return found
 
-    def cost(self, letters: Letters) -> tuple[int, float]:
-        return self.outcome(letters).cost
+    def cost(self, unit_modes: UnitModes) -> tuple[int, float]:
+        return self.simulated(unit_modes).cost
 
     def techniques(self) -> list[Technique]:
         """The best of every single technique."""
         return [
-            _technique(name, *min(((c, self.outcome(c)) for c in choices), key=lambda pair: pair[1].cost))
+            _technique(name, *min(((c, self.simulated(c)) for c in choices), key=lambda pair: pair[1].cost))
             for name, choices in singles(self._units).items()
         ]
 
@@ -195,25 +197,25 @@ class _Search:
             if len(self._seen) >= until or self.cost(found) <= self._bound:
                 break
         if self._budget and self.cost(found)[0]:  # where little fits, the way there leads past what fits least of all
-            lean = _Search(self._profile, 0, streamed=self._streamed).best().letters
+            lean = _Search(self._profile, 0, streamed=self._streamed).best().unit_modes
             found = min(found, self._climb(lean, len(self._seen) + EVALUATIONS), key=self.cost)
-        return _technique("joint", found, self.outcome(found))
+        return _technique("joint", found, self.simulated(found))
 
-    def _climb(self, letters: Letters, until: int) -> Letters:
+    def _climb(self, unit_modes: UnitModes, until: int) -> UnitModes:
         """Take every move that helps, in turn, until none of them does."""
-        moves = list(_moves(len(letters)))
-        best, idle = self.cost(letters), 0
+        moves = list(_moves(len(unit_modes)))
+        best, idle = self.cost(unit_modes), 0
         for move in itertools.cycle(moves):
             if idle == len(moves) or len(self._seen) >= until or best <= self._bound:
                 break
-            candidate = legal(self._units, _moved(letters, move))
+            candidate = legal(self._units, _moved(unit_modes, move))
             idle += 1
             if (cost := self.cost(candidate)) < best:
-                letters, best, idle = candidate, cost, 0
-        return letters
+                unit_modes, best, idle = candidate, cost, 0
+        return unit_modes
 
 
-def singles(units: Sequence[Unit]) -> dict[str, list[Letters]]:
+def singles(units: Sequence[Unit]) -> dict[str, list[UnitModes]]:
     """Every single technique as the plans it has to choose from."""
     n = len(units)
     tails = range(1, n)
@@ -228,19 +230,19 @@ def singles(units: Sequence[Unit]) -> dict[str, list[Letters]]:
     }
 
 
-def _uniform(units: Sequence[Unit], mode: str) -> Letters:
+def _uniform(units: Sequence[Unit], mode: str) -> UnitModes:
     return _runs(units, mode, 1, len(units))
 
 
-def _runs(units: Sequence[Unit], mode: str, length: int, until: int) -> Letters:
+def _runs(units: Sequence[Unit], mode: str, length: int, until: int) -> UnitModes:
     """`mode` in segments of `length` up to unit `until`, then keep."""
     return legal(units, ["K" if i >= until else "m" if i % length else mode for i in range(len(units))])
 
 
-def legal(units: Sequence[Unit], letters: Sequence[str]) -> Letters:
+def legal(units: Sequence[Unit], unit_modes: Sequence[str]) -> UnitModes:
     """The letters with those that a unit does not allow replaced."""
     made: list[str] = []
-    for unit, letter in zip(units, letters, strict=True):
+    for unit, letter in zip(units, unit_modes, strict=True):
         if letter == "m":
             joins = made and unit.follows and made[-1] in "RQm" and "R" in unit.modes
             letter = "m" if joins else "R"  # noqa: PLW2901 (the letter that stands for it)
@@ -248,10 +250,10 @@ def legal(units: Sequence[Unit], letters: Sequence[str]) -> Letters:
     return tuple(made)
 
 
-Move = tuple[tuple[int, str | int], ...]  # where, and what goes there: a letter, or that of another place
+LetterChange = tuple[tuple[int, str | int], ...]  # where, and what goes there: a letter, or that of another place
 
 
-def _moves(n: int) -> Iterator[Move]:
+def _moves(n: int) -> Iterator[LetterChange]:
     """What is tried: another letter, another adjacent pair, two letters that change places."""
     for i, letter in itertools.product(range(n), "KSRQm"):
         yield ((i, letter),)
@@ -261,10 +263,10 @@ def _moves(n: int) -> Iterator[Move]:
         yield (i, j), (j, i)
 
 
-def _moved(letters: Letters, move: Move) -> list[str]:
-    made = list(letters)
+def _moved(unit_modes: UnitModes, move: LetterChange) -> list[str]:
+    made = list(unit_modes)
     for i, what in move:
-        made[i] = letters[what] if isinstance(what, int) else what
+        made[i] = unit_modes[what] if isinstance(what, int) else what
     return made
 
 
@@ -273,9 +275,9 @@ def _cut(profile: Profile, budget_bytes: int) -> list[Technique]:
     found: list[Technique] = []
     letters, count = _uniform(profile.units, "K"), 2
     while not profile.across_batch and count <= profile.batch_size:
-        outcome = _Search(micro_batch(profile, count), budget_bytes, streamed=False).outcome(letters)
+        outcome = _Search(micro_batch(profile, count), budget_bytes, streamed=False).simulated(letters)
         found = [replace(_technique(f"micro-batches x{count}", letters, outcome), seconds=count * outcome.seconds)]
-        if not outcome.lacking_bytes:
+        if not outcome.shortfall_bytes:
             break
         count *= 2
     return found
@@ -285,5 +287,5 @@ def _count_of(technique: Technique) -> int:
     return int(technique.name.rpartition("x")[2])
 
 
-def _technique(name: str, letters: Letters, outcome: Outcome) -> Technique:
-    return Technique(name, letters, outcome.seconds, outcome.peak_bytes, outcome.lacking_bytes)
+def _technique(name: str, unit_modes: UnitModes, outcome: SimulatedStep) -> Technique:
+    return Technique(name, unit_modes, outcome.seconds, outcome.peak_bytes, outcome.shortfall_bytes)

@@ -62,7 +62,7 @@ class Unit:
     modes: str = MODES
 
 
-class Link(NamedTuple):
+class SwapLink(NamedTuple):
     """How fast tensors leave and come back, both ways at once, and what each takes of the computing thread's time."""
 
     write_bytes_per_second: float
@@ -83,7 +83,7 @@ class Profile:
     """
 
     units: tuple[Unit, ...]
-    link: Link
+    link: SwapLink
     resident_bytes: int = 0
     batch_size: int = 1
     across_batch: str = ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from idletrain.nn.outofcore.planning.profile import Link, Unit
+from idletrain.nn.outofcore.planning.profile import SwapLink, Unit
 
 LOOKAHEAD = 2  # segments whose parameters are on their way forward while one computes; back it is one, and one leaving
 
@@ -52,12 +52,12 @@ class Span(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedStep:
     """What a step by a plan is predicted to be; `lacking_bytes` is by how much it exceeds the budget."""
 
     seconds: float
     peak_bytes: int
-    lacking_bytes: int
+    shortfall_bytes: int
     compute_seconds: float
     written_bytes: int
     spans: list[Span] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Outcome:
     @property
     def cost(self) -> tuple[int, float]:
         """Smaller is better: first what fits, then what is quick."""
-        return self.lacking_bytes, self.seconds
+        return self.shortfall_bytes, self.seconds
 
 
 class Footprint:
@@ -83,13 +83,13 @@ class Footprint:
     def __init__(
         self,
         units: Sequence[Unit],
-        letters: Sequence[str],
+        unit_modes: Sequence[str],
         budget_bytes: int,
         resident_bytes: int,
         streamed: bool,
         known: dict[object, Segment] | None = None,
     ) -> None:
-        self.segments = _segments(units, letters, streamed, {} if known is None else known)
+        self.segments = _segments(units, unit_modes, streamed, {} if known is None else known)
         self.streamed = streamed
         self.resident_bytes = resident_bytes
         if streamed:
@@ -141,7 +141,7 @@ class Footprint:
         return free - given[at] + min(given[j] - self.segments[j].backward_bytes for j in range(s, at + 1))
 
 
-def simulate(footprint: Footprint, link: Link, trace: bool = False) -> Outcome:
+def simulate(footprint: Footprint, link: SwapLink, trace: bool = False) -> SimulatedStep:
     """Run one step, forward then backward, on paper."""
     return _Run(footprint, link, trace).step()
 
@@ -149,19 +149,19 @@ def simulate(footprint: Footprint, link: Link, trace: bool = False) -> Outcome:
 class _Run:
     """The state of a simulated step: the lanes' clocks and what is live."""
 
-    def __init__(self, footprint: Footprint, link: Link, trace: bool) -> None:
+    def __init__(self, footprint: Footprint, link: SwapLink, trace: bool) -> None:
         self._footprint, self._segments = footprint, footprint.segments
         self._write_seconds, self._read_seconds = 1 / link.write_bytes_per_second, 1 / link.read_bytes_per_second
         self._handling_seconds = link.seconds_per_tensor / 2  # when it leaves, and when it comes back
         self._now = self._out = self._in = 0.0
-        self._live = self._peak = self._lacking = self._written = 0
+        self._live = self._peak = self._incomplete = self._written = 0
         self._pending: deque[tuple[float, int, int]] = deque()  # (when written, segment, bytes)
         self._ready = [0.0] * len(self._segments)
         self._weights = [0.0] * len(self._segments)
         self._back = [0.0] * len(self._segments)  # when its parameters are written back
         self._spans: list[Span] | None = [] if trace else None
 
-    def step(self) -> Outcome:
+    def step(self) -> SimulatedStep:
         for s in range(len(self._segments)):
             self._forward(s)
         self._rewind()
@@ -170,7 +170,7 @@ class _Run:
         compute = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in self._segments)
         seconds = max(self._now, self._out) if self._footprint.streamed else self._now
         peak = self._peak + self._footprint.resident_bytes
-        return Outcome(seconds, peak, self._lacking, compute, self._written, self._spans or [])
+        return SimulatedStep(seconds, peak, self._incomplete, compute, self._written, self._spans or [])
 
     def _forward(self, s: int) -> None:
         segment, room = self._segments[s], self._footprint.forward_room(s)
@@ -267,7 +267,7 @@ class _Run:
         most = self._live + needed
         self._peak = max(self._peak, most)
         room = self._footprint.budget_bytes - self._footprint.resident_bytes
-        self._lacking = max(self._lacking, most - room)
+        self._incomplete = max(self._incomplete, most - room)
 
     def _compute(self, kind: str, s: int, seconds: float) -> None:
         self._span("compute", kind, s, self._now, self._now + seconds)
@@ -279,18 +279,18 @@ class _Run:
 
 
 def _segments(
-    units: Sequence[Unit], letters: Sequence[str], streamed: bool, known: dict[object, Segment]
+    units: Sequence[Unit], unit_modes: Sequence[str], streamed: bool, known: dict[object, Segment]
 ) -> list[Segment]:
-    firsts = [i for i, letter in enumerate(letters) if letter != "m"]
-    ends = [*firsts[1:], len(letters)]
+    firsts = [i for i, letter in enumerate(unit_modes) if letter != "m"]
+    ends = [*firsts[1:], len(unit_modes)]
     found: list[Segment] = []
     before, swapped = "", False
     for first, end in zip(firsts, ends, strict=True):
-        mode = letters[first]
+        mode = unit_modes[first]
         # The first to save a tensor stores it: a ReLU's output is also the next unit's input.
         stored = bool(before) and before in "KS" and units[first - 1].saves_output
-        after = end < len(letters) and (letters[end] in "RQ" or units[end].saves_input)
-        held = max(_held(units, letters, unit) for unit in units[first:end])
+        after = end < len(unit_modes) and (unit_modes[end] in "RQ" or units[end].saves_input)
+        held = max(_held(units, unit_modes, unit) for unit in units[first:end])
         key = (first, end, mode, stored, stored and swapped, after, held)
         if key not in known:
             build = _kept if mode in "KS" else _recomputed
@@ -301,9 +301,11 @@ def _segments(
     return found
 
 
-def _held(units: Sequence[Unit], letters: Sequence[str], unit: Unit) -> int:
+def _held(units: Sequence[Unit], unit_modes: Sequence[str], unit: Unit) -> int:
     """What the network holds while a unit runs, as far as it does not live as saved anyway."""
-    return sum(h.size for h in unit.held if h.owner < 0 or letters[h.owner] in "SQm" or not units[h.owner].saves_input)
+    return sum(
+        h.size for h in unit.held if h.owner < 0 or unit_modes[h.owner] in "SQm" or not units[h.owner].saves_input
+    )
 
 
 def _kept(

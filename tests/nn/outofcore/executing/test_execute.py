@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from idletrain.errors import RunError
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
-from idletrain.nn.outofcore.planning.plan import make_plan
-from idletrain.nn.outofcore.planning.profile import Link, Profile
+from idletrain.nn.outofcore.planning.plan import make_memory_plan
+from idletrain.nn.outofcore.planning.profile import Profile, SwapLink
 from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
 from idletrain.nn.units import Piece
 from outofcore.networks import Case, plans
@@ -51,14 +51,14 @@ def test_every_plan_has_the_bits_of_a_step_in_core(name: str, swap: DiskSwap) ->
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_plan_for_a_tight_budget_has_the_same_bits_and_keeps_to_it(name: str, swap: DiskSwap) -> None:
     units = case(name).units
-    profile = Profile(units, Link(2e7, 2e7), across_batch="not tried")
+    profile = Profile(units, SwapLink(2e7, 2e7), across_batch="not tried")
     whole = simulate(Footprint(units, "K" * len(units), 1 << 40, 0, streamed=False), profile.link).peak_bytes
     from idletrain.nn.outofcore.planning.plan import least_bytes
 
     budget = max(int(0.6 * whole), least_bytes(profile))
-    plan = make_plan(profile, budget)
-    assert set(plan.letters) != {"K"}
-    module, executor, value = case(name).run(plan.letters, swap, int(0.9 * budget))
+    plan = make_memory_plan(profile, budget)
+    assert set(plan.unit_modes) != {"K"}
+    module, executor, value = case(name).run(plan.unit_modes, swap, int(0.9 * budget))
     assert case(name).differences(module, value) == []
     kept_in_core = case(name).run("K" * len(units), swap)[1].peak_bytes
     assert 0 < executor.peak_bytes <= 0.9 * budget
@@ -76,10 +76,10 @@ def test_live_bytes_are_those_that_were_predicted(swap: DiskSwap) -> None:
 
 
 def run(module: nn.Module, letters: str, swap: DiskSwap, pieces: list[Piece]) -> None:
-    from idletrain.nn.outofcore.executing.measure import measure
+    from idletrain.nn.outofcore.executing.measure import measure_units
 
     x = torch.randn(64, 512)
-    _, units = measure(module, pieces, x, lambda out: out.square().mean())
+    _, units = measure_units(module, pieces, x, lambda out: out.square().mean())
     executor = Executor(module, pieces, Footprint(units, letters, 1 << 40, 0, streamed=False), swap)
     try:
         with executor.step():

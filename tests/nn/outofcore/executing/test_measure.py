@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.nn.outofcore.executing.measure import across_batch, measure
+from idletrain.nn.outofcore.executing.measure import across_batch, measure_units
 from idletrain.nn.units import Piece, pieces_of
 from outofcore.networks import Case
 
@@ -17,7 +17,7 @@ F = 4  # bytes of a float
 def test_a_linear_layer_saves_its_input_and_a_relu_its_output() -> None:
     module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     pieces = [Piece(str(i), module, (layer,), follows=i > 0) for i, layer in enumerate(module)]
-    _, (first, relu, second, loss) = measure(module, pieces, torch.randn(16, 64), lambda out: out.square().mean())
+    _, (first, relu, second, loss) = measure_units(module, pieces, torch.randn(16, 64), lambda out: out.square().mean())
     assert (first.input_bytes, first.inner_bytes, first.output_bytes) == (F * 16 * 64, 0, F * 16 * 128)
     assert (first.saves_input, first.saves_output) == (True, False)
     assert (relu.saves_input, relu.saves_output, relu.inner_bytes) == (False, True, 0)
@@ -37,7 +37,7 @@ def test_measuring_leaves_module_and_random_state_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
-    measure(module, pieces_of(module), case.x, case.loss)
+    measure_units(module, pieces_of(module), case.x, case.loss)
     assert torch.equal(torch.rand(4), expected)
     assert all(torch.equal(a, b) for a, b in zip(before, module.buffers(), strict=True))
     assert all(p.grad is None for p in module.parameters())
@@ -54,7 +54,7 @@ def test_a_unit_that_runs_twice_or_never_stays_outside_the_plan() -> None:
             return self.once(self.twice(self.twice(x)))
 
     module = Twice()
-    pieces, units = measure(module, pieces_of(module), torch.randn(2, 4), lambda out: out.sum())
+    pieces, units = measure_units(module, pieces_of(module), torch.randn(2, 4), lambda out: out.sum())
     assert [piece.name for piece in pieces] == ["once"]
     assert [unit.name for unit in units] == ["once", "loss"]
 
@@ -62,7 +62,7 @@ def test_a_unit_that_runs_twice_or_never_stays_outside_the_plan() -> None:
 def test_optimizer_state_is_counted_for_what_is_trained() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     module[0].bias.requires_grad_(False)
-    _, units = measure(module, pieces_of(module), torch.randn(2, 8), lambda out: out.sum(), state_slots=2)
+    _, units = measure_units(module, pieces_of(module), torch.randn(2, 8), lambda out: out.sum(), state_slots=2)
     assert [unit.state_bytes for unit in units] == [2 * F * 64, 2 * F * 72, 0]
 
 

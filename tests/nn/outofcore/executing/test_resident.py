@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from idletrain.nn.outofcore.executing import resident
-from idletrain.nn.outofcore.executing.measure import measure
+from idletrain.nn.outofcore.executing.measure import measure_units
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, give_back_pages, release_freed_memory
 from idletrain.nn.units import pieces_of
 
@@ -71,7 +71,7 @@ def test_a_convolution_s_own_copies_are_seen_if_asked() -> None:
     x = torch.randn(12, 96, 32, 32)
 
     def backward(by_kernel: bool) -> int:
-        _, (unit, _) = measure(module, pieces_of(module), x, lambda out: out.square().mean(), by_kernel=by_kernel)
+        _, (unit, _) = measure_units(module, pieces_of(module), x, lambda out: out.square().mean(), by_kernel=by_kernel)
         return unit.backward_bytes
 
     assert backward(by_kernel=True) >= backward(by_kernel=False)

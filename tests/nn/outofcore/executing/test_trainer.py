@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from idletrain.nn.outofcore.executing import trainer
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES
-from idletrain.nn.outofcore.executing.trainer import Known, PlannedSteps, Room
+from idletrain.nn.outofcore.executing.trainer import Known, MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
 from outofcore.executing.test_weights import home_of
 from outofcore.networks import Case
@@ -36,7 +36,7 @@ def planned(
         functional.cross_entropy,
         home,
         move,
-        Room(budget, resident, scratch),
+        MemoryRoom(budget, resident, scratch),
         known=known,
     )
 
@@ -70,15 +70,15 @@ def test_steps_have_the_bits_of_plain_ones_and_are_learnt_once(tmp_path: Path, m
                 for i, p in enumerate(module.parameters()):
                     move(i, p, [])
     assert steps.plan
-    assert set(steps.plan.letters) != {"K"}
+    assert set(steps.plan.unit_modes) != {"K"}
     assert steps.swapped_bytes > 0
-    steps.store(steps._home)
+    steps.store(steps._state_file)
     steps.close()
     for (name, a), b in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     assert not any("forward" in vars(module) for module in ours.modules())
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(trainer, "learn", None)
+    monkeypatch.setattr(trainer, "learn_profile", None)
     again = planned(case, copy.deepcopy(case.module), tmp_path, budget, known)
     again.step(case.x, case.y)
     again.close()
@@ -90,11 +90,11 @@ def test_units_may_be_named(tmp_path: Path) -> None:
     for _ in range(2):  # the second takes what the first learnt
         module = copy.deepcopy(case.module)
         home = home_of(tmp_path, module, 1)
-        room = Room(1 << 30, 0, tmp_path)
+        room = MemoryRoom(1 << 30, 0, tmp_path)
         steps = PlannedSteps(module, functional.cross_entropy, home, move, room, known=known, units=("0", "2"))
         steps.step(case.x, case.y)
         assert steps.plan
-        assert len(steps.plan.letters) == 3  # and the loss
+        assert len(steps.plan.unit_modes) == 3  # and the loss
         steps.close()
     assert [prepared.names for prepared in known.values()] == [("0", "2")]
 
@@ -142,7 +142,7 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
     plain, x, y = Tied(), torch.randn(64, 48), torch.randint(48, (64,))
     ours = copy.deepcopy(plain)
     home = home_of(tmp_path, ours, 1)
-    steps = PlannedSteps(ours, functional.cross_entropy, home, move, Room(1 << 30, 0, tmp_path))
+    steps = PlannedSteps(ours, functional.cross_entropy, home, move, MemoryRoom(1 << 30, 0, tmp_path))
     steps._begin(x, y)
     assert steps._learnt
     assert steps._learnt.owners[0] is None

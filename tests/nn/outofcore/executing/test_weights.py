@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.outofcore.executing.backing_file import Home
+from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
 from idletrain.nn.outofcore.executing.weights import Weights
@@ -59,19 +59,19 @@ def updater(name: str, count: int) -> Callable[[int, nn.Parameter, list[Tensor]]
     return update
 
 
-def home_of(folder: Path, module: nn.Module, slots: int) -> Home:
+def home_of(folder: Path, module: nn.Module, slots: int) -> StateFile:
     """A home with a module's values, all there."""
     parameters = list(module.parameters())
-    home = Home(folder, [tuple(p.shape) for p in parameters], slots)
+    home = StateFile(folder, [tuple(p.shape) for p in parameters], slots)
     for i, p in enumerate(parameters):
         home.slot(i).copy_(p.detach())
-    home.came(range(len(parameters)))
+    home.mark_arrived(range(len(parameters)))
     return home
 
 
 def kept(
     case: Case, letters: str, optimizer: str, swap: DiskSwap, folder: Path, *, streamed: bool
-) -> tuple[nn.Module, Home, Weights, Executor]:
+) -> tuple[nn.Module, StateFile, Weights, Executor]:
     module, pieces = case.fresh()
     numbers = {p: i for i, p in enumerate(module.parameters())}
     footprint = Footprint(case.units, letters, ROOMY, 0, streamed=streamed)
@@ -110,7 +110,7 @@ def test_steps_have_the_bits_of_steps_in_core(
             case, legal(case.units, letters), optimizer, swap, tmp_path, streamed=streamed
         )
         left: list[int] = []
-        midway = Home(tmp_path, [tuple(p.shape) for p in module.parameters()], home.slots)
+        midway = StateFile(tmp_path, [tuple(p.shape) for p in module.parameters()], home.slots)
         torch.manual_seed(5)
         for step in range(STEPS):
             if step == STEPS - 1:
@@ -141,9 +141,9 @@ def _state(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> list[Tensor]:
 def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap, tmp_path: Path) -> None:
     module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     pieces = [Piece(f"{i}", module, (layer,), follows=i > 0) for i, layer in enumerate(module)]
-    from idletrain.nn.outofcore.executing.measure import measure
+    from idletrain.nn.outofcore.executing.measure import measure_units
 
-    _, units = measure(module, pieces, torch.randn(4, 256), lambda out: out.square().mean())
+    _, units = measure_units(module, pieces, torch.randn(4, 256), lambda out: out.square().mean())
     footprint = Footprint(units, "K" * 9, ROOMY, 0, streamed=True)
     numbers = {p: i for i, p in enumerate(module.parameters())}
     groups = [[(numbers[p], p) for p in piece.parameters()] for piece in pieces]
@@ -199,7 +199,7 @@ def test_a_step_begins_before_all_parameters_are_there(streamed: bool, swap: Dis
     case = Case("mlp")
     module, pieces = case.fresh()
     numbers = {p: i for i, p in enumerate(module.parameters())}
-    home = Home(tmp_path, [tuple(p.shape) for p in numbers], 1)
+    home = StateFile(tmp_path, [tuple(p.shape) for p in numbers], 1)
     footprint = Footprint(case.units, "K" * len(case.units), ROOMY, 0, streamed=streamed)
     groups = [[(numbers[p], p) for p in piece.parameters()] for piece in pieces]
     values = [p.detach().clone() for p in numbers]
@@ -219,7 +219,7 @@ def test_a_step_begins_before_all_parameters_are_there(streamed: bool, swap: Dis
                 before.extend(ran)
             for number, _ in group:
                 home.slot(number).copy_(values[number])
-            home.came([number for number, _ in group])
+            home.mark_arrived([number for number, _ in group])
 
     before: list[str] = []
     thread = threading.Thread(target=arrive)

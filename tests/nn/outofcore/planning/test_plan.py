@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.nn.outofcore.planning.plan import InfeasibleError, Plan, least_bytes, legal, make_plan, singles, usable
-from idletrain.nn.outofcore.planning.profile import Link, Profile, Unit
+from idletrain.nn.outofcore.planning.plan import (
+    InfeasibleError,
+    MemoryPlan,
+    least_bytes,
+    legal,
+    make_memory_plan,
+    singles,
+    usable,
+)
+from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit
 from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
 from outofcore.made_up import MB, made_up
 
@@ -30,12 +38,12 @@ def test_a_plan_fits_and_is_no_worse_than_any_single_technique(
     least = least_bytes(profile)
     if budget < least:
         budget = least  # below it: see the test of the smallest budget
-    plan = make_plan(profile, budget)
+    plan = make_memory_plan(profile, budget)
     assert plan.peak_bytes <= usable(budget)
     outcome = simulate(plan.footprint(profile), profile.link)
-    assert (outcome.seconds, outcome.peak_bytes, outcome.lacking_bytes) == (plan.seconds, plan.peak_bytes, 0)
+    assert (outcome.seconds, outcome.peak_bytes, outcome.shortfall_bytes) == (plan.seconds, plan.peak_bytes, 0)
     assert {technique.name for technique in plan.techniques} >= set(singles(profile.units))
-    fitting = [technique.seconds for technique in plan.techniques if not technique.lacking_bytes]
+    fitting = [technique.seconds for technique in plan.techniques if not technique.shortfall_bytes]
     assert all(plan.seconds <= seconds + 1e-12 for seconds in fitting)
 
 
@@ -48,9 +56,9 @@ def test_the_search_ends_at_the_optimum_or_within_a_third_of_a_percent(seed: int
     fitting = [seconds for lacking, seconds in costs if not lacking]
     if not fitting:
         with pytest.raises(InfeasibleError):
-            make_plan(profile, budget)
+            make_memory_plan(profile, budget)
         return
-    assert make_plan(profile, budget).seconds <= min(fitting) * 1.0035
+    assert make_memory_plan(profile, budget).seconds <= min(fitting) * 1.0035
 
 
 def test_most_of_those_cases_have_a_plan() -> None:
@@ -60,15 +68,15 @@ def test_most_of_those_cases_have_a_plan() -> None:
 def test_the_smallest_budget_is_the_smallest() -> None:
     profile = made_up(4, 3)
     least = least_bytes(profile)
-    assert make_plan(profile, least).peak_bytes <= least
+    assert make_memory_plan(profile, least).peak_bytes <= least
     with pytest.raises(InfeasibleError, match=r"no plan fits .* the smallest budget that one fits is .* MiB \(unit u"):
-        make_plan(profile, least - 2)
+        make_memory_plan(profile, least - 2)
 
 
 def test_where_all_fits_all_is_kept() -> None:
     profile = made_up(6, 1)
-    plan = make_plan(profile, 2 * in_core_bytes(profile))
-    assert plan.letters == ("K",) * 6
+    plan = make_memory_plan(profile, 2 * in_core_bytes(profile))
+    assert plan.unit_modes == ("K",) * 6
     assert plan.seconds == pytest.approx(profile.compute_seconds)
 
 
@@ -77,24 +85,24 @@ def test_a_joint_plan_beats_every_single_technique_where_neither_link_nor_comput
         Unit(f"u{i}", 0.1, 0.2, 0.09 if i % 2 else 0.02, 4 * MB, 4 * MB, (2 if i % 2 else 12) * MB, follows=i > 0)
         for i in range(10)
     )
-    profile = Profile(units, Link(50e6, 50e6), across_batch="its BatchNorm")
-    plan = make_plan(profile, int(in_core_bytes(profile) * 0.45))
-    best = min(technique.seconds for technique in plan.techniques if not technique.lacking_bytes)
+    profile = Profile(units, SwapLink(50e6, 50e6), across_batch="its BatchNorm")
+    plan = make_memory_plan(profile, int(in_core_bytes(profile) * 0.45))
+    best = min(technique.seconds for technique in plan.techniques if not technique.shortfall_bytes)
     assert plan.seconds < 0.99 * best
-    assert {"R", "S"} <= set(plan.letters) | {"S" if letter == "Q" else letter for letter in plan.letters}
+    assert {"R", "S"} <= set(plan.unit_modes) | {"S" if letter == "Q" else letter for letter in plan.unit_modes}
 
 
 def test_parameters_are_streamed_where_they_do_not_fit() -> None:
     units = tuple(
         Unit(f"u{i}", 0.1, 0.2, 0.1, MB, MB, MB, parameter_bytes=20 * MB, state_bytes=40 * MB) for i in range(6)
     )
-    profile = Profile(units, Link(1e9, 1e9))
-    plan = make_plan(profile, 300 * MB)
+    profile = Profile(units, SwapLink(1e9, 1e9))
+    plan = make_memory_plan(profile, 300 * MB)
     assert plan.streamed
     assert plan.peak_bytes <= 270 * MB < 6 * 60 * MB
-    assert not make_plan(profile, 2000 * MB).streamed
+    assert not make_memory_plan(profile, 2000 * MB).streamed
     with pytest.raises(InfeasibleError):
-        make_plan(profile, 200 * MB)
+        make_memory_plan(profile, 200 * MB)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +115,8 @@ def test_parameters_are_streamed_where_they_do_not_fit() -> None:
 )
 def test_micro_batches_are_taken_where_they_may_be(across: str, allowed: bool, note: str | None, count: int) -> None:
     units = tuple(Unit(f"u{i}", 0.1, 0.2, 0.1, 4 * MB, 4 * MB, 32 * MB) for i in range(8))
-    profile = Profile(units, Link(1e7, 1e7), batch_size=16, across_batch=across)
-    plan = make_plan(profile, 100 * MB, micro_batches=allowed)
+    profile = Profile(units, SwapLink(1e7, 1e7), batch_size=16, across_batch=across)
+    plan = make_memory_plan(profile, 100 * MB, micro_batches=allowed)
     assert plan.micro_batches == count
     assert [n for n in plan.notes if note and note in n] == list(plan.notes)
     if count > 1:
@@ -130,6 +138,6 @@ def test_a_unit_is_only_given_what_it_allows() -> None:
 def test_fifty_units_are_planned_within_a_second_of_cpu_time() -> None:
     profile = made_up(50, 7, 60)
     started = time.thread_time()
-    plan = make_plan(profile, int(in_core_bytes(profile) * 0.4))
+    plan = make_memory_plan(profile, int(in_core_bytes(profile) * 0.4))
     assert time.thread_time() - started < 1.0
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, MemoryPlan)

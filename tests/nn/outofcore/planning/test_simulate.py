@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.nn.outofcore.planning.plan import legal
-from idletrain.nn.outofcore.planning.profile import Held, Link, Unit
-from idletrain.nn.outofcore.planning.simulate import Footprint, Outcome, simulate
+from idletrain.nn.outofcore.planning.profile import Held, SwapLink, Unit
+from idletrain.nn.outofcore.planning.simulate import Footprint, SimulatedStep, simulate
 from outofcore.made_up import made_up
 
 # Three equal units: 1 s forward, 2 s backward, 100 bytes in, 100 out, 300 inner.
 CHAIN = tuple(Unit(f"u{i}", 1.0, 2.0, 1.0, 100, 100, 300, saving_bytes=300) for i in range(3))
-FAST, SLOW = Link(1e9, 1e9), Link(100.0, 100.0)
+FAST, SLOW = SwapLink(1e9, 1e9), SwapLink(100.0, 100.0)
 ROOMY = 10**6
 
 
-def step(letters: str, budget: int = ROOMY, link: Link = FAST, units: tuple[Unit, ...] = CHAIN) -> Outcome:
+def step(letters: str, budget: int = ROOMY, link: SwapLink = FAST, units: tuple[Unit, ...] = CHAIN) -> SimulatedStep:
     return simulate(Footprint(units, letters, budget, 0, streamed=False), link, trace=True)
 
 
@@ -53,13 +53,13 @@ def test_a_fast_link_hides_swapping_and_a_slow_one_does_not() -> None:
     # With room for one unit beside its surroundings: u1 waits until u0 is written (1 + 4 = 5 s), u2 until u1 is
     # (6 + 4 = 10 s), backward of u2 begins at 11 s, u1 is read while it runs if there is room, which there is not.
     tight = step("SSS", budget=500, link=SLOW)
-    assert tight.lacking_bytes == 0
+    assert tight.shortfall_bytes == 0
     assert tight.seconds == pytest.approx(11 + 2 + 4 + 2 + 4 + 2)
 
 
 def test_a_budget_too_small_is_told_by_how_much() -> None:
-    assert step("KKK", budget=1000).lacking_bytes == 300
-    assert step("KKK", budget=1300).lacking_bytes == 0
+    assert step("KKK", budget=1000).shortfall_bytes == 300
+    assert step("KKK", budget=1300).shortfall_bytes == 0
 
 
 def test_the_first_to_save_a_tensor_stores_it() -> None:
@@ -78,7 +78,7 @@ def test_streamed_parameters_are_read_twice_and_written_once() -> None:
     streamed = Footprint(units, "KKKKK", ROOMY, 0, streamed=True)
     assert kept.resident_bytes == 5 * 300
     assert streamed.resident_bytes == 3 * 400  # three buffers of values, gradients and state
-    outcome = simulate(streamed, Link(300.0, 300.0), trace=True)
+    outcome = simulate(streamed, SwapLink(300.0, 300.0), trace=True)
     assert outcome.peak_bytes == 1200
     written = [span for span in outcome.spans if span.lane == "write"]
     assert len(written) == 5
@@ -114,7 +114,7 @@ def test_what_fits_a_budget_stays_below_it(asked: list[str], seed: int, part: fl
     whole = simulate(Footprint(profile.units, plan, 10**12, 0, streamed=False), profile.link).peak_bytes
     budget = int(whole * part)
     outcome = simulate(Footprint(profile.units, plan, budget, 0, streamed=False), profile.link)
-    assert outcome.lacking_bytes == max(0, outcome.peak_bytes - budget)
+    assert outcome.shortfall_bytes == max(0, outcome.peak_bytes - budget)
 
 
 @pytest.mark.parametrize(("letters", "held"), [("KKK", 0), ("RKK", 0), ("SKK", 100), ("QKK", 100)])
@@ -135,7 +135,7 @@ def test_waiting_gradients_count_backward_and_while_a_unit_is_recomputed() -> No
 
 def test_a_swapped_tensor_takes_the_computing_thread_s_time() -> None:
     units = tuple(replace(unit, tensors=3) for unit in CHAIN)
-    link = Link(1e12, 1e12, 0.01)
+    link = SwapLink(1e12, 1e12, 0.01)
     kept, swapped = (
         simulate(Footprint(units, letters, 1 << 40, 0, streamed=False), link) for letters in ("KKK", "SSK")
     )
