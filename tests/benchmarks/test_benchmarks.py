@@ -101,6 +101,15 @@ def _check_accuracy(written):
     assert {"mlp, 4 subnets, sgd 0.1: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= told
 
 
+def _check_learning_rates(written):
+    assert {(run["optimizer"], run["subnets"]) for run in written["runs"]} == {
+        (optimizer, subnets) for optimizer in ("sgd", "adamw") for subnets in (1, 2)
+    }
+    told = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert told["sgd, 2 subnets: best rate"] in (0.05, 0.1)
+    assert told["adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
+
+
 def _check_offers(written):
     assert all(figure["value"] > 0 for figure in written["figures"])
 
@@ -253,6 +262,7 @@ CHECKS = {
     "outofcore": _check_outofcore,
     "churn": _check_churn,
     "accuracy": _check_accuracy,
+    "learning_rates": _check_learning_rates,
     "offers": _check_offers,
     "rehearsal": _check_rehearsal,
     "where_time_goes": _check_where_time_goes,
