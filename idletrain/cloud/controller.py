@@ -1,6 +1,7 @@
-"""Keeps a run's nodes: looks what is there, asks `reconcile` what is missing, and carries it out.
+"""Keep a run's nodes at the requested count: list the machines, let `reconcile` decide, and carry out its commands.
 
-Lives in the head. The truth is the cloud's list of machines by tag, never the answer to a request, which may be lost.
+Runs on the head node. The cloud's list of machines by tag is the truth, never the answer to a request, which may be
+lost.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from idletrain.observe import cost
 
 logger = logging.getLogger(__name__)
 PRICE_CHECK_SECONDS = 600.0  # spot prices move by the hour; one call
-RECONCILE_SECONDS = 10.0  # six descriptions a minute, whatever the number of nodes
+RECONCILE_SECONDS = 10.0  # six DescribeInstances calls a minute, whatever the number of nodes
 LAUNCH_RETRY_SECONDS = 1.0
-UNSEEN_SECONDS = 60.0  # for a launched machine to be listed; EC2 promises no time
+UNSEEN_SECONDS = 60.0  # until a launched machine must be listed; EC2 promises no time
 COUNTED_STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
 INTERRUPTED = "Server.SpotInstanceTermination"
 
 
 class FleetController:
-    """One run's fleet; also a sink of the run's events, from which it learns which machines have workers.
+    """Launch and terminate one run's nodes; as a sink of the run's events, it learns which machines have workers.
 
     Args:
-        account: The account.
-        record: The run.
-        scheduler: The address that nodes join.
+        account: The AWS account.
+        record: The run's record.
+        scheduler: Address of the Dask scheduler that nodes connect to.
     """
 
     def __init__(self, account: Account, record: RunRecord, scheduler: str) -> None:
@@ -48,29 +49,29 @@ class FleetController:
         self._workerless: dict[str, float] = {}
         self._leaving: set[str] = set()
         self._at_risk: set[str] = set()
-        self._dry: dict[Pool, float] = {}
-        self._unanswered: tuple[Launch, dict[str, Any]] | None = None
+        self._without_capacity: dict[Pool, float] = {}
+        self._retry: tuple[Launch, dict[str, Any]] | None = None
         self._attempts = 0
         self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
         self._expected: dict[str, FleetMachine] = {}
-        self._news: list[Mapping[str, Any]] = []
-        self._told = 0
-        self._tell: Callable[..., None] | None = None
-        self._over = False
+        self._events: list[Mapping[str, Any]] = []
+        self._reported_count = 0
+        self._report: Callable[..., None] | None = None
+        self._detached = False
         self._changed = asyncio.Event()
         self.idle_since: float | None = time.monotonic()
 
     def attach(self, report: Callable[..., None]) -> None:
-        """Record what happens from here on, and what has happened."""
-        self._tell = report
+        """Pass all fleet events to `report`: those so far at once, later ones as they happen."""
+        self._report = report
         self._flush()
 
     def detach(self) -> None:
-        """Leave the fleet as it is and tell nobody: the run is over, and who takes it down closes its books."""
-        self._tell, self._over = None, True
+        """Stop changing the fleet and reporting events: the run has ended, and teardown completes its machine log."""
+        self._report, self._detached = None, True
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Take one of the run's events."""
+        """Update the state of machines from one of the run's events."""
         worker = event.get("worker", "")
         match event["kind"]:
             case "worker_joined":
@@ -94,14 +95,14 @@ class FleetController:
 
     @property
     def spent_usd(self) -> float:
-        """What the machines have cost so far, those of earlier sittings included."""
-        return self._record.spent_usd + cost.accrued(self._news, time.time()).spent_usd
+        """USD that the machines have cost so far, earlier sessions of the run included."""
+        return self._record.spent_usd + cost.accrued(self._events, time.time()).spent_usd
 
     async def run(self) -> None:
-        """Keep the fleet until cancelled.
+        """Reconcile the fleet until cancelled.
 
         Raises:
-            RunError: the cloud refuses machines for a reason that waiting does not mend.
+            RunError: the cloud refuses machines for a reason that waiting does not fix.
         """
         while True:
             self._changed.clear()
@@ -112,62 +113,62 @@ class FleetController:
                 continue
 
     async def check(self) -> float:
-        """Look, decide, act; returns the seconds until the next look, unless something happens before."""
+        """Reconcile the fleet once; return the seconds until the next check, unless an event comes before."""
         try:
-            found = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
-        except RunError as error:  # training goes on; what is missing can be seen to when the cloud answers again
+            instances = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
+        except RunError as error:  # training continues; missing nodes are launched once the cloud answers again
             logger.warning("%s", error)
             return RECONCILE_SECONDS
-        self._account_for(found)
-        if self._over:
+        self._log_machines(instances)
+        if self._detached:
             return RECONCILE_SECONDS
         if time.monotonic() >= self._prices_due:
-            await self._follow_prices(found)
+            await self._update_prices(instances)
         budget = self._record.job["nodes"]["budget_usd"]
         allowed = cost.launches_allowed(self.spent_usd, budget)
         now, acted = time.time(), False
-        machines = [self._machine(i) for i in found if i.role == "worker" and i.state in RUNNING_STATES]
-        machines += self._unseen(found, now)
-        if self._unanswered:
-            await self._launch(*self._unanswered)
+        machines = [self._machine(i) for i in instances if i.role == "worker" and i.state in RUNNING_STATES]
+        machines += self._unseen(instances, now)
+        if self._retry:
+            await self._launch(*self._retry)
             return LAUNCH_RETRY_SECONDS
-        for command in reconcile.decide(self._record.wanted, machines, self._dry, allowed, now):
+        for command in reconcile.decide(self._record.wanted, machines, self._without_capacity, allowed, now):
             match command:
                 case Terminate(ids, why):
                     logger.info("terminating %s: %s", ", ".join(ids), why)
                     try:
                         await asyncio.to_thread(self._account.terminate, ids)
-                    except RunError as error:  # they are looked for again, and end at their deadline
+                    except RunError as error:  # the next check tries again, and they end at their deadline
                         logger.warning("%s", error)
                 case Launch():
                     self._attempts += 1
-                    await self._launch(command, self._body(command))
+                    await self._launch(command, self._fleet_request(command))
             acted = True
         soon = acted or any(m.workerless_since is not None for m in machines)
         return LAUNCH_RETRY_SECONDS if soon else RECONCILE_SECONDS
 
-    def _body(self, launch: Launch) -> dict[str, Any]:
-        """A request of its own: another head, or another attempt, has another token."""
+    def _fleet_request(self, launch: Launch) -> dict[str, Any]:
+        """Return the body of a CreateFleet request; every head node and every attempt has a token of its own."""
         record = self._record
         attempt = f"{record.run}/{record.created}/{record.generation}/{self._attempts}"
         price = record.job["nodes"]["max_price"]
         return requests.fleet(record.site, launch.pools, launch.count, attempt, self._tags, price)
 
     async def _launch(self, launch: Launch, body: dict[str, Any]) -> None:
-        calling = asyncio.to_thread(self._account.start_nodes, self._record.site, body, launch.pools)
-        outcome = await _to_its_end(asyncio.ensure_future(calling))
-        self._unanswered = (launch, body) if outcome.retry else None
+        call = asyncio.to_thread(self._account.start_nodes, self._record.site, body, launch.pools)
+        outcome = await _finish_uncancelled(asyncio.ensure_future(call))
+        self._retry = (launch, body) if outcome.retry else None
         if outcome.retry:
             return
         requests.refuse_fatal(outcome, "nodes")
         now = time.time()
-        self._expected |= {made.id: FleetMachine(made.id, made.pool, now) for made in outcome.machines}
-        self._dry |= reconcile.after_launch(launch, len(outcome.machines), outcome.without_capacity, now)
+        self._expected |= {machine.id: FleetMachine(machine.id, machine.pool, now) for machine in outcome.machines}
+        self._without_capacity |= reconcile.after_launch(launch, len(outcome.machines), outcome.without_capacity, now)
         if outcome.quota:
-            self._note("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
+            self._log("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
 
     def _unseen(self, instances: list[Instance], now: float) -> list[FleetMachine]:
-        """Machines that were launched and are not in the cloud's list yet, as it is consistent after a while only."""
+        """Return launched machines that the cloud does not list yet: its list is only eventually consistent."""
         seen = {instance.id for instance in instances}
         self._expected = {
             id_: machine
@@ -187,16 +188,18 @@ class FleetController:
             at_risk=instance.id in self._at_risk,
         )
 
-    def _account_for(self, instances: list[Instance]) -> None:
-        """Note machines that are new and machines that have ended; a pool that takes back is dry for a while."""
-        news = machine_log.new_records(self._news, instances, self._record, self._prices, time.time())
-        taken = {event["instance"] for event in news if event.get("reason") == INTERRUPTED}
-        self._dry |= {i.pool: time.time() + reconcile.CAPACITY_RETRY_SECONDS for i in instances if i.id in taken}
-        self._news += news
+    def _log_machines(self, instances: list[Instance]) -> None:
+        """Log new and ended machines; a pool that interrupts a machine counts as without capacity for a while."""
+        events = machine_log.new_records(self._events, instances, self._record, self._prices, time.time())
+        interrupted = {event["instance"] for event in events if event.get("reason") == INTERRUPTED}
+        self._without_capacity |= {
+            i.pool: time.time() + reconcile.CAPACITY_RETRY_SECONDS for i in instances if i.id in interrupted
+        }
+        self._events += events
         self._flush()
 
-    async def _follow_prices(self, instances: list[Instance]) -> None:
-        """Note which spot machines cost more or less than they did."""
+    async def _update_prices(self, instances: list[Instance]) -> None:
+        """Fetch the spot prices of the pools in use and log those that changed."""
         self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
         pools = {i.pool for i in instances if i.pool.market == "spot" and i.state in RUNNING_STATES}
         if not pools:
@@ -204,30 +207,30 @@ class FleetController:
         try:
             now = await asyncio.to_thread(self._account.spot_prices, {pool.type for pool in pools})
         except RunError as error:
-            logger.warning("spot prices are those of before: %s", error)
+            logger.warning("spot prices could not be updated, the earlier ones are used: %s", error)
             return
         changed = {
             p: now[p.type, p.zone] for p in pools if now.get((p.type, p.zone)) not in (None, self._prices.get(p))
         }
         for pool, price in changed.items():
-            self._note("spot_price", type=pool.type, zone=pool.zone, usd_per_hour=price)
+            self._log("spot_price", type=pool.type, zone=pool.zone, usd_per_hour=price)
         self._prices |= changed
 
-    def _note(self, kind: str, **fields: Any) -> None:
-        self._news.append({"kind": kind, "t": time.time(), **fields})
+    def _log(self, kind: str, **fields: Any) -> None:
+        self._events.append({"kind": kind, "t": time.time(), **fields})
         self._flush()
 
     def _flush(self) -> None:
-        if self._tell is not None:
-            for event in self._news[self._told :]:
-                self._tell(**event)
-            self._told = len(self._news)
+        if self._report is not None:
+            for event in self._events[self._reported_count :]:
+                self._report(**event)
+            self._reported_count = len(self._events)
 
 
-async def _to_its_end(calling: asyncio.Future[LaunchOutcome]) -> LaunchOutcome:
-    """Await a request that makes machines; who cancels us waits until they are made, so that they can be ended."""
+async def _finish_uncancelled(call: asyncio.Future[LaunchOutcome]) -> LaunchOutcome:
+    """Await a launch request; on cancellation, wait until it is answered first, so that its machines can be ended."""
     try:
-        return await asyncio.shield(calling)
+        return await asyncio.shield(call)
     except asyncio.CancelledError:
-        await asyncio.wait((calling,))
+        await asyncio.wait((call,))
         raise

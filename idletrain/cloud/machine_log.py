@@ -1,7 +1,6 @@
-"""A run's books: which machines it had, from when to when, each told once. Bills are made of nothing else
-(`observe.cost`).
+"""Log which machines a run had, from when to when, each start and end once: all that a bill (`observe.cost`) needs.
 
-Pure. A head tells of its machines while it leads; what it could not tell any more is added when the run is taken down.
+Pure. The head node logs its machines while it leads; teardown adds what the head could no longer log.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from idletrain.cloud.aws.requests import Pool
 from idletrain.cloud.record import RunRecord
 from idletrain.observe.cost import CostEvent, bounds
 
-MACHINE_LOG_SCHEMA = 2  # of `observe.records`, which is beside this layer
+MACHINE_LOG_SCHEMA = 2  # schema of `observe.records`, which this layer cannot import
 ENDED = ("shutting-down", "terminated")
-UNSEEN_CLOSES_SECONDS = 60.0  # from a head's last word to the end of machines that nobody saw end
+UNSEEN_CLOSES_SECONDS = 60.0  # from a head's last event to the assumed end of machines that nobody saw end
 
 
 def new_records(
@@ -26,13 +25,13 @@ def new_records(
     prices: Mapping[Pool, float],
     now: float,
 ) -> list[dict[str, Any]]:
-    """Machines that are new and machines that have ended, since what was told.
+    """Return an event for each machine that started or ended and is not yet reported so.
 
     Args:
-        told: The run's events.
-        found: Its machines as the cloud lists them, those that have ended among them.
-        run: The run.
-        prices: USD an hour of its pools.
+        reported: The run's events so far.
+        instances: Its machines as the cloud lists them, ended ones included.
+        run: The run's record.
+        prices: USD an hour by pool.
         now: Unix seconds.
     """
     launched, ended = bounds(reported)
@@ -50,13 +49,13 @@ def new_records(
 def closing_records(
     reported: Sequence[CostEvent], alive: Collection[str], now: float, new: Sequence[CostEvent] = ()
 ) -> list[dict[str, Any]]:
-    """The ends of machines that nobody told of, once all are gone.
+    """Return an end event for each machine without one, once all machines are gone.
 
     Args:
-        told: The run's events.
-        alive: Machines that were there until now.
+        reported: The run's events so far.
+        alive: Ids of machines that existed until now.
         now: Unix seconds.
-        news: What is told of its machines only now: no sign of life of its head.
+        new: Machine events that are logged only now: they do not show that the head node was alive.
     """
     launched, ended = bounds([*reported, *new])
     last = max((event["t"] for event in reported), default=now)
@@ -72,7 +71,7 @@ def closing_records(
 
 
 def as_recorded(reported: Sequence[CostEvent], new: Iterable[CostEvent]) -> list[dict[str, Any]]:
-    """Entries as lines behind those of a head that is gone, on its clock."""
+    """Complete events as records that follow those of a head node that is gone, with seconds on its clock."""
     last = max(reported, key=lambda event: event["t"], default={"t": 0.0, "s": 0.0})
     return [
         {"v": MACHINE_LOG_SCHEMA, "s": last["s"] + max(0.0, event["t"] - last["t"]) if reported else 0.0, **event}

@@ -1,4 +1,4 @@
-"""What a fleet would cost: the numbers that a user is asked about before it starts. Pure."""
+"""Compute what a fleet would cost: the numbers that a user confirms before it starts. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES, deadline_se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What a fleet would cost: the numbers that a user is asked about.
+    """The cost of a fleet, as shown to the user.
 
     Attributes:
-        pools: Where nodes come from; those of the best one's market are preferred to those of another.
-        nodes: How many machines.
+        pools: Where nodes come from; pools of the best one's market are preferred.
+        nodes: Number of machines.
         max_price: USD an hour that one node may cost, or None.
-        budget_usd: For all of the run, or None.
-        spent_usd: Of it, by earlier sittings of the run.
+        budget_usd: Budget of the whole run, or None.
+        spent_usd: Part of it that earlier sessions of the run have spent.
     """
 
     pools: Pools
@@ -32,30 +32,30 @@ class Quote:
 
     @property
     def preferred(self) -> Pools:
-        """The pools that are asked first."""
+        """Pools that are requested first."""
         market = self.pools.offers[0].market
         return Pools(tuple(offer for offer in self.pools.offers if offer.market == market))
 
     @property
     def node_usd_per_hour(self) -> float:
-        """Of the pool in the middle: the cloud chooses by capacity as well as by price."""
+        """Median price of the preferred pools: the cloud chooses by capacity as well as by price."""
         return statistics.median(offer.usd_per_hour for offer in self.preferred.offers)
 
     @property
     def usd_per_hour(self) -> float:
-        """Expected of nodes and head together."""
+        """Expected cost of nodes and head node together."""
         return self._fleet(self.nodes, self.node_usd_per_hour)
 
     @property
     def on_demand_usd_per_hour(self) -> float | None:
-        """The same with nodes on demand; None if no such price is known."""
+        """Expected cost with on-demand nodes; None if no such price is known."""
         known = [o.on_demand_usd_per_hour for o in self.preferred.offers if o.on_demand_usd_per_hour is not None]
         return self._fleet(self.nodes, statistics.median(known)) if known else None
 
     @property
     def worst_usd_per_hour(self) -> float:
-        """The most that an hour can cost: all nodes of the dearest pool, at the highest that its price may rise to, and
-        the spares that stand by where spot nodes are at risk.
+        """Highest possible cost: all nodes in the most expensive pool at the highest price it may rise to, plus the
+        spares that are launched where spot nodes are at risk.
         """
         spares = MOST_SPARES if any(offer.market == "spot" for offer in self.pools.offers) else 0
         worst = max(offer.worst_usd_per_hour(self.max_price) for offer in self.pools.offers)
@@ -68,7 +68,7 @@ class Quote:
 
     @property
     def deadline_seconds(self) -> float:
-        """How long machines may live."""
+        """Longest lifetime of the machines, in seconds."""
         return deadline_seconds(self.remaining_usd, self.worst_usd_per_hour, self.max_duration_seconds)
 
     def _fleet(self, nodes: int, node_usd_per_hour: float) -> float:

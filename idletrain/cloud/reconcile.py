@@ -1,6 +1,6 @@
-"""What a run's fleet lacks: a pure function of the machines that are there, the pools that are dry and the money left.
+"""Decide which machines to launch and terminate: a pure function of the machines, the pools' capacity and the budget.
 
-Knows no cloud and no clock. Asking again in ten seconds gives the same answer until something has changed.
+Uses no cloud and no clock. Repeated calls return the same commands until something has changed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 from idletrain.cloud.aws.requests import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
-CAPACITY_RETRY_SECONDS = 180.0  # Karpenter remembers a pool without capacity as long
+CAPACITY_RETRY_SECONDS = 180.0  # Karpenter skips a pool without capacity for as long
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
-LOST_SECONDS = 2.0  # without a worker, after having had one: its process or machine is gone, or it is leaving
+LOST_SECONDS = 2.0  # without a worker after having had one: its process or machine is gone, or it is leaving
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class FleetMachine:
 
     Attributes:
         launched_at: Unix seconds.
-        joined: Whether a worker of it ever joined.
-        workerless_since: Since when it has none, if it had.
-        leaving: It will be taken: a notice came.
-        at_risk: A rebalance recommendation came.
+        joined: Whether one of its workers ever joined.
+        workerless_since: Unix seconds since when it has no worker, if it had one.
+        leaving: Whether it got an interruption notice.
+        at_risk: Whether it got a rebalance recommendation.
     """
 
     id: str
@@ -41,9 +41,11 @@ class FleetMachine:
 
 @dataclass(frozen=True)
 class DesiredFleet:
-    """What the job asks for.
+    """The nodes that the job requests.
 
     Attributes:
+        count: Number of nodes.
+        policy: Which markets they may come from.
         pools: Where nodes may come from, the best first, of both markets where the job allows both.
     """
 
@@ -54,7 +56,7 @@ class DesiredFleet:
 
 @dataclass(frozen=True)
 class Launch:
-    """Ask for machines of one market."""
+    """Launch machines of one market."""
 
     pools: tuple[Pool, ...]
     count: int
@@ -62,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Give machines back that are of no use."""
+    """Terminate machines that are of no use."""
 
     ids: tuple[str, ...]
     why: str
@@ -78,13 +80,13 @@ def decide(
     may_launch: bool,
     now: float,
 ) -> tuple[FleetCommand, ...]:
-    """What to do now.
+    """Return the commands that bring the fleet to its requested size.
 
     Args:
-        wanted: What the job asks for.
+        wanted: The nodes that the job requests.
         machines: Nodes that are pending or running.
-        dry: Pools without capacity, and until when they are taken to be.
-        may_launch: Whether the budget pays for more.
+        without_capacity: Pools without capacity, and the Unix seconds until which they are skipped.
+        may_launch: Whether the budget allows more machines.
         now: Unix seconds.
     """
     late = [m for m in machines if not m.joined and now - m.launched_at > MACHINE_JOIN_SECONDS]
@@ -97,25 +99,25 @@ def decide(
     useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
     spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
     missing = wanted.count + spares - len(useful)
-    pools = _request(wanted, without_capacity, now)
+    pools = _available_pools(wanted, without_capacity, now)
     if missing > 0 and may_launch and pools:
         commands.append(Launch(pools, missing))
     return tuple(commands)
 
 
 def after_launch(requested: Launch, launched: int, without_capacity: frozenset[Pool], now: float) -> dict[Pool, float]:
-    """Pools not to ask for a while; all of them where nothing came and nobody said why."""
-    named = without_capacity if without_capacity or launched >= requested.count else frozenset(requested.pools)
-    return dict.fromkeys(named, now + CAPACITY_RETRY_SECONDS)
+    """Return the pools to skip and until when; all requested ones where machines are missing without an error."""
+    skipped = without_capacity if without_capacity or launched >= requested.count else frozenset(requested.pools)
+    return dict.fromkeys(skipped, now + CAPACITY_RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a run, in a state to go on from.
+    """Limits that stop a run; it can be resumed later.
 
     Attributes:
         deadline: When its machines end by themselves; Unix seconds.
-        budget_usd: What it may cost, or None.
+        budget_usd: What the run may cost, or None.
         idle_seconds: How long it waits without a single worker.
     """
 
@@ -125,22 +127,22 @@ class Limits:
 
 
 def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) -> str:
-    """Why a run has to stop now, or nothing."""
+    """Return why a run has to stop now, as a phrase, or an empty string."""
     if now > limits.deadline - NOTICE_LEFT_SECONDS:
         return "its deadline is near"
     if must_stop(spent_usd, limits.budget_usd):
         return f"its budget of ${limits.budget_usd:.2f} is used up"
     if idle_seconds > limits.idle_seconds:
-        return f"no node came for {limits.idle_seconds:.0f} s"
+        return f"no node joined for {limits.idle_seconds:.0f} s"
     return ""
 
 
-def _request(wanted: DesiredFleet, without_capacity: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
-    """The pools of the market to ask: spot while there is any, on-demand for the rest where the job allows it."""
-    wet = [pool for pool in wanted.pools if without_capacity.get(pool, now) <= now]
+def _available_pools(wanted: DesiredFleet, without_capacity: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
+    """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it."""
+    available = [pool for pool in wanted.pools if without_capacity.get(pool, now) <= now]
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
     for market in markets:
-        if pools := tuple(pool for pool in wet if pool.market == market):
+        if pools := tuple(pool for pool in available if pool.market == market):
             return pools
     return ()
 

@@ -1,6 +1,6 @@
-"""A run's record below its prefix: written before anything else is made, so that nothing can be made and forgotten.
+"""Store a run's record below its S3 prefix, before any other resource is created, so that none can be forgotten.
 
-The write that creates it is conditional: it is the lock on the run's name.
+The record is created by a conditional write, which also locks the run's name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from idletrain.errors import JobError, RunError
 from idletrain.storage import ConflictError, S3Prefix
 
 RUN_RECORD_KEY = "record.json"
-SUMMARY_KEY = "summary.json"  # of a run that its head has brought home
+SUMMARY_KEY = "summary.json"  # written when a run's head node has finished it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,19 @@ class RunRecord:
 
     Attributes:
         job: The job, as plain values.
-        tags: What everything of the run is tagged with.
+        tags: Tags of all resources of the run.
         deadline: When its machines end, whatever happens; Unix seconds.
-        heads: Where the head may come from, the best first.
-        prices: USD an hour of every pool.
+        heads: Pools that the head node may come from, the best first.
+        prices: USD an hour by pool.
         on_demand: On-demand USD an hour by instance type.
-        spent_usd: What the sittings before this one cost.
-        generation: How many heads were started before this one.
+        spent_usd: Cost of the sessions before this one.
+        generation: Number of head nodes that were started before this one.
         need_bytes: RAM of one slot of a node.
-        most_slots: Slots of a node that are made use of.
+        most_slots: Largest number of slots used on one node.
         state: `running`, `ending` or `ended`.
-        failure: Why the head gave up, in a sentence, or empty.
-        command: What was called, for the run's records.
-        allow_control: Whether the dashboard's page may drain and kill workers.
+        failure: Why the head node gave up, in a sentence, or empty.
+        command: Command line that started the run.
+        allow_control: Whether the dashboard may drain and kill workers.
     """
 
     run: str
@@ -60,19 +60,19 @@ class RunRecord:
     allow_control: bool = False
 
     def as_json(self) -> bytes:
-        """The record as it is stored."""
-        prices = [[pool, price] for pool, price in self.prices.items()]  # JSON's keys are texts
+        """Return the record as JSON, as it is stored."""
+        prices = [[pool, price] for pool, price in self.prices.items()]  # JSON keys must be strings
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"prices": prices}
         return json.dumps(fields, indent=1, default=dataclasses.asdict).encode()
 
     @property
     def head_session(self) -> str:
-        """When this sitting of the run began, as its machines' tags tell."""
+        """Start time of this session of the run, as in its machines' tags."""
         return self.tags.get(TAG + "created", "")
 
     @classmethod
     def from_json(cls, content: bytes) -> RunRecord:
-        """The reverse of `as_json`."""
+        """Parse what `as_json` returned."""
         fields = json.loads(content)
         wanted = fields["wanted"]
         fields["wanted"] = DesiredFleet(
@@ -88,7 +88,7 @@ def claim(prefix: S3Prefix, record: RunRecord) -> None:
     """Write a new run's record.
 
     Raises:
-        JobError: the name is taken.
+        JobError: a run of this name exists.
     """
     try:
         prefix.put_if(RUN_RECORD_KEY, record.as_json(), None)
@@ -99,32 +99,32 @@ def claim(prefix: S3Prefix, record: RunRecord) -> None:
 
 
 def read(prefix: S3Prefix) -> RunRecord:
-    """A run's record.
+    """Read a run's record.
 
     Raises:
         RunError: there is no such run.
     """
-    found = prefix.get(RUN_RECORD_KEY)
-    if found is None:
-        above, _, _ = prefix.prefix.rstrip("/").rpartition("/")
-        beside = S3Prefix.at(f"s3://{prefix.bucket}/{above}", prefix.client).folders() if above else []
-        raise RunError(f"{prefix.url} holds no run; there are: {', '.join(beside) or 'none'}")
-    return RunRecord.from_json(found.content)
+    stored = prefix.get(RUN_RECORD_KEY)
+    if stored is None:
+        parent, _, _ = prefix.prefix.rstrip("/").rpartition("/")
+        runs = S3Prefix.at(f"s3://{prefix.bucket}/{parent}", prefix.client).folders() if parent else []
+        raise RunError(f"{prefix.url} holds no run; there are: {', '.join(runs) or 'none'}")
+    return RunRecord.from_json(stored.content)
 
 
 def update(prefix: S3Prefix, **changes: Any) -> RunRecord:
-    """Change a record; whoever else changes it at the same time comes before or after.
+    """Change fields of a record atomically, retrying after concurrent writes; return the new record.
 
     Raises:
         RunError: there is no such run.
     """
     while True:
-        found = prefix.get(RUN_RECORD_KEY)
-        if found is None:
+        stored = prefix.get(RUN_RECORD_KEY)
+        if stored is None:
             raise RunError(f"{prefix.url} holds no run")
-        changed = dataclasses.replace(RunRecord.from_json(found.content), **changes)
+        changed = dataclasses.replace(RunRecord.from_json(stored.content), **changes)
         try:
-            prefix.put_if(RUN_RECORD_KEY, changed.as_json(), found.tag)
+            prefix.put_if(RUN_RECORD_KEY, changed.as_json(), stored.tag)
         except ConflictError:
             continue
         return changed

@@ -1,4 +1,4 @@
-"""The user's own code on its way to a cloud's machines: packed as git sees it at launch, unpacked where it runs."""
+"""Ship the user's code to a cloud's machines: pack what git does not ignore at launch, unpack it on each machine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from idletrain.errors import JobError
 from idletrain.storage import S3Prefix
 
 WORKDIR_KEY = "workdir.tar.gz"
-RUNS = Path(".idletrain/runs")  # of a head, beside the code: never packed, so never overwritten by what was
+RUNS = Path(
+    ".idletrain/runs"
+)  # run directories on a head node, beside the code: never packed, so unpacking never overwrites them
 MAX_WORKDIR_BYTES = 50 << 20
 NEVER = GitIgnoreSpec.from_lines([".git", "__pycache__/", ".idletrain/"])
-NAMED = 3  # of the largest files, in a refusal
+NAMED = 3  # largest files that an error names
 
 Rules = tuple[Path, GitIgnoreSpec]
 """Ignore patterns, and the directory that they are relative to."""
 
 
 class _FullError(Exception):
-    """The archive is as large as it may be."""
+    """The archive has reached its size limit."""
 
 
 class _Bounded(io.BytesIO):
-    """A file in memory that takes so much and no more."""
+    """A file in memory with a size limit."""
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
         if self.tell() + len(content) > MAX_WORKDIR_BYTES:
@@ -36,10 +38,10 @@ class _Bounded(io.BytesIO):
 
 
 def pack(workdir: Path) -> bytes:
-    """A directory as an archive, without what git ignores there.
+    """Pack a directory into a tar.gz archive, without files that git ignores.
 
     Raises:
-        JobError: it is not a directory, holds nothing, does not fit, or links to what does not travel.
+        JobError: it is not a directory, is empty, too large, or links to a file that is not packed.
     """
     if not workdir.is_dir():
         raise JobError(f"workdir: {workdir} is not a directory; name the one that holds your code")
@@ -62,11 +64,11 @@ def pack(workdir: Path) -> bytes:
     return content.getvalue()
 
 
-def unpack(prefix: S3Prefix, place: Path) -> None:
-    """Bring what `pack` made, if a job has any, into the directory that Python looks in first."""
+def unpack(prefix: S3Prefix, directory: Path) -> None:
+    """Unpack the archive below a run's prefix, if there is one, into a directory."""
     if packed := prefix.get(WORKDIR_KEY):
         with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
-            archive.extractall(place, filter="data")
+            archive.extractall(directory, filter="data")
 
 
 def _add(archive: tarfile.TarFile, path: Path, workdir: Path) -> None:
@@ -75,10 +77,10 @@ def _add(archive: tarfile.TarFile, path: Path, workdir: Path) -> None:
     try:
         if member is None:  # a socket
             raise tarfile.SpecialFileError(tarfile.TarInfo(str(name)))
-        tarfile.data_filter(member, str(workdir))  # the very filter that unpacks it
+        tarfile.data_filter(member, str(workdir))  # the same filter as when unpacking
     except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError, tarfile.OutsideDestinationError):
         raise JobError(
-            f"workdir: {name} links to {path.readlink()}, which does not travel; put a copy in its place, make the "
+            f"workdir: {name} links to {path.readlink()}, which is not packed; put a copy in its place, make the "
             "link a relative one within the directory, or name it in .gitignore"
         ) from None
     except tarfile.FilterError:
@@ -91,35 +93,35 @@ def _add(archive: tarfile.TarFile, path: Path, workdir: Path) -> None:
 
 
 def _files(directory: Path, above: Sequence[Rules]) -> Iterator[Path]:
-    """Files and links below a directory that no rule leaves out, in order; links are not followed."""
+    """Yield the files and links below a directory that are not ignored, in order; links are not followed."""
     rules = [*above, *_rules_of(directory, ".gitignore")]
     for path in sorted(directory.iterdir()):
-        below = path.is_dir() and not path.is_symlink()
-        if _ignored(path, rules, below=below):
+        is_directory = path.is_dir() and not path.is_symlink()
+        if _ignored(path, rules, is_directory=is_directory):
             continue
-        if below:
+        if is_directory:
             yield from _files(path, rules)
         else:
             yield path
 
 
-def _ignored(path: Path, rules: Sequence[Rules], *, below: bool) -> bool:
-    """Whether git ignores a path: the last pattern that matches decides, deeper files' behind others."""
+def _ignored(path: Path, rules: Sequence[Rules], *, is_directory: bool) -> bool:
+    """Return whether git ignores a path: the last matching pattern decides, and deeper .gitignore files come last."""
     for base, patterns in ((path.parent, NEVER), *reversed(rules)):
-        verdict = patterns.check_file(f"{path.relative_to(base)}{'/' if below else ''}").include
-        if verdict is not None:
-            return verdict
+        ignored = patterns.check_file(f"{path.relative_to(base)}{'/' if is_directory else ''}").include
+        if ignored is not None:
+            return ignored
     return False
 
 
 def _rules_above(workdir: Path) -> list[Rules]:
-    """What a repository that the directory is in ignores everywhere, and in the directories above this one."""
-    inside = [workdir, *workdir.parents]
-    root = next((place for place in inside if (place / ".git").exists()), None)
+    """Return the ignore rules of the enclosing repository: its info/exclude, and .gitignore files above `workdir`."""
+    ancestors = [workdir, *workdir.parents]
+    root = next((directory for directory in ancestors if (directory / ".git").exists()), None)
     if root is None:
         return []
-    above = [place for place in reversed(inside[1:]) if place.is_relative_to(root)]
-    return [*_rules_of(root, ".git/info/exclude"), *(rule for place in above for rule in _rules_of(place))]
+    above = [directory for directory in reversed(ancestors[1:]) if directory.is_relative_to(root)]
+    return [*_rules_of(root, ".git/info/exclude"), *(rule for directory in above for rule in _rules_of(directory))]
 
 
 def _rules_of(directory: Path, name: str = ".gitignore") -> list[Rules]:

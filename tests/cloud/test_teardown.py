@@ -75,7 +75,7 @@ def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix)
     assert told() == {"night": "its record is gone"}
     record.claim(prefix, RECORD)
     assert told() == {}
-    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {"night": "its head has said nothing for 30 min"}
+    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {"night": "its head has not renewed its lease for 30 min"}
     prefix.put(
         leader_lease.LEADER_LEASE_KEY,
         json.dumps({"holder": "i-1", "renewed": NOW + teardown.HEAD_SILENCE_SECONDS}).encode(),
@@ -168,7 +168,9 @@ def test_what_survives_is_named(cloud: Sandbox, account: Account, monkeypatch: p
     machines = make(cloud, account, "night-survivor")
     monkeypatch.setattr(teardown, "GONE_SECONDS", 0.5)
     cloud.ask("POST", "fault", action="TerminateInstances", code="InvalidInstanceID.NotFound", times=50)
-    with pytest.raises(RunError, match=f"there are still .*{machines[0][-6:]}.*repeat `idletrain down night-survivor`"):
+    with pytest.raises(
+        RunError, match=f"run night-survivor still has .*{machines[0][-6:]}.*repeat `idletrain down night-survivor`"
+    ):
         teardown.down(account, "night-survivor", None)
     while cloud.ask("GET", "faults"):
         with pytest.raises(cloud.ec2.exceptions.ClientError):

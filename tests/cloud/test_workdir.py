@@ -76,7 +76,7 @@ def test_a_link_that_leads_elsewhere_is_refused_unless_git_ignores_it(tmp_path: 
     make(place, "sub/mine")
     (tmp_path / "outside").write_text("")
     (place / "sub" / "link").symlink_to(target if target.startswith("/") else f"../{target}")
-    with pytest.raises(JobError, match=r"workdir: sub/link links to .*, which does not travel; put a copy"):
+    with pytest.raises(JobError, match=r"workdir: sub/link links to .*, which is not packed; put a copy"):
         workdir.pack(place)
     ignore(place, "link")
     assert names(place) == ["sub/mine"]
