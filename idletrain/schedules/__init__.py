@@ -1,1 +1,1 @@
-"""Jobs that start again and again: times, records, and what triggers them."""
+"""Start jobs on a schedule: cron times, stored schedules and their history, and the triggers that start them."""

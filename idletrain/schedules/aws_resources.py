@@ -1,6 +1,6 @@
-"""What a schedule on AWS consists of: its job below a prefix, a group, a launch template, and EventBridge's schedule.
+"""Create and delete a schedule's AWS resources: job file in S3, security group, launch template, EventBridge schedule.
 
-They outlive every run, so they carry `idletrain:schedule` and no run's name: what clears up after runs leaves them.
+They outlive every run, so they are tagged `idletrain:schedule` without a run's name, and tearing down runs keeps them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from idletrain.storage import S3Prefix
 JOB = "job.json"
 EXECUTIONS = "executions/"
 STARTER = "starter"
-STARTER_SECONDS = 1800.0  # to boot, look at the market and start a head; the machine ends by itself then
+STARTER_SECONDS = 1800.0  # to boot, read prices and start a head node; then the machine ends by itself
 
 
 def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None, version: str) -> None:
-    """Make everything, in place of what an earlier try may have left; EventBridge's part last: no half is started.
+    """Create all resources, replacing those of an earlier try; EventBridge's last, so that it starts no half.
 
     Args:
-        account: Where.
-        schedule: When.
-        job: What; this and no later version of its file.
-        packed: The user's own code, for a job with a workdir.
-        version: Of idletrain.
+        account: The AWS account.
+        schedule: When the job starts.
+        job: The job, in its present version: later changes of its file do not count.
+        packed: Archive of the user's code, for a job with a workdir.
+        version: Version of idletrain.
 
     Raises:
-        JobError: its bucket or its image is not there.
+        JobError: the job's bucket or image does not exist.
         RunError: AWS refuses.
     """
     with explained():
@@ -71,7 +71,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
 
 
 def _starter_pool(account: Account, job: Job, site: LaunchSite) -> Pool:
-    """Where starters come from; EventBridge sends one and the same request each time, so it names one zone."""
+    """Return the pool of starter machines; EventBridge sends the same request each time, so it names one zone."""
     zones = sorted(account.zones_of(job.cloud.head) & site.subnets.keys())
     if not zones:
         raise JobError(
@@ -81,12 +81,12 @@ def _starter_pool(account: Account, job: Job, site: LaunchSite) -> Pool:
 
 
 def remove(account: Account, name: str, job: Job) -> None:
-    """Take everything away that `install` made, EventBridge's part first; what is gone is no error."""
-    mine = [{"Name": f"tag:{TAG}schedule", "Values": [name]}]
+    """Delete everything that `install` created, EventBridge's schedule first; what is gone is no error."""
+    own_tag = [{"Name": f"tag:{TAG}schedule", "Values": [name]}]
     with explained():
         eventbridge.remove(account.client("scheduler"), name)
-        templates = account.ec2.describe_launch_templates(Filters=mine)["LaunchTemplates"]
-        groups = account.ec2.describe_security_groups(Filters=mine)["SecurityGroups"]
+        templates = account.ec2.describe_launch_templates(Filters=own_tag)["LaunchTemplates"]
+        groups = account.ec2.describe_security_groups(Filters=own_tag)["SecurityGroups"]
     for template in templates:
         account.delete(LeftoverResource("template", template["LaunchTemplateId"], {}))
     for group in groups:
@@ -97,39 +97,40 @@ def remove(account: Account, name: str, job: Job) -> None:
 
 
 def prefix_of(account: Account, name: str, job: Job) -> S3Prefix:
-    """Where a schedule's job is, and what became of its executions."""
+    """Return the S3 prefix of a schedule's job and its execution records."""
     return runs_of(account, job).below("schedules").below(name)
 
 
 def runs_of(account: Account, job: Job) -> S3Prefix:
-    """Where a job's runs go: below `checkpoint.to` if that is in S3, else in the account's own bucket."""
+    """Return the S3 prefix of a job's runs: `checkpoint.to` if that is in S3, else in the account's own bucket."""
     to = job.checkpoint.to
     return S3Prefix.at(to if to.startswith("s3://") else f"s3://{account.bucket}/runs", account.s3)
 
 
 def going_on(machines: Collection[Instance], name: str) -> list[str]:
-    """The runs of a schedule that have a head.
+    """Return the names of a schedule's runs that have a head node.
 
     Args:
-        machines: All machines of runs that are up.
+        machines: All running machines of all runs.
+        name: The schedule's name.
     """
-    mine = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{4}}")
-    return sorted({m.run for m in machines if m.role == "head" and mine.fullmatch(m.run)})
+    own_run = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{4}}")
+    return sorted({m.run for m in machines if m.role == "head" and own_run.fullmatch(m.run)})
 
 
 def note(prefix: S3Prefix, name: str, due: datetime, why: str = "") -> None:
-    """Write down that a scheduled time was attended to."""
+    """Record that a scheduled time was handled, and why no run was started, if none was."""
     run = run_name(name, due)
     prefix.put(f"{EXECUTIONS}{run}", json.dumps({"due": due.isoformat(), "run": run, "note": why}).encode())
 
 
 def history(account: Account, name: str, job: Job, count: int) -> list[tuple[Execution, bool]]:
-    """A schedule's last executions, the oldest first, and whether each still goes on."""
+    """Return a schedule's last executions, the oldest first, each with whether its run is still running."""
     prefix = prefix_of(account, name, job)
     with explained():
-        found = [prefix.get(key) for key in prefix.names(EXECUTIONS)[-count:]]
-        noted = [json.loads(item.content) for item in found if item]
-        return [_outcome(runs_of(account, job), fields) for fields in noted]
+        stored = [prefix.get(key) for key in prefix.names(EXECUTIONS)[-count:]]
+        records = [json.loads(item.content) for item in stored if item]
+        return [_outcome(runs_of(account, job), fields) for fields in records]
 
 
 def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
@@ -138,14 +139,15 @@ def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
         return Execution(due=due, run=fields["run"], note=fields["note"]), False
     execution = Execution(due=due, run=fields["run"], started=due)
     try:
-        kept = record.read(runs.below(execution.run))
+        run_record = record.read(runs.below(execution.run))
     except RunError:
         return execution, False
-    if kept.state != "ended" and not kept.failure:
+    if run_record.state != "ended" and not run_record.failure:
         return execution, True
-    told = runs.below(execution.run).get(record.SUMMARY_KEY)
-    well = told is not None and json.loads(told.content)["status"] in ("completed", "reached")
-    return dataclasses.replace(execution, exit_code=0 if well and not kept.failure else RunError.exit_code), False
+    summary = runs.below(execution.run).get(record.SUMMARY_KEY)
+    completed = summary is not None and json.loads(summary.content)["status"] in ("completed", "reached")
+    exit_code = 0 if completed and not run_record.failure else RunError.exit_code
+    return dataclasses.replace(execution, exit_code=exit_code), False
 
 
 def _resource(name: str) -> str:

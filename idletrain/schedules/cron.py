@@ -1,8 +1,8 @@
-"""When a schedule is due and what becomes of it: cron times, catch-up of missed ones, overlap with a run that goes on.
+"""Decide when a schedule is due and what to do: cron times, catch-up of missed ones, overlap with a running run.
 
-Knows no clock and no files: the time and the history come with the question. Cron lines mean what they mean to Debian's
-cron, changes of the clock included: a time that the spring skips is due when the clock has jumped, a time that the
-autumn repeats is due once; lines with a `*` in front of minute or hour go by the hours that really pass.
+Pure: the time and the history are arguments. Cron lines mean what they mean to Debian's cron, clock changes included:
+a time that the spring skips is due when the clock has jumped, a time that the autumn repeats is due once; lines whose
+minute or hour field begins with `*` follow the hours that really pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from cronsim import CronSim, CronSimError
 
-# Behind it comes -YYYYMMDD-HHMM, and a run's name is a DNS label of at most 63 characters.
+# A run's name adds -YYYYMMDD-HHMM, and is a DNS label of at most 63 characters.
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,47}[a-z0-9])?")
 FIELDS = {
     "minute": "0-59",
@@ -26,25 +26,25 @@ FIELDS = {
     "month": "1-12 or JAN-DEC",
     "day-of-week": "0-7 or SUN-SAT",
 }
-EPOCH = datetime(2026, 1, 1)  # any will do where only the line's syntax is asked about
-# Where a due time may be found, the likely places first, so that a line for every minute costs no more than a rare one.
+EPOCH = datetime(2026, 1, 1)  # any start will do to parse a line
+# Spans searched for the last due time, shortest first, so that a line for every minute costs no more than a rare one.
 LOOK_BACK = (timedelta(hours=1), timedelta(days=1), timedelta(days=31), timedelta(days=366))
-STOPPED_EXITS = (130, 143)  # after a SIGINT, which launches answer every order to end with, and a SIGTERM
-ZONE_OFFSETS_MINUTES = (0, 15, 30, 45)  # every zone of today is a multiple of 15 minutes away from every other
+STOPPED_EXITS = (130, 143)  # after a SIGINT (a launch turns every request to end into one) and after a SIGTERM
+ZONE_OFFSETS_MINUTES = (0, 15, 30, 45)  # all of today's zones differ by multiples of 15 minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A job that is to run again and again.
+    """A job that runs at the times of a cron line.
 
     Attributes:
         cron: Five fields, in the time zone `tz`.
-        job: The job file, absolute.
-        directory: Where it is run from.
+        job: Absolute path of the job file.
+        directory: Working directory of its runs.
         cloud: Where its nodes come from: local, sandbox or aws.
         on: What starts it: crontab, systemd, loop or aws.
-        if_running: What happens when the run before still goes on: skip or queue.
-        created: When it was made; times before it are nobody's.
+        if_running: What to do while the previous run is still running: skip or queue.
+        created: When it was created; earlier times are never due.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """One time that a schedule was due, and what came of it.
+    """One scheduled time and its result.
 
     Attributes:
-        due: The scheduled time that it stands for.
-        started: None while it waits, or if it was skipped.
-        exit_code: That of the run; None while it goes on.
-        note: Why it did not run.
+        due: The scheduled time.
+        started: When the run started; None while it waits, or if it was skipped.
+        exit_code: Exit code of the run; None while it is running.
+        note: Why it did not run, or empty.
     """
 
     due: datetime
@@ -78,7 +78,7 @@ class Execution:
 
 
 class DueDecision(enum.Enum):
-    """What to do about a due time."""
+    """What to do at a due time."""
 
     RUN = "run"
     WAIT = "wait"
@@ -86,14 +86,14 @@ class DueDecision(enum.Enum):
 
 
 def name_fault(name: str) -> str | None:
-    """What is wrong with a schedule's name, as a sentence."""
+    """Return what is wrong with a schedule's name, as a sentence, or None."""
     if NAME.fullmatch(name):
         return None
     return f"NAME: {name!r} should be lower-case letters, digits and hyphens, at most 49"
 
 
 def zone_fault(tz: str) -> str | None:
-    """What is wrong with a time zone, as a sentence."""
+    """Return what is wrong with a time zone, as a sentence, or None."""
     try:
         zoneinfo.ZoneInfo(tz)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
@@ -103,7 +103,7 @@ def zone_fault(tz: str) -> str | None:
 
 
 def cron_fault(cron: str) -> str | None:
-    """What is wrong with a cron line, as a sentence."""
+    """Return what is wrong with a cron line, as a sentence, or None."""
     fields = cron.split()
     if len(fields) != len(FIELDS):
         return f"--cron: {cron!r} should be minute hour day-of-month month day-of-week, such as '0 2 * * *' for 02:00"
@@ -112,7 +112,7 @@ def cron_fault(cron: str) -> str | None:
     except CronSimError as error:
         name = str(error).removeprefix("Bad ")
         number = list(FIELDS).index(name)
-        if name != "day-of-month" or not _reads(f"* * {fields[number]} * *"):
+        if name != "day-of-month" or not _parses(f"* * {fields[number]} * *"):
             return f"--cron: {fields[number]!r} is no {name}; use {FIELDS[name]}, lists 1,3, ranges 1-5 or steps */10"
     except StopIteration:
         pass
@@ -122,35 +122,38 @@ def cron_fault(cron: str) -> str | None:
 
 
 def times(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
-    """The times (UTC) of a valid cron line after a moment, in order, for fifty years at least."""
+    """Yield the times (UTC) of a valid cron line after a moment, in order, for fifty years at least."""
     latest = after.astimezone(UTC)
-    for found in CronSim(cron, after.astimezone(zoneinfo.ZoneInfo(tz))):
-        at = found.astimezone(UTC)
-        if at > latest:  # from within the hour that the autumn repeats, the first look may find one that is past
+    for local in CronSim(cron, after.astimezone(zoneinfo.ZoneInfo(tz))):
+        at = local.astimezone(UTC)
+        if at > latest:  # within the hour that the autumn repeats, the first one may be in the past
             latest = at
             yield at
 
 
 def due(schedule: Schedule, history: Sequence[Execution], now: datetime) -> datetime | None:
-    """The newest scheduled time that has come and was not attended to; older ones are not made up for."""
-    attended = max([schedule.created, *(execution.due for execution in history)])
-    for start in (*(now - span for span in LOOK_BACK), attended):
+    """Return the newest scheduled time until now that was not handled, or None; older missed ones are dropped."""
+    handled = max([schedule.created, *(execution.due for execution in history)])
+    for start in (*(now - span for span in LOOK_BACK), handled):
         newest = None
-        for at in times(schedule.cron, schedule.tz, max(start, attended)):
+        for at in times(schedule.cron, schedule.tz, max(start, handled)):
             if at > now:
                 break
             newest = at
-        if newest or start <= attended:
+        if newest or start <= handled:
             return newest
     return None
 
 
 def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, running: bool, waiting: bool) -> DueDecision:
-    """What to do about a due time.
+    """Decide whether to run, wait or skip at a due time.
 
     Args:
-        running: Whether a run of this schedule goes on now.
-        waiting: Whether another one waits for that to end.
+        schedule: The schedule.
+        history: Its executions so far.
+        at: The due time.
+        running: Whether a run of this schedule is running now.
+        waiting: Whether another execution waits for that run to end.
     """
     if running and schedule.if_running == "queue":
         return DueDecision.SKIP if waiting else DueDecision.WAIT
@@ -161,21 +164,22 @@ def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, runnin
 
 
 def run_name(name: str, at: datetime) -> str:
-    """The name of a schedule's run; in UTC, where no minute comes twice."""
+    """Return the name of a schedule's run; its time is in UTC, where no minute comes twice."""
     return f"{name}-{at.astimezone(UTC):%Y%m%d-%H%M}"
 
 
 def launch_arguments(schedule: Schedule, run: str) -> list[str]:
-    """The arguments of `idletrain` that start a run."""
-    rented = [] if schedule.cloud == "local" else ["--spot", "--cloud", schedule.cloud, "--yes"]
-    return ["launch", schedule.job, "--name", run, *rented]
+    """Return the arguments of `idletrain` that start a run."""
+    cloud_options = [] if schedule.cloud == "local" else ["--spot", "--cloud", schedule.cloud, "--yes"]
+    return ["launch", schedule.job, "--name", run, *cloud_options]
 
 
 def result(execution: Execution, *, running: bool) -> str:
-    """What came of an execution, in a few words.
+    """Describe the result of an execution in a few words.
 
     Args:
-        running: Whether it goes on, as its lease tells.
+        execution: The execution.
+        running: Whether it is still running, as its lease shows.
     """
     if execution.note:
         return execution.note
@@ -187,16 +191,16 @@ def result(execution: Execution, *, running: bool) -> str:
 
 
 def wake_minutes(cron: str) -> tuple[int, ...]:
-    """The minutes of every hour at which to ask whether a schedule is due, in whatever zone the asking clock is set to.
+    """Return the minutes of every hour at which to check whether a schedule is due, right in every time zone.
 
-    A crontab goes by the machine's zone, and Debian's cron knows no CRON_TZ; an hourly question is right in every zone,
-    also on the days when one of the two clocks changes, and finds what was missed while the machine was off.
+    A crontab uses the machine's time zone, and Debian's cron does not support CRON_TZ; an hourly check is right in
+    every zone, also on days with a clock change, and finds what was missed while the machine was off.
     """
     minutes = CronSim(cron, EPOCH).minutes
     return tuple(sorted({(minute + offset) % 60 for minute in minutes for offset in ZONE_OFFSETS_MINUTES}))
 
 
-def _reads(cron: str) -> bool:
+def _parses(cron: str) -> bool:
     try:
         CronSim(cron, EPOCH)
     except CronSimError:

@@ -1,7 +1,8 @@
-"""A schedule's line in the user's crontab.
+"""Install and remove a schedule's line in the user's crontab.
 
-python-crontab writes our line; all others stay as they are, byte for byte. Through it a whole crontab would not: it
-drops `PATH = /bin` (spaces around the sign), comments out what it cannot read and fails on `sun,7` (3.4.0).
+python-crontab formats our line only; all other lines stay as they are, byte for byte. Parsing the whole crontab with
+it would change them: it drops `PATH = /bin` (spaces around the sign), comments out lines that it cannot parse and
+fails on `sun,7` (3.4.0).
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ HOUR_MINUTES = 60
 
 
 def fault() -> str | None:
-    """Why schedules cannot be put into a crontab here, as a sentence."""
+    """Return why schedules cannot use a crontab here, as a sentence, or None."""
     if shutil.which("crontab"):
         return None
     return "--on: there is no crontab command here; install cron, or use --on systemd or --on loop"
 
 
 def install(name: str, minutes: Sequence[int], command: Sequence[str]) -> None:
-    """Have a command run at these minutes of every hour."""
+    """Add a crontab line that runs a command at these minutes of every hour."""
     tab = _read()
     _write(with_line(tab, name, line(name, minutes, command)))
 
 
 def remove(name: str) -> None:
-    """Take a schedule's line out; none there is no error."""
+    """Remove a schedule's line; it is no error if there is none."""
     tab = _read()
     if (left := without(tab, name)) != tab:
         _write(left)
 
 
 def line(name: str, minutes: Sequence[int], command: Sequence[str]) -> str:
-    """A schedule's line."""
+    """Return a schedule's crontab line."""
     tab = CronTab(tab="")
     item = tab.new(command=shlex.join(command), comment=f"idletrain:{name}")
     item.setall("*" if len(minutes) == HOUR_MINUTES else ",".join(map(str, minutes)), "*", "*", "*", "*")
@@ -50,35 +51,37 @@ def line(name: str, minutes: Sequence[int], command: Sequence[str]) -> str:
 
 
 def with_line(tab: str, name: str, ours: str) -> str:
-    """A crontab with a schedule's line at its end, and with no other of that schedule."""
+    """Return a crontab with a schedule's line at its end, in place of its earlier one."""
     left = without(tab, name)
     return f"{left}{'' if left.endswith(chr(10)) or not left else chr(10)}{ours}\n"
 
 
 def without(tab: str, name: str) -> str:
-    """A crontab without a schedule's line."""
+    """Return a crontab without a schedule's line."""
     return "".join(text for text in tab.splitlines(keepends=True) if not text.rstrip().endswith(f"# idletrain:{name}"))
 
 
 def _read() -> str:
-    asked = _crontab("-l")
-    if asked.returncode == 0:
-        return asked.stdout
-    if "no crontab for" in asked.stderr:
+    result = _crontab("-l")
+    if result.returncode == 0:
+        return result.stdout
+    if "no crontab for" in result.stderr:
         return ""
-    raise RunError(f"crontab -l failed ({asked.stderr.strip()}); see that cron is there for you, or use --on loop")
+    raise RunError(f"crontab -l failed ({result.stderr.strip()}); check that you may use cron, or use --on loop")
 
 
 def _write(tab: str) -> None:
-    asked = _crontab("-", tab)
-    if asked.returncode:
-        raise RunError(f"crontab refused the new line ({asked.stderr.strip()}); see crontab -l, nothing was changed")
+    result = _crontab("-", tab)
+    if result.returncode:
+        raise RunError(
+            f"crontab refused the new line ({result.stderr.strip()}); nothing was changed; compare with `crontab -l`"
+        )
 
 
-def _crontab(argument: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # in the language that `_read` understands
+def _crontab(argument: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # in English, as `_read` parses its messages
         ["crontab", argument],  # noqa: S607 (the user's own)
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=CRONTAB_TIMEOUT_SECONDS,

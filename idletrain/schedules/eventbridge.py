@@ -1,7 +1,7 @@
-"""A schedule without a laptop: EventBridge Scheduler starts a machine from a launch template, and that starts the run.
+"""Run a schedule without a machine of one's own: EventBridge Scheduler starts a starter machine, which starts the run.
 
-Builds request bodies and hands them to a client; decides nothing else. AWS skips a time that the spring skips, where
-cron (and idletrain on a machine) runs it when the clock has jumped; in the autumn both run once. AWS, "Schedule types",
+Builds request bodies and sends them with a given client. AWS skips a time that the spring skips, where cron (and
+idletrain on a machine) runs it when the clock has jumped; in the autumn both run once. See AWS, "Schedule types",
 "Using universal targets" and "Adding context attributes" in the EventBridge Scheduler User Guide.
 """
 
@@ -21,8 +21,8 @@ from idletrain.job import NO_IMAGE
 from idletrain.schedules.cron import EPOCH, Schedule, cron_fault
 
 RUN_INSTANCES = "arn:aws:scheduler:::aws-sdk:ec2:runInstances"
-SCHEDULED_TIME = "<aws.scheduler.scheduled-time>"  # AWS puts 2026-03-01T02:00:00Z in its place
-# No capacity, or throttled: a quarter of an hour later a nightly run is still welcome, and one an hour comes again.
+SCHEDULED_TIME = "<aws.scheduler.scheduled-time>"  # AWS replaces it by 2026-03-01T02:00:00Z
+# No capacity, or throttled: a nightly run may start a quarter of an hour late, and an hourly one comes again anyway.
 RETRY_SECONDS = 900
 RETRIES = 10
 MONTH_DAYS = range(1, 32)
@@ -31,19 +31,19 @@ CronItem = int | tuple[int, int]
 
 
 class NoAwsFormError(Exception):
-    """A cron line says what EventBridge Scheduler has no words for; the text says what."""
+    """A cron line has no equivalent in EventBridge Scheduler; the message names the part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StarterSpec:
-    """What the machine is made from that starts a schedule's runs.
+    """The starter machine, which starts a schedule's runs.
 
     Attributes:
-        site: Where it stands; its template holds image and user data.
+        site: Its network and launch template, which holds image and user data.
         pool: Its instance type and zone.
         profile: Its instance profile.
-        role_arn: The role that EventBridge Scheduler takes on; it may start such a machine and pass its profile on.
-        tags: Its tags but for those that are known only when it starts.
+        role_arn: The role that EventBridge Scheduler assumes; it may start such a machine and pass its profile.
+        tags: Its tags, without those that are known only when it starts.
     """
 
     site: LaunchSite
@@ -54,10 +54,10 @@ class StarterSpec:
 
 
 def schedule_expression(cron: str) -> str:
-    """A valid five-field cron line as AWS writes it: `cron(minutes hours day-of-month month day-of-week year)`.
+    """Translate a valid five-field cron line to AWS: `cron(minutes hours day-of-month month day-of-week year)`.
 
     Raises:
-        NoAwsFormError: AWS cannot say it.
+        NoAwsFormError: AWS has no equivalent.
     """
     line = CronSim(cron, EPOCH)
     days, weekdays = _days(line)
@@ -66,32 +66,32 @@ def schedule_expression(cron: str) -> str:
 
 
 def faults(schedule: Schedule, image: str | None) -> list[str]:
-    """Why AWS cannot start a schedule's runs by itself, one sentence each.
+    """Return the reasons why AWS cannot start a schedule's runs by itself, one sentence each.
 
     Args:
         schedule: The schedule.
         image: The container image that machines run, if the job names one.
     """
-    found = []
+    reasons = []
     if image is None:
-        found.append(NO_IMAGE)
+        reasons.append(NO_IMAGE)
     if schedule.cloud != "aws":
-        found.append(f"--cloud: {schedule.cloud} is not where --on aws starts runs; leave it out")
+        reasons.append(f"--cloud: {schedule.cloud} is not where --on aws starts runs; leave it out")
     if schedule.if_running == "queue":
-        found.append("--if-running: queue needs a machine that waits; use skip with --on aws")
+        reasons.append("--if-running: queue needs a machine that waits; use skip with --on aws")
     if cron_fault(schedule.cron) is None:
         try:
             schedule_expression(schedule.cron)
         except NoAwsFormError as error:
-            found.append(f"--cron: {schedule.cron!r} has no form on AWS: {error}")
-    return found
+            reasons.append(f"--cron: {schedule.cron!r} has no form on AWS: {error}")
+    return reasons
 
 
 def create_schedule(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
-    """The body of `scheduler.create_schedule`; the same one for the same schedule, so that it can be sent again.
+    """Return the body of `scheduler.create_schedule`; the same for the same schedule, so that it can be sent again.
 
     Raises:
-        NoAwsFormError: its cron line has no form on AWS.
+        NoAwsFormError: its cron line has no equivalent on AWS.
     """
     body = {
         "Name": _aws_name(schedule.name),
@@ -112,11 +112,11 @@ def create_schedule(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
 
 
 def run_instances(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
-    """What EventBridge Scheduler sends to EC2 each time: one machine, and the same one however often it sends it."""
+    """Return the RunInstances body that EventBridge sends each time; sent twice, it still starts one machine."""
     body = requests.head(starter.site, starter.pool, starter.profile, starter.tags, 0)
     tags = {**starter.tags, f"{TAG}created": SCHEDULED_TIME}
     return body | {
-        # The time and not the attempt: a retry after a lost answer must not start a second machine.
+        # Contains the time and not the attempt: a retry after a lost answer must not start a second machine.
         "ClientToken": f"{_digest(schedule.name, schedule.created)[:32]}-{SCHEDULED_TIME}",
         "TagSpecifications": requests.tagged(tags, "instance", "volume"),
     }
@@ -127,6 +127,8 @@ def install(client: Any, schedule: Schedule, starter: StarterSpec) -> None:
 
     Args:
         client: A boto3 client for `scheduler`.
+        schedule: The schedule.
+        starter: The machine that starts its runs.
     """
     client.create_schedule(**create_schedule(schedule, starter))
 
@@ -148,17 +150,19 @@ def _digest(*parts: Any) -> str:
 
 
 def _days(line: CronSim) -> tuple[str, str]:
-    """The fields day-of-month and day-of-week, one of which is `?` on AWS."""
+    """Return the fields day-of-month and day-of-week, one of which is `?` on AWS."""
     weekdays = {_weekday(day) if isinstance(day, int) else (_weekday(day[0]), day[1]) for day in line.weekdays}
     any_day, any_weekday = line.days.issuperset(MONTH_DAYS), weekdays.issuperset(WEEKDAYS)
     if any_weekday and (line.day_and or any_day):
         return _month_days(line.days), "?"
     if any_day and line.day_and:
         return "?", _week_days(weekdays)
-    if any_day or any_weekday:  # one or the other, and one is always so
+    if any_day or any_weekday:  # joined by "or", and one of them always holds
         return "*", "?"
-    how = "and" if line.day_and else "or"
-    raise NoAwsFormError(f"a day of the month {how} of the week cannot be asked for together; make a schedule of each")
+    junction = "and" if line.day_and else "or"
+    raise NoAwsFormError(
+        f"a day of the month {junction} of the week cannot be asked for together; make a schedule of each"
+    )
 
 
 def _weekday(day: int) -> int:
@@ -181,7 +185,7 @@ def _week_days(weekdays: Collection[CronItem]) -> str:
 
 
 def _listed(values: Collection[CronItem], everything: range) -> str:
-    """Numbers as `*` or as a list with ranges: steps and names are written out, so that nothing is left to read."""
+    """Format numbers as `*` or as a list with ranges; steps and names are written out as numbers."""
     numbers = sorted(v for v in values if isinstance(v, int))
     if len(numbers) == len(everything):
         return "*"

@@ -1,6 +1,6 @@
-"""`idletrain node` in the role of a starter: what EventBridge starts at a schedule's times, to start a run and end.
+"""Run `idletrain node` in the role of a starter: EventBridge starts it at a schedule's times; it starts a run and ends.
 
-It does what `idletrain launch --spot --detach` does on a laptop; the run's head is a machine of its own.
+It does what `idletrain launch --spot --detach` does on a laptop; the run's head node is another machine.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ logger = logging.getLogger(__name__)
 WORKDIR_NAME = "workdir"
 
 
-def start_run(metadata: Metadata, place: Path) -> None:
-    """Start the run that is due, unless the one before still goes on.
+def start_run(metadata: Metadata, directory: Path) -> None:
+    """Start the run that is due, unless the previous one is still running.
 
     Args:
-        metadata: What the machine knows of itself.
-        place: An empty directory to work in.
+        metadata: The instance metadata service of this machine.
+        directory: An empty directory to work in.
 
     Raises:
-        IdletrainError: it cannot be started; the reason is below the schedule's prefix, too.
+        IdletrainError: it cannot be started; the reason is also written below the schedule's prefix.
     """
     tags = metadata.tags()
     name, due = tags[TAG + "schedule"], datetime.fromisoformat(tags[TAG + "created"])
     account = Account(metadata.region())
     prefix = S3Prefix.at(tags[TAG + "prefix"], account.s3)
-    if going_on := aws_resources.going_on(account.instances(states=RUNNING_STATES), name):
-        logger.info("skipped: %s is still running", going_on[0])
+    if running := aws_resources.going_on(account.instances(states=RUNNING_STATES), name):
+        logger.info("skipped: %s is still running", running[0])
         aws_resources.note(prefix, name, due, "skipped: still running")
         return
     try:
-        _start(account, prefix, run_name(name, due), place)
+        _start(account, prefix, run_name(name, due), directory)
     except IdletrainError as error:
         aws_resources.note(prefix, name, due, f"not started: {error}")
         raise
     aws_resources.note(prefix, name, due)
 
 
-def _start(account: Account, prefix: S3Prefix, run: str, place: Path) -> None:
-    kept = prefix.get(aws_resources.JOB)
-    if kept is None:
+def _start(account: Account, prefix: S3Prefix, run: str, directory: Path) -> None:
+    stored = prefix.get(aws_resources.JOB)
+    if stored is None:
         raise RunError(f"{prefix.url} holds no job; remove the schedule and add it again")
-    job = Job.model_validate_json(kept.content)
+    job = Job.model_validate_json(stored.content)
     if job.workdir is not None:
-        (place / WORKDIR_NAME).mkdir()
-        unpack(prefix, place / WORKDIR_NAME)
-        job = job.model_copy(update={"workdir": os.fspath(place / WORKDIR_NAME)})
+        (directory / WORKDIR_NAME).mkdir()
+        unpack(prefix, directory / WORKDIR_NAME)
+        job = job.model_copy(update={"workdir": os.fspath(directory / WORKDIR_NAME)})
     job = job.model_copy(update={"name": run})
-    plan = launcher.make_spot_plan(job, account, place)
+    plan = launcher.make_spot_plan(job, account, directory)
     launcher.start(
         plan, account, aws_resources.runs_of(account, job).below(run), image=job.cloud.image or "", resume=False
     )

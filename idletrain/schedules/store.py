@@ -1,8 +1,8 @@
-"""Where schedules are kept: one JSON file each in a directory, beside it its history, and its lease.
+"""Store schedules: one JSON file each in a directory, with its history and its lease beside it.
 
 NAME.json            the schedule; locked while its history is read and written
 NAME.history.jsonl   the last executions, one a line
-NAME.lease           locked by the execution that goes on, and by the run it started
+NAME.lease           locked by the running execution, and by the run it started
 NAME.waiting         locked by the one execution that may wait for it
 NAME.log             the last run's output
 """
@@ -22,7 +22,7 @@ from idletrain.errors import DamageError, JobError
 from idletrain.schedules.cron import Execution, Schedule
 from idletrain.storage import write_whole
 
-KEPT = 20
+HISTORY_LENGTH = 20
 Executions = tuple[Execution, ...]
 
 
@@ -30,21 +30,22 @@ class ScheduleStore:
     """The schedules of one directory.
 
     Args:
-        directory: Where they are; made when the first is added.
+        directory: Holds the files; created when the first schedule is added.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
 
     def names(self) -> list[str]:
-        """All schedules, sorted."""
+        """Return the names of all schedules, sorted."""
         return sorted(path.stem for path in self.directory.glob("*.json"))
 
     def get(self, name: str) -> Schedule:
-        """A schedule.
+        """Read a schedule.
 
         Raises:
             JobError: there is none of this name.
+            DamageError: its file is not a schedule.
         """
         path = self.path(name, "json")
         try:
@@ -56,32 +57,32 @@ class ScheduleStore:
             raise DamageError(f"{path} is not a schedule ({error}); remove it and add the schedule again") from None
 
     def add(self, schedule: Schedule) -> None:
-        """Write a schedule down."""
+        """Write a schedule to its file."""
         self.directory.mkdir(parents=True, exist_ok=True)
         content = json.dumps(_plain(schedule), indent=1) + "\n"
         write_whole(self.path(schedule.name, "json"), content.encode())
 
     def remove(self, name: str) -> None:
-        """Forget a schedule; a run of it that goes on is left alone."""
+        """Delete a schedule; a running run is left alone."""
         for path in self.directory.glob(f"{name}.*"):
             path.unlink()
 
     def history(self, name: str) -> Executions:
-        """A schedule's last executions, the oldest first."""
+        """Return a schedule's last executions, the oldest first."""
         path = self.path(name, "history.jsonl")
         try:
             return tuple(_execution(json.loads(line)) for line in path.read_text().splitlines())
         except FileNotFoundError:
             return ()
         except (ValueError, KeyError, TypeError) as error:
-            raise DamageError(f"{path} is not a history ({error}); remove it to go on without") from None
+            raise DamageError(f"{path} is not a history ({error}); remove it to start an empty one") from None
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Callable[[Sequence[Execution]], None]]:
-        """Keep others from a schedule's history meanwhile; yields what writes it.
+        """Lock a schedule's history against other processes; yield the function that writes it.
 
         Raises:
-            JobError: the schedule is gone.
+            JobError: the schedule does not exist any more.
         """
         try:
             file = self.path(name, "json").open("rb")
@@ -92,9 +93,9 @@ class ScheduleStore:
             yield lambda history: self._write_history(name, history)
 
     @contextlib.contextmanager
-    def locked(self, name: str, what: str) -> Iterator[IO[bytes] | None]:
-        """Take a schedule's `lease` or `waiting` place; yields the file that holds it, or None if another has it."""
-        with self.path(name, what).open("ab") as file:
+    def locked(self, name: str, lock: str) -> Iterator[IO[bytes] | None]:
+        """Acquire a schedule's `lease` or `waiting` lock; yield the file that holds it, or None if another has it."""
+        with self.path(name, lock).open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -104,17 +105,17 @@ class ScheduleStore:
 
     @contextlib.contextmanager
     def waited(self, name: str) -> Iterator[IO[bytes]]:
-        """Take a schedule's lease as soon as it is free."""
+        """Wait for a schedule's lease, acquire it and yield the file that holds it."""
         with self.path(name, "lease").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
     def path(self, name: str, suffix: str) -> Path:
-        """One of a schedule's files."""
+        """Return the path of one of a schedule's files."""
         return self.directory / f"{name}.{suffix}"
 
     def _write_history(self, name: str, history: Sequence[Execution]) -> None:
-        lines = [json.dumps(_plain(execution)) + "\n" for execution in history[-KEPT:]]
+        lines = [json.dumps(_plain(execution)) + "\n" for execution in history[-HISTORY_LENGTH:]]
         write_whole(self.path(name, "history.jsonl"), "".join(lines).encode())
 
 
@@ -128,5 +129,5 @@ def _schedule(fields: dict[str, Any]) -> Schedule:
 
 
 def _execution(fields: dict[str, Any]) -> Execution:
-    moments = {k: datetime.fromisoformat(fields[k]) for k in ("due", "started", "ended") if fields[k]}
-    return Execution(**{**fields, **moments})
+    timestamps = {k: datetime.fromisoformat(fields[k]) for k in ("due", "started", "ended") if fields[k]}
+    return Execution(**{**fields, **timestamps})

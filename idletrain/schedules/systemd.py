@@ -1,4 +1,4 @@
-"""A schedule as a systemd timer of the user: `idletrain-NAME.timer` and the service that it starts."""
+"""Install a schedule as a systemd timer of the user: `idletrain-NAME.timer` and the service that it starts."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ SYSTEMCTL_TIMEOUT_SECONDS = 30
 
 
 class SystemdTimers:
-    """The user's timers.
+    """The user's systemd timers.
 
     Args:
-        directory: Where the user's units are, `~/.config/systemd/user` as a rule.
+        directory: Holds the user's units, usually `~/.config/systemd/user`.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def fault(self) -> str | None:
-        """Why timers cannot be used here, as a sentence."""
+        """Return why timers cannot be used here, as a sentence, or None."""
         if shutil.which("systemctl") and _systemctl("show-environment").returncode == 0:
             return None
         return "--on: systemd does not manage this user's services here; use --on crontab or --on loop"
 
     def install(self, name: str, minutes: Sequence[int], command: Sequence[str]) -> None:
-        """Have a command run at these minutes of every hour, and at once after a time when the machine was off."""
+        """Run a command at these minutes of every hour, and at boot if one was missed while the machine was off."""
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / f"idletrain-{name}.service").write_text(service(name, command))
         (self._directory / f"idletrain-{name}.timer").write_text(timer(name, minutes))
-        _must("daemon-reload")
-        _must("enable", "--now", f"idletrain-{name}.timer")
+        _checked("daemon-reload")
+        _checked("enable", "--now", f"idletrain-{name}.timer")
 
     def remove(self, name: str) -> None:
-        """Take a schedule's timer away; none there is no error. A run that goes on is left alone."""
+        """Delete a schedule's timer, if there is one. A running run is left alone."""
         units = [self._directory / f"idletrain-{name}.{kind}" for kind in ("timer", "service")]
         if not any(unit.exists() for unit in units):
             return
-        _must("disable", "--now", f"idletrain-{name}.timer")
+        _checked("disable", "--now", f"idletrain-{name}.timer")
         for unit in units:
             unit.unlink(missing_ok=True)
-        _must("daemon-reload")
+        _checked("daemon-reload")
 
 
 def service(name: str, command: Sequence[str]) -> str:
-    """The unit that asks whether a schedule is due, and runs it."""
+    """Return the service unit that runs a schedule if it is due."""
     return (
         f"[Unit]\nDescription=idletrain schedule {name}\n\n"
         f"[Service]\nType=oneshot\nExecStart={' '.join(map(_quoted, command))}\n"
-        # A stop goes to the schedule's process, which tells the run; told twice, the run would not end in order.
+        # Signal only the schedule's process, which signals the run: signalled twice, the run would not end cleanly.
         "KillMode=mixed\n"
     )
 
 
 def timer(name: str, minutes: Sequence[int]) -> str:
-    """The unit that starts it."""
+    """Return the timer unit that starts the service."""
     return (
         f"[Unit]\nDescription=When idletrain schedule {name} may be due\n\n"
         f"[Timer]\nOnCalendar=*-*-* *:{','.join(f'{minute:02}' for minute in minutes)}:00\n"
@@ -67,16 +67,18 @@ def timer(name: str, minutes: Sequence[int]) -> str:
     )
 
 
-def _quoted(word: str) -> str:
-    """A word of a command as it stands in a unit (systemd.service, "Command lines")."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+def _quoted(argument: str) -> str:
+    """Quote an argument of a command for a unit (systemd.service, "Command lines")."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 
 
-def _must(*arguments: str) -> None:
-    asked = _systemctl(*arguments)
-    if asked.returncode:
-        raise RunError(f"systemctl --user {' '.join(arguments)} failed ({asked.stderr.strip()}); use --on loop instead")
+def _checked(*arguments: str) -> None:
+    result = _systemctl(*arguments)
+    if result.returncode:
+        raise RunError(
+            f"systemctl --user {' '.join(arguments)} failed ({result.stderr.strip()}); use --on loop instead"
+        )
 
 
 def _systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from idletrain.errors import DamageError, JobError
 from idletrain.schedules.cron import Execution, Schedule
-from idletrain.schedules.store import KEPT, ScheduleStore
+from idletrain.schedules.store import HISTORY_LENGTH, ScheduleStore
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 
@@ -51,13 +51,16 @@ def test_an_unknown_schedule_is_a_sentence(book: ScheduleStore) -> None:
 
 def test_the_last_executions_are_kept_and_read_as_they_were(book: ScheduleStore) -> None:
     book.add(schedule())
-    done = [Execution(due=START + timedelta(days=n), run=f"r{n}", started=START, exit_code=0) for n in range(KEPT + 3)]
+    done = [
+        Execution(due=START + timedelta(days=n), run=f"r{n}", started=START, exit_code=0)
+        for n in range(HISTORY_LENGTH + 3)
+    ]
     assert book.history("nightly") == ()
     with book.writing("nightly") as write:
         write(done)
     assert book.history("nightly") == tuple(done[3:])
     lines = book.path("nightly", "history.jsonl").read_text().splitlines()
-    assert len(lines) == KEPT
+    assert len(lines) == HISTORY_LENGTH
 
 
 def test_removing_takes_all_files_of_one_schedule_and_no_others(book: ScheduleStore) -> None:
@@ -92,7 +95,7 @@ def test_a_lease_is_held_once(book: ScheduleStore) -> None:
 def test_damaged_files_are_sentences(book: ScheduleStore, text: str) -> None:
     book.add(schedule())
     book.path("nightly", "history.jsonl").write_text(text)
-    with pytest.raises(DamageError, match=r"is not a history .* remove it to go on without"):
+    with pytest.raises(DamageError, match=r"is not a history .* remove it to start an empty one"):
         book.history("nightly")
     book.path("nightly", "json").write_text(text)
     with pytest.raises(DamageError, match=r"is not a schedule .* remove it and add the schedule again"):
