@@ -1,6 +1,6 @@
-"""The calls to AWS that runs need: thin, safe to repeat, blocking. Bodies and meanings are in `requests`.
+"""Call AWS: thin, blocking calls that are safe to repeat. `requests` builds their bodies and reads their answers.
 
-A second EC2 client never retries: botocore takes a lack of capacity for a server error and would ask four times.
+A second EC2 client never retries: botocore treats a lack of capacity as a server error and would try four times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ AMI_PARAMETERS = {
 }
 ALIVE_STATES = ("pending", "running", "stopping", "stopped")
 RUNNING_STATES = ("pending", "running")
-RELEASE_SECONDS = 300.0  # a group can be deleted once no interface uses it: minutes after its machines' end began
+RELEASE_SECONDS = (
+    300.0  # a group can be deleted once no interface uses it: minutes after its machines began to terminate
+)
 RELEASE_PAUSE_SECONDS = 1.0
 NOT_FOUND_CODES = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
 
@@ -49,12 +51,12 @@ class Instance:
 
     @property
     def run(self) -> str:
-        """The run that it belongs to."""
+        """Name of the run that it belongs to."""
         return self.tags[TAG + "run"]
 
     @property
     def head_session(self) -> str:
-        """When its sitting of the run began, by the launcher's clock, as its tags tell."""
+        """Start time of its session of the run, by the launcher's clock, from its tags."""
         return self.tags.get(TAG + "created", "")
 
     @property
@@ -65,7 +67,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class LeftoverResource:
-    """Something of a run that is not a machine."""
+    """A resource of a run that is not a machine."""
 
     kind: Literal["group", "template", "parameter"]
     id: str
@@ -74,10 +76,10 @@ class LeftoverResource:
 
 @contextlib.contextmanager
 def explained(unless: Collection[str] = ()) -> Iterator[None]:
-    """Turn what AWS refuses into one sentence; what is not known here keeps AWS' own words.
+    """Turn errors of AWS into one sentence; unknown errors keep AWS' own message.
 
     Args:
-        unless: Codes that the caller knows what to do about.
+        unless: Error codes that the caller handles: they are raised as they are.
 
     Raises:
         JobError: there are no credentials or no region.
@@ -92,19 +94,21 @@ def explained(unless: Collection[str] = ()) -> Iterator[None]:
     except ClientError as error:
         if _code(error) in unless:
             raise
-        code, words = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-        raise RunError(f"AWS refuses {error.operation_name}: {code}: {words}; `idletrain doctor` may say why") from None
+        code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
+        raise RunError(
+            f"AWS refuses {error.operation_name}: {code}: {message}; `idletrain doctor` may say why"
+        ) from None
     except BotoCoreError as error:
-        raise RunError(f"AWS cannot be asked: {error}; check the network and `idletrain doctor`") from None
+        raise RunError(f"AWS cannot be reached: {error}; check the network and `idletrain doctor`") from None
     except ResponseParserError as error:
-        raise RunError(f"AWS is not what answers: {_first_words(error)}; check the network and proxies") from None
+        raise RunError(f"AWS is not what answers: {_first_line(error)}; check the network and proxies") from None
 
 
 class Account:
-    """An account in one region.
+    """An AWS account in one region.
 
     Args:
-        region: The region; AWS' own configuration says which when None.
+        region: The region; None for the one of AWS' own configuration.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -114,11 +118,11 @@ class Account:
                 raise NoRegionError
         self.region: str = self._session.region_name
 
-    # Made when first asked for: a node needs two of them, and each takes a tenth of a second.
+    # Clients are created on first use: a node needs two of them, and each takes a tenth of a second.
 
     @functools.cached_property
     def ec2(self) -> Any:
-        """EC2, asked again where that may help."""
+        """Client of EC2, with retries."""
         return self.client("ec2")
 
     @functools.cached_property
@@ -127,66 +131,70 @@ class Account:
 
     @functools.cached_property
     def ssm(self) -> Any:
-        """The parameter store."""
+        """Client of the parameter store."""
         return self.client("ssm")
 
     @functools.cached_property
     def s3(self) -> Any:
-        """S3."""
+        """Client of S3."""
         return self.client("s3")
 
     def client(self, service: str, region: str | None = None, attempts: int = 10) -> Any:
-        """A client of a service."""
+        """Create a client of a service."""
         config = Config(retries={"mode": "standard", "total_max_attempts": attempts})
         with explained():
             return self._session.client(service, region_name=region or self.region, config=config)
 
     @functools.cached_property
     def owner(self) -> str:
-        """Who we are, as an ARN."""
+        """ARN of the identity that calls AWS."""
         with explained():
             arn: str = self.client("sts").get_caller_identity()["Arn"]
             return arn
 
     @property
     def number(self) -> str:
-        """The account's number."""
+        """Number of the account."""
         return str(self.owner).split(":")[4]
 
     @property
     def bucket(self) -> str:
-        """The bucket that infra/aws makes for it in this region."""
+        """Name of the bucket that infra/aws creates for the account in this region."""
         return f"idletrain-{self.number}-{self.region}"
 
     def console(self, instance: str) -> str:
-        """What a machine has printed, as far as the cloud has kept it."""
+        """Return the console output of a machine, as far as the cloud has kept it."""
         with explained():
             output: str = self.ec2.get_console_output(InstanceId=instance).get("Output", "")
             return output
 
-    # --- what is there ------------------------------------------------------------------------------------------
+    # --- descriptions -------------------------------------------------------------------------------------------
 
     def site(self, ami: str | None, gpu: bool) -> LaunchSite:
-        """The network, ours from infra/aws before the region's default one, and the machine image.
+        """Return the network (that of infra/aws before the region's default one) and the machine image.
+
+        Args:
+            ami: The machine image; None for Amazon's own.
+            gpu: Whether Amazon's image needs GPU drivers.
 
         Raises:
-            JobError: there is none, or machines in it would be cut off.
+            JobError: a network or image is missing, or machines in the network would have no internet access.
         """
         with explained():
-            own = self.ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": [f"{TAG}network"]}])["Vpcs"]
-            given = self.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-            if not own + given:
+            ours = self.ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": [f"{TAG}network"]}])["Vpcs"]
+            default = self.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+            if not ours + default:
                 raise JobError(f"cloud.region: {self.region} has no default VPC; deploy infra/aws with Network=true")
-            vpc = (own + given)[0]["VpcId"]
-            within = [{"Name": "vpc-id", "Values": [vpc]}]
+            vpc = (ours + default)[0]["VpcId"]
+            in_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
             subnets = network_routes.subnets_with_internet(
-                self.ec2.describe_subnets(Filters=within)["Subnets"],
-                self.ec2.describe_route_tables(Filters=within)["RouteTables"],
+                self.ec2.describe_subnets(Filters=in_vpc)["Subnets"],
+                self.ec2.describe_route_tables(Filters=in_vpc)["RouteTables"],
             )
             if not subnets:
                 raise JobError(
-                    f"cloud.region: no subnet of {vpc} in {self.region} has a way out (an internet gateway and public "
-                    "addresses, or a NAT gateway), so machines could not fetch their image; add one, or deploy "
+                    f"cloud.region: no subnet of {vpc} in {self.region} has internet access (an internet gateway and "
+                    "public addresses, or a NAT gateway), so machines could not fetch their image; add one, or deploy "
                     "infra/aws with Network=true"
                 )
             image = ami or self.ssm.get_parameter(Name=AMI_PARAMETERS[gpu])["Parameter"]["Value"]
@@ -197,35 +205,35 @@ class Account:
         return LaunchSite(self.region, vpc, subnets, image)
 
     def regions(self) -> list[str]:
-        """The regions that are open to the account, in order."""
+        """Return the names of the regions that the account may use, sorted."""
         with explained():
             return sorted(region["RegionName"] for region in self.ec2.describe_regions()["Regions"])
 
     def zones_of(self, type_: str) -> set[str]:
-        """The zones that offer an instance type."""
+        """Return the zones that offer an instance type."""
         with explained():
-            found = self.ec2.describe_instance_type_offerings(
+            answer = self.ec2.describe_instance_type_offerings(
                 LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [type_]}]
             )
-        return {item["Location"] for item in found["InstanceTypeOfferings"]}
+        return {item["Location"] for item in answer["InstanceTypeOfferings"]}
 
     def spot_prices(self, types: Collection[str]) -> dict[tuple[str, str], float]:
-        """What spot machines of these types cost now, USD an hour by type and zone."""
+        """Return the current spot prices of these types, USD an hour by type and zone."""
         with explained():
             return pricing.spot_prices_of(self.ec2, types)
 
     def instances(self, run: str | None = None, states: Collection[str] = ALIVE_STATES) -> list[Instance]:
-        """Machines of a run, or of all runs, by tag."""
-        wanted = [{"Name": "instance-state-name", "Values": list(states)}]
-        wanted.append(
+        """List the machines of a run, or of all runs, by tag."""
+        filters = [{"Name": "instance-state-name", "Values": list(states)}]
+        filters.append(
             {"Name": f"tag:{TAG}run", "Values": [run]} if run else {"Name": "tag-key", "Values": [f"{TAG}run"]}
         )
         with explained():
-            pages = self.ec2.get_paginator("describe_instances").paginate(Filters=wanted)
+            pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
             return [_instance(item) for page in pages for group in page["Reservations"] for item in group["Instances"]]
 
     def remnants(self, run: str | None = None) -> list[LeftoverResource]:
-        """Everything but machines that is tagged with a run, or with any."""
+        """List all resources but machines that are tagged with a run, or with any run."""
         key = [{"Name": f"tag:{TAG}run", "Values": [run]} if run else {"Name": "tag-key", "Values": [f"{TAG}run"]}]
         with explained():
             groups = self.ec2.describe_security_groups(Filters=key)["SecurityGroups"]
@@ -240,15 +248,15 @@ class Account:
             ]
 
     def _parameter_tags(self, name: str) -> dict[str, str]:
-        found: list[dict[str, str]] = []
+        tags: list[dict[str, str]] = []
         with _unless(("InvalidResourceId",)):  # another teardown was quicker
-            found = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
-        return {tag["Key"]: tag["Value"] for tag in found}
+            tags = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
+        return {tag["Key"]: tag["Value"] for tag in tags}
 
-    # --- what a run makes ---------------------------------------------------------------------------------------
+    # --- creation -----------------------------------------------------------------------------------------------
 
     def make_group(self, run: str, vpc: str, tags: Mapping[str, str]) -> str:
-        """The run's security group; made once, however often asked."""
+        """Create a run's security group, unless it exists; return its id."""
         with explained():
             try:
                 group: str = self.ec2.create_security_group(**requests.security_group(run, vpc, tags))["GroupId"]
@@ -264,31 +272,31 @@ class Account:
         return group
 
     def put_identities(self, run: str, identities: Mapping[str, Identity], tags: Mapping[str, str]) -> None:
-        """Lay a run's certificates where its machines, and nobody else, may read them."""
+        """Store a run's certificates, by role, as parameters that only its machines may read."""
         with explained():
             for role, identity in identities.items():
                 name = _parameter(run, role)
-                self.ssm.put_parameter(  # tags go with the making alone, so an old one is not overwritten
+                self.ssm.put_parameter(  # tags are accepted at creation only, so an old one is not overwritten
                     Name=name, Value=identity.as_json(), Type="SecureString", Tags=requests.tag_list(tags)
                 )
 
     def identity(self, run: str, role: str) -> Identity:
-        """A role's certificates, on one of the run's machines."""
+        """Read the certificates of a role (`head` or `worker`) of a run."""
         with explained():
-            found = self.ssm.get_parameter(Name=_parameter(run, role), WithDecryption=True)
-        return Identity.from_json(found["Parameter"]["Value"])
+            answer = self.ssm.get_parameter(Name=_parameter(run, role), WithDecryption=True)
+        return Identity.from_json(answer["Parameter"]["Value"])
 
     def make_template(self, body: Mapping[str, Any]) -> str:
-        """The run's launch template."""
+        """Create a launch template; return its id."""
         with explained():
             template: str = self.ec2.create_launch_template(**body)["LaunchTemplate"]["LaunchTemplateId"]
         return template
 
     def start_head(self, bodies: Sequence[Mapping[str, Any]]) -> str:
-        """The run's head, by the first request that there is capacity for; the same ones never start a second.
+        """Start a run's head node by the first request with capacity; return its id. Repeating starts no second one.
 
         Raises:
-            RunError: there is none for any, or the cloud refuses.
+            RunError: no request has capacity, or the cloud refuses.
         """
         for body in bodies:
             try:
@@ -298,39 +306,39 @@ class Account:
             except ClientError as error:
                 logger.info("no %s in %s: %s", body["InstanceType"], body["SubnetId"], _code(error))
         raise RunError(
-            f"cloud.head: no zone of {self.region} has a {bodies[0]['InstanceType']} to spare now; "
+            f"cloud.head: no zone of {self.region} has capacity for a {bodies[0]['InstanceType']} now; "
             "name another type, or try again in a while"
         )
 
     def start_nodes(self, site: LaunchSite, body: Mapping[str, Any], pools: Collection[Pool]) -> LaunchOutcome:
-        """Nodes, as many as there are; what is missing is in the outcome."""
+        """Start nodes, as many as there is capacity for; the outcome says what is missing and why."""
         market = next(iter(pools)).market
         try:
             answer = self._launcher.create_fleet(**body)
         except ClientError as error:
             return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
         except ResponseParserError as error:
-            return LaunchOutcome(fatal=_first_words(error))
-        except BotoCoreError:  # no answer: the request may have been carried out; its token says so if repeated
+            return LaunchOutcome(fatal=_first_line(error))
+        except BotoCoreError:  # no answer: the request may have succeeded; repeating it with its token is safe
             return LaunchOutcome(retry=True)
         return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
 
-    # --- what a run leaves --------------------------------------------------------------------------------------
+    # --- deletion and changes -----------------------------------------------------------------------------------
 
     def terminate(self, ids: Collection[str]) -> None:
-        """End machines; those that are gone, or not yet visible, are no error (they are looked for again by tag)."""
+        """Terminate machines; ids that are gone, or not yet visible, are no error (callers list them again by tag)."""
         if not ids:
             return
         with explained():
             try:
                 self.ec2.terminate_instances(InstanceIds=list(ids))
             except ClientError:
-                for id_ in ids:  # a single unknown id refuses them all
+                for id_ in ids:  # a single unknown id makes AWS refuse them all
                     with _unless(NOT_FOUND_CODES):
                         self.ec2.terminate_instances(InstanceIds=[id_])
 
     def _delete_group(self, group: str) -> None:
-        """Delete a security group as soon as its machines let go of it."""
+        """Delete a security group as soon as no machine uses it."""
         deadline = time.monotonic() + RELEASE_SECONDS
         with explained():
             while True:
@@ -344,7 +352,7 @@ class Account:
                 time.sleep(RELEASE_PAUSE_SECONDS)
 
     def delete(self, remnant: LeftoverResource) -> None:
-        """Delete what is not a machine."""
+        """Delete a resource that is not a machine."""
         if remnant.kind == "group":
             self._delete_group(remnant.id)
         elif remnant.kind == "template":
@@ -355,15 +363,18 @@ class Account:
                 self.ssm.delete_parameter(Name=remnant.id)
 
     def leave_group(self, instance: str) -> None:
-        """Put a machine into its VPC's default group, so that its run's group can be deleted before it ends."""
+        """Move a machine to its VPC's default group, so that its run's group can be deleted before it ends."""
         with explained():
-            found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
-            same = [{"Name": "vpc-id", "Values": [found["VpcId"]]}, {"Name": "group-name", "Values": ["default"]}]
-            default = self.ec2.describe_security_groups(Filters=same)["SecurityGroups"][0]["GroupId"]
+            description = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+            filters = [
+                {"Name": "vpc-id", "Values": [description["VpcId"]]},
+                {"Name": "group-name", "Values": ["default"]},
+            ]
+            default = self.ec2.describe_security_groups(Filters=filters)["SecurityGroups"][0]["GroupId"]
             self.ec2.modify_instance_attribute(InstanceId=instance, Groups=[default])
 
     def tag(self, ids: Collection[str], tags: Mapping[str, str]) -> None:
-        """Set tags on machines; they read them from their metadata."""
+        """Set tags on machines, which read them from their metadata."""
         with explained():
             self.ec2.create_tags(Resources=list(ids), Tags=requests.tag_list(tags))
 
@@ -377,8 +388,8 @@ def _unless(codes: Collection[str]) -> Iterator[None]:
             raise
 
 
-def _first_words(error: ResponseParserError) -> str:
-    """What botocore says of an answer, without the answer, which may be a page."""
+def _first_line(error: ResponseParserError) -> str:
+    """Return botocore's message about an answer, without the answer itself, which may be a page."""
     return str(error).partition("\n")[0].partition(", invalid XML")[0][:200]
 
 

@@ -1,6 +1,6 @@
-"""`idletrain doctor`: what an account lacks before a run can start in it, one sentence each.
+"""Check what an account lacks before a run can start in it, one sentence each (`idletrain doctor`).
 
-Looks and changes nothing. What cannot be looked at is said to be unknown, not to be well.
+Reads only. A check that cannot be made is reported as unknown, not as passed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from idletrain.errors import IdletrainError
 from idletrain.job import NO_IMAGE, CloudSettings
 
 # Families that share a quota of vCPUs, and its codes (AWS, "Amazon EC2 service quotas" and "Spot Instance quotas").
-# A new account's are 0 for GPUs. What is not here, such as P6, is not checked.
+# A new account's are 0 for GPUs. Families that are not listed, such as P6, are not checked.
 QUOTAS = {
     "standard": (r"(a|c|d|h|i|im|is|m|r|t|z)\d", {"spot": "L-34B43A08", "on-demand": "L-1216C47A"}),
     "G and VT": (r"(g|gr|vt)\d", {"spot": "L-3819A6DF", "on-demand": "L-DB2E81BA"}),
@@ -32,7 +32,7 @@ SPOT_ROLE = "AWSServiceRoleForEC2Spot"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check's result; `well` is None where it could not be looked at."""
+    """One check's result; `passed` is None if the check could not be made."""
 
     what: str
     passed: bool | None
@@ -40,7 +40,7 @@ class CheckResult:
 
 
 def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = False) -> list[CheckResult]:
-    """All checks, in the order in which a launch would fail; quotas of machines with GPUs where nodes have some."""
+    """Run all checks, in the order in which a launch would fail; GPU quotas only if nodes have GPUs."""
     checks: dict[str, Callable[[], tuple[bool, str]]] = {
         "credentials": lambda: (True, account.owner),
         "network": lambda: _network(account, cloud),
@@ -57,19 +57,19 @@ def examine(account: Account, cloud: CloudSettings, bucket: str, *, gpu: bool = 
 
 
 def missing_bucket(account: Account, bucket: str) -> str | None:
-    """Why a run's bucket cannot be used, or None."""
-    well, text = _bucket(account, bucket)
-    return None if well else text
+    """Return why a run's bucket cannot be used, or None."""
+    passed, text = _bucket(account, bucket)
+    return None if passed else text
 
 
 def missing_image(account: Account, image: str) -> str | None:
-    """Why a container image cannot be used, or None; only Amazon's own registry can be asked."""
-    well, text = _image(account, image)
-    return None if well else text
+    """Return why a container image cannot be used, or None; only images in Amazon's own registry are checked."""
+    passed, text = _image(account, image)
+    return None if passed else text
 
 
 def quota_fault(account: Account, nodes: int, offers: Collection[Offer]) -> str | None:
-    """Why an account's quotas do not allow a fleet of any of these; None also where a quota cannot be read."""
+    """Return why an account's quotas allow a fleet of none of these offers, or None; None if a quota is unreadable."""
     smallest: dict[tuple[str, str], int] = {}
     for offer in offers:
         families = next((name for name, (family, _) in QUOTAS.items() if re.match(family, offer.type.name)), None)
@@ -88,7 +88,7 @@ def quota_fault(account: Account, nodes: int, offers: Collection[Offer]) -> str 
 
 
 def quota_sentence(nodes: int, vcpus: int, allowed: int, families: str, market: str) -> str | None:
-    """What is wrong with a fleet of machines of `vcpus` each under a quota of `allowed`, or None."""
+    """Return why `nodes` machines of `vcpus` vCPUs each exceed a quota of `allowed` vCPUs, or None."""
     needed = nodes * vcpus
     if needed <= allowed:
         return None
@@ -100,28 +100,28 @@ def quota_sentence(nodes: int, vcpus: int, allowed: int, families: str, market: 
 
 def _check(what: str, check: Callable[[], tuple[bool, str]]) -> CheckResult:
     try:
-        well, text = check()
+        passed, text = check()
     except IdletrainError as error:
         return CheckResult(what, False, str(error))
     except (ClientError, BotoCoreError) as error:
-        return CheckResult(what, None, f"cannot be looked at: {str(error)[:120]}")
-    return CheckResult(what, well, text)
+        return CheckResult(what, None, f"cannot be checked: {str(error)[:120]}")
+    return CheckResult(what, passed, text)
 
 
 def _network(account: Account, cloud: CloudSettings) -> tuple[bool, str]:
     site = account.site(cloud.ami, gpu=False)
-    return True, f"{site.vpc} with a way out of {', '.join(sorted(site.subnets))}; machine image {site.ami}"
+    return True, f"{site.vpc} with internet access in {', '.join(sorted(site.subnets))}; machine image {site.ami}"
 
 
 def _bucket(account: Account, bucket: str) -> tuple[bool, str]:
     try:
         account.s3.head_bucket(Bucket=bucket)
     except ClientError as error:
-        known = {
+        messages = {
             "404": f"there is no bucket {bucket}; deploy infra/aws, which makes it",
             "403": f"the bucket {bucket} is not ours; name one that is",
         }
-        text = known.get(error.response["Error"]["Code"])
+        text = messages.get(error.response["Error"]["Code"])
         if text is None:
             raise
         return False, f"checkpoint.to: {text}"
@@ -152,7 +152,7 @@ def _image(account: Account, image: str | None) -> tuple[bool, str]:
         return False, NO_IMAGE
     host, _, rest = image.partition("/")
     if ".dkr.ecr." not in host:
-        return True, f"{image} (in a registry that cannot be asked from here)"
+        return True, f"{image} (in a registry that cannot be checked from here)"
     name, _, label = rest.partition(":")
     try:
         account.client("ecr", host.split(".")[3]).describe_images(
@@ -173,5 +173,5 @@ def _quota(account: Account, families: str, market: str) -> tuple[bool, str]:
 
 def _vcpus_allowed(account: Account, families: str, market: str) -> int:
     code = QUOTAS[families][1][market]
-    found = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    return int(found["Quota"]["Value"])
+    answer = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
+    return int(answer["Quota"]["Value"])

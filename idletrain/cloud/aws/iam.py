@@ -1,9 +1,9 @@
-"""What each part of idletrain may do in an AWS account: IAM policies as data, and nothing that asks a cloud.
+"""Build the IAM policies of each part of idletrain, as data. Pure.
 
-`infra/aws/idletrain.yaml` makes the same ones; `idletrain doctor` prints the launcher's for who makes roles elsewhere.
-What idletrain starts, changes or ends must carry a run's or a schedule's tag, and gets it in the call that makes it.
-AWS asks for each resource of a call by itself, so one call may need several statements ("Actions, resources, and
-condition keys for Amazon EC2"; Karpenter's controller policy is where launches like ours are known to work).
+`infra/aws/idletrain.yaml` creates the same ones; `idletrain doctor` prints the launcher's for those who create roles
+by other means. Resources that idletrain starts, changes or ends must have a run's or a schedule's tag, and get it in
+the call that creates them. AWS authorizes each resource of a call separately, so one call may need several statements
+("Actions, resources, and condition keys for Amazon EC2"; Karpenter's controller policy proves launches like ours).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ TUNNEL_DOCUMENT = "AWS-StartPortForwardingSession"  # a port, and no shell
 DATA_PREFIX = "data"  # the key below which jobs' data is
 LAUNCH, LAUNCH_FLEET = ("ec2:RunInstances",), ("ec2:RunInstances", "ec2:CreateFleet")
 CREATE_ACTIONS = ("ec2:CreateLaunchTemplate", "ec2:CreateSecurityGroup")
-CREATED_RESOURCES = ("instance", "volume", "network-interface")  # what a launch makes, and tags
+CREATED_RESOURCES = ("instance", "volume", "network-interface")  # created and tagged by a launch
 FLEET_RECORDS = ("fleet", "spot-instances-request")  # they cost nothing by themselves, and end with their machines
-RUN_RESOURCES = ("launch-template", "security-group")  # what a launch takes from its run
+RUN_RESOURCES = ("launch-template", "security-group")  # a launch uses those of its run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where policies hold.
+    """The account, region and bucket that policies apply to.
 
     Attributes:
         account: The account's number.
         region: One region, or `*` for all.
         bucket: The bucket of all runs.
-        prefix: The key below which they are, without slashes at its ends.
+        prefix: Key prefix of all runs, without slashes at its ends.
         partition: `aws`, `aws-cn` or `aws-us-gov`.
     """
 
@@ -46,34 +46,34 @@ class Scope:
     partition: str = "aws"
 
     def arn(self, service: str, resource: str) -> str:
-        """A resource of the account in the region."""
+        """Return the ARN of a resource of the account in the region."""
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
     def ec2(self, *kinds: str) -> list[str]:
-        """All EC2 resources of these kinds."""
+        """Return the ARNs of all EC2 resources of these kinds."""
         return [self.arn("ec2", f"{kind}/*") for kind in kinds]
 
     def public(self, service: str, resource: str) -> str:
-        """A resource of Amazon's own in the region."""
+        """Return the ARN of a resource of Amazon's own in the region."""
         return f"arn:{self.partition}:{service}:{self.region}::{resource}"
 
     def iam(self, resource: str) -> str:
-        """A role or a profile."""
+        """Return the ARN of a role or an instance profile."""
         return f"arn:{self.partition}:iam::{self.account}:{resource}"
 
     def objects(self) -> str:
-        """The objects of all runs."""
+        """Return the ARN of the objects of all runs."""
         return f"arn:{self.partition}:s3:::{self.bucket}/{self.prefix}/*"
 
 
 def head_policy(scope: Scope) -> Policy:
-    """A head makes what its run needs, if no person did, keeps its fleet, and clears everything away at the end."""
+    """Allow a head node to create its run's resources, to launch and end its fleet, and to delete everything."""
     return _policy(
         *_keep_run(scope),
         *_pull_image(scope),
         _allow("ReadOwnSecrets", ["ssm:GetParameter"], [scope.arn("ssm", "parameter/idletrain/*/head/*")]),
-        # A run's group can be deleted once no machine is in it: its head moves to the network's default group.
-        _allow("LeaveGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("instance"), _marked(RUN_TAG)),
+        # A run's group can be deleted once no machine is in it: its head node moves to the network's default group.
+        _allow("LeaveGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("instance"), _has_tag(RUN_TAG)),
         _allow("EnterGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("security-group")),
         _allow(
             "CarryTunnel",
@@ -85,13 +85,13 @@ def head_policy(scope: Scope) -> Policy:
                 "ssmmessages:OpenDataChannel",
             ],
             ["*"],
-            _within(scope),
+            _in_region(scope),
         ),
     )
 
 
 def node_policy(scope: Scope) -> Policy:
-    """A node reads its program and its certificates; it writes nothing and starts nothing."""
+    """Allow a node to read its code, its data and its certificates; it writes nothing and starts nothing."""
     return _policy(
         _allow("ReadRuns", ["s3:GetObject"], [scope.objects()]),
         _read_data(scope),
@@ -102,18 +102,18 @@ def node_policy(scope: Scope) -> Policy:
 
 
 def starter_policy(scope: Scope) -> Policy:
-    """A schedule's machine starts a head, as a person would, and ends."""
+    """Allow a schedule's starter machine to start a head node, as a person would."""
     return _policy(*_keep_run(scope), *_pull_image(scope), _pass(scope, "PassHead", HEAD, "ec2"))
 
 
 def schedule_policy(scope: Scope) -> Policy:
-    """EventBridge Scheduler starts starters."""
+    """Allow EventBridge Scheduler to start starter machines."""
     starts = _pass(scope, "PassStarter", STARTER, "ec2")
     return _policy(*_launch(scope, LAUNCH, SCHEDULE_TAG), _tag(scope, LAUNCH), starts)
 
 
 def launcher_policy(scope: Scope) -> Policy:
-    """A person does all that a head does for its run, starts heads, and keeps schedules."""
+    """Allow a person all that a head node may do for its run, and to start head nodes and edit schedules."""
     return _policy(*_keep_run(scope), *_start(scope), *_keep_schedules(scope))
 
 
@@ -135,13 +135,13 @@ def _keep_run(scope: Scope) -> list[Policy]:
                 "ec2:DescribeVpcs",
             ],
             ["*"],
-            _within(scope),
+            _in_region(scope),
         ),
-        _look_into(scope),
+        _read_setup(scope),
         _allow("FindImage", ["ssm:GetParameter"], [scope.public("ssm", "parameter/aws/service/*")]),
         _allow("FindPrices", ["pricing:GetProducts", "sts:GetCallerIdentity"], ["*"]),
-        _allow("Make", CREATE_ACTIONS, scope.ec2(*RUN_RESOURCES), _making(RUN_TAG, SCHEDULE_TAG)),
-        # Neither has tags of its own here; a group that has them is asked for as well.
+        _allow("Make", CREATE_ACTIONS, scope.ec2(*RUN_RESOURCES), _sets_tags(RUN_TAG, SCHEDULE_TAG)),
+        # Neither has tags of its own here; AWS authorizes the tagged group as well.
         _allow(
             "MakeWithin",
             [CREATE_ACTIONS[1], "ec2:AuthorizeSecurityGroupIngress"],
@@ -153,7 +153,7 @@ def _keep_run(scope: Scope) -> list[Policy]:
             "MarkMachines",
             ["ec2:CreateTags"],
             scope.ec2("instance"),
-            _marked(RUN_TAG) | {"ForAllValues:StringNotEquals": {"aws:TagKeys": RUN_TAG}},
+            _has_tag(RUN_TAG) | {"ForAllValues:StringNotEquals": {"aws:TagKeys": RUN_TAG}},
         ),
         _allow(
             "KeepOwn",
@@ -165,7 +165,7 @@ def _keep_run(scope: Scope) -> list[Policy]:
                 "ec2:TerminateInstances",
             ],
             scope.ec2("instance", *RUN_RESOURCES),
-            _marked(RUN_TAG),
+            _has_tag(RUN_TAG),
         ),
         _allow(
             "KeepSecrets",
@@ -186,56 +186,56 @@ def _keep_run(scope: Scope) -> list[Policy]:
 
 
 def _launch(scope: Scope, actions: Sequence[str], owned: str) -> list[Policy]:
-    """Start machines, from a template and group that carry the tag `owned`; what is made is tagged as well."""
+    """Allow starting machines from a template and group with the tag `owned`; the machines must be tagged as well."""
     records = FLEET_RECORDS if actions == LAUNCH_FLEET else ()
     return [
         _allow("LaunchWith", actions, [scope.public("ec2", "image/*"), *scope.ec2("subnet", *records)]),
-        _allow("LaunchFromOwn", actions, scope.ec2(*RUN_RESOURCES), _marked(owned)),
-        _allow("LaunchTagged", actions, scope.ec2(*CREATED_RESOURCES), _making(*dict.fromkeys((RUN_TAG, owned)))),
+        _allow("LaunchFromOwn", actions, scope.ec2(*RUN_RESOURCES), _has_tag(owned)),
+        _allow("LaunchTagged", actions, scope.ec2(*CREATED_RESOURCES), _sets_tags(*dict.fromkeys((RUN_TAG, owned)))),
     ]
 
 
 def _tag(scope: Scope, actions: Sequence[str]) -> Policy:
-    """Tags in a call that makes something, which says of what kind, and at no other time."""
+    """Allow tagging in a call that creates a resource (its kind is in the condition), and at no other time."""
     created = {"StringEquals": {"ec2:CreateAction": [action.partition(":")[2] for action in actions]}}
-    return _allow("TagMade", ["ec2:CreateTags"], [scope.arn("ec2", "*")], _making(RUN_TAG, SCHEDULE_TAG) | created)
+    return _allow("TagMade", ["ec2:CreateTags"], [scope.arn("ec2", "*")], _sets_tags(RUN_TAG, SCHEDULE_TAG) | created)
 
 
 def _read_data(scope: Scope) -> Policy:
-    """What jobs train on, where it is in the account's bucket."""
+    """Allow reading jobs' training data in the account's bucket."""
     return _allow("ReadData", ["s3:GetObject"], [f"arn:{scope.partition}:s3:::{scope.bucket}/{DATA_PREFIX}/*"])
 
 
 def _list_runs(scope: Scope) -> Policy:
-    """Listing below the prefix. S3 says that an object is not there only to who may list, and asks for that without a
-    prefix: else it says that access is denied.
+    """Allow listing below the prefix. S3 reports a missing object as missing only to callers that may list, and checks
+    that without a prefix: otherwise it says that access is denied.
     """
     condition = {"StringLikeIfExists": {"s3:prefix": f"{scope.prefix}/*"}}
     return _allow("ListRuns", ["s3:ListBucket"], [f"arn:{scope.partition}:s3:::{scope.bucket}"], condition)
 
 
 def _pull_image(scope: Scope) -> list[Policy]:
-    """What a machine needs to run an image from the account's own registry."""
+    """Allow a machine to pull an image from the account's own registry."""
     layers = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
     return [
-        _allow("LogIntoRegistry", ["ecr:GetAuthorizationToken"], ["*"], _within(scope)),
+        _allow("LogIntoRegistry", ["ecr:GetAuthorizationToken"], ["*"], _in_region(scope)),
         _allow("PullImage", layers, [scope.arn("ecr", "repository/*")]),
     ]
 
 
 def _start(scope: Scope) -> list[Policy]:
-    # Without this check a session that names no document is a shell, whatever documents a policy allows.
+    # Without this check a session without a document is a shell, whatever documents a policy allows.
     checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
     document = scope.public("ssm", f"document/{TUNNEL_DOCUMENT}")
     return [
         _pass(scope, "PassHead", HEAD, "ec2"),
-        _allow("OpenTunnel", ["ssm:StartSession"], scope.ec2("instance"), _marked(RUN_TAG) | checked),
+        _allow("OpenTunnel", ["ssm:StartSession"], scope.ec2("instance"), _has_tag(RUN_TAG) | checked),
         _allow("OpenTunnelOnly", ["ssm:StartSession"], [document], checked),
     ]
 
 
-def _look_into(scope: Scope) -> Policy:
-    """What `idletrain doctor` looks at. The role that EC2 needs for spot machines is made once, by an administrator."""
+def _read_setup(scope: Scope) -> Policy:
+    """Allow the reads of `idletrain doctor`. EC2's role for spot machines is created once, by an administrator."""
     return _allow(
         "LookInto",
         ["ecr:DescribeImages", "iam:GetInstanceProfile", "iam:GetRole", "servicequotas:GetServiceQuota"],
@@ -260,27 +260,27 @@ def _keep_schedules(scope: Scope) -> list[Policy]:
             "KeepScheduled",
             ["ec2:AuthorizeSecurityGroupIngress", "ec2:DeleteLaunchTemplate", "ec2:DeleteSecurityGroup"],
             scope.ec2(*RUN_RESOURCES),
-            _marked(SCHEDULE_TAG),
+            _has_tag(SCHEDULE_TAG),
         ),
         _pass(scope, "PassSchedule", SCHEDULE, "scheduler"),
     ]
 
 
-def _marked(tag: str) -> Policy:
+def _has_tag(tag: str) -> Policy:
     return {"Null": {f"aws:ResourceTag/{tag}": "false"}}
 
 
-def _making(*tags: str) -> Policy:
+def _sets_tags(*tags: str) -> Policy:
     return {"ForAnyValue:StringEquals": {"aws:TagKeys": list(tags)}}
 
 
-def _within(scope: Scope) -> Policy:
+def _in_region(scope: Scope) -> Policy:
     return {"StringLike": {"aws:RequestedRegion": scope.region}}
 
 
 def _pass(scope: Scope, sid: str, role: str, service: str) -> Policy:
-    to = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
-    return _allow(sid, ["iam:PassRole"], [scope.iam(f"role/{role}")], to)
+    condition = {"StringEquals": {"iam:PassedToService": f"{service}.amazonaws.com"}}
+    return _allow(sid, ["iam:PassRole"], [scope.iam(f"role/{role}")], condition)
 
 
 def _allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition: Policy | None = None) -> Policy:

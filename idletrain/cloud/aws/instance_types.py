@@ -1,7 +1,7 @@
-"""Which machines to ask for: instance types by what an hour of one usable subnet slot costs on them.
+"""Choose the machines to request: rank instance types by the price of an hour of one usable subnet slot.
 
-Pure: knows no cloud and no clock; types, offerings and prices are handed in (`market` fetches them). A slot is the RAM,
-the processors and the GPUs that one subnet is trained with.
+Pure: types, offerings and prices are arguments (`pricing` fetches them). A slot is the RAM, vCPUs and GPUs that one
+subnet trains with.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, Literal
 Market = Literal["spot", "on-demand"]
 MIB, GIB, TIB = 2**20, 2**30, 2**40
 ARCHITECTURE = "x86_64"  # of the project's container image
-# What the kernel, sshd, containerd and the container's own processes hold before the first subnet comes, and the share
-# of a machine's RAM on offer that it ever sees (firmware and the kernel's tables take the rest).
+# RAM that the kernel, sshd, containerd and the container's own processes use before the first subnet starts, and the
+# visible part of a machine's nominal RAM (firmware and the kernel's tables take the rest).
 INSTANCE_SYSTEM_BYTES = round(0.7 * GIB)
 VISIBLE_SHARE = 0.94
-# Among equal prices many small nodes lose less at once than a large one: a node that is all of the fleet has to be a
-# fifth cheaper a slot. Spot Instance Advisor's worst class is taken more often than once in five, a month.
+# At equal prices many small nodes lose less at once than a large one: a node that is the whole fleet has to be a fifth
+# cheaper per slot. Spot Instance Advisor's worst class is interrupted in more than one case of five a month.
 INTERRUPTION_WEIGHT = 0.2
-WANTED_TYPES = 5  # Karpenter warns below; AWS asks for flexibility, 10 being better
-MOST_TYPES = 60  # what Karpenter sends in one CreateFleet
-# How far above the best score a type may be, and how many sizes of one family there may be: families share the same
-# hosts and run dry together. Later pairs count only until there are WANTED_TYPES; at three times the best spot price,
-# on-demand machines of the best type would be as cheap.
+WANTED_TYPES = 5  # Karpenter warns below that; AWS recommends flexibility, 10 being better
+MOST_TYPES = 60  # as many as Karpenter sends in one CreateFleet
+# Largest ratio of a type's score to the best one, and largest number of sizes of one family: families share the same
+# hosts and lack capacity together. Later pairs apply only until there are WANTED_TYPES; at three times the best spot
+# price, on-demand machines of the best type would be as cheap.
 SEARCH_BOUNDS = ((1.5, 2), (1.5, 4), (2.0, 4), (3.0, 8))
-MOST_SAVING = 0.9  # AWS: spot machines cost up to 90 % less; the bound where an on-demand price is not known
+MOST_SAVING = 0.9  # AWS: spot machines cost up to 90 % less; bounds the price where no on-demand price is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """A kind of machine, as DescribeInstanceTypes tells of it.
+    """An instance type, as DescribeInstanceTypes describes it.
 
     Attributes:
-        gpus: Whole NVIDIA GPUs; of another maker, or parts of one, they are `other_accelerators`.
-        gpu_memory_bytes: Of all of them.
-        other_accelerators: Whether it is paid for something that torch's stock builds cannot use.
+        gpus: Number of whole NVIDIA GPUs; those of another maker, or parts of one, count as `other_accelerators`.
+        gpu_memory_bytes: Memory of all GPUs together.
+        other_accelerators: Whether its price includes accelerators that torch's stock builds cannot use.
     """
 
     name: str
@@ -57,19 +57,20 @@ class InstanceType:
 
     @property
     def usable_bytes(self) -> int:
-        """RAM that is left for subnets."""
+        """RAM available to subnets."""
         return max(0, int((self.memory_bytes - INSTANCE_SYSTEM_BYTES) * VISIBLE_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNeed:
-    """What one subnet needs, and what may serve it.
+    """The resources that one subnet needs on a node.
 
     Attributes:
         memory_bytes: RAM of a slot, its worker process included.
-        gpus: GPUs of a slot; with none, machines that have some are left out.
-        most_slots: How many slots of one machine are made use of; all if None.
-        burstable: Whether machines will do that run at full speed only on credit.
+        vcpus: vCPUs of a slot.
+        gpus: GPUs of a slot; with 0, machines with GPUs are excluded.
+        most_slots: Largest number of slots used on one machine; None for all.
+        burstable: Whether machines that run at full speed only on credit are allowed.
     """
 
     memory_bytes: int
@@ -85,7 +86,7 @@ class Offer:
     """A type in a zone, at its price in one market.
 
     Attributes:
-        slots: Subnets that train on it at the same time.
+        slots: Number of subnets that train on it at the same time.
     """
 
     type: InstanceType
@@ -98,11 +99,11 @@ class Offer:
 
     @property
     def usd_per_slot_hour(self) -> float:
-        """What offers are compared by."""
+        """USD an hour and slot, by which offers are compared."""
         return self.usd_per_hour / self.slots
 
     def worst_usd_per_hour(self, max_price: float | None = None) -> float:
-        """What an hour can come to: a spot price moves, but not above the on-demand price or the maximum asked for."""
+        """Return the highest possible price: a spot price stays below the on-demand price and the requested maximum."""
         if self.market == "on-demand":
             return self.usd_per_hour
         cap = self.on_demand_usd_per_hour or self.usd_per_hour / (1 - MOST_SAVING)
@@ -111,49 +112,49 @@ class Offer:
 
 @dataclass(frozen=True)
 class Pools:
-    """What to ask for, the best first."""
+    """The offers to request, the best first."""
 
     offers: tuple[Offer, ...]
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Names of the types."""
+        """Names of their instance types, without repeats."""
         return tuple(dict.fromkeys(offer.type.name for offer in self.offers))
 
     @property
     def zones(self) -> tuple[str, ...]:
-        """Their zones."""
+        """Their zones, sorted."""
         return tuple(sorted({offer.zone for offer in self.offers}))
 
     @property
     def few(self) -> bool:
-        """Whether a lack of capacity in some of them may leave nothing."""
+        """Whether there are so few types that a lack of capacity in some may leave none."""
         return len(self.types) < WANTED_TYPES
 
 
 def parse_type(item: Mapping[str, Any]) -> InstanceType:
-    """An item of DescribeInstanceTypes."""
+    """Parse an item of DescribeInstanceTypes."""
     gpus = item.get("GpuInfo", {}).get("Gpus", ())
-    ours = [gpu for gpu in gpus if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count", 0) >= 1]
+    usable = [gpu for gpu in gpus if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count", 0) >= 1]
     others = ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
     architectures = item["ProcessorInfo"]["SupportedArchitectures"]
     return InstanceType(
         name=item["InstanceType"],
         vcpus=item["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=item["MemoryInfo"]["SizeInMiB"] * MIB,
-        gpus=sum(gpu["Count"] for gpu in ours),
-        gpu_memory_bytes=sum(gpu["Count"] * gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) for gpu in ours) * MIB,
+        gpus=sum(gpu["Count"] for gpu in usable),
+        gpu_memory_bytes=sum(gpu["Count"] * gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) for gpu in usable) * MIB,
         architecture=ARCHITECTURE if ARCHITECTURE in architectures else architectures[0],
         burstable=item.get("BurstablePerformanceSupported", False),
         bare_metal=item.get("BareMetal", False),
         current_generation=item.get("CurrentGeneration", True),
-        other_accelerators=len(ours) < len(gpus) or any(item.get(other) for other in others),
+        other_accelerators=len(usable) < len(gpus) or any(item.get(other) for other in others),
     )
 
 
 def slots_of(type_: InstanceType, need: NodeNeed) -> int:
-    """How many subnets can train on a machine at the same time; none if it is of the wrong kind."""
-    if not _right_kind(type_, need):
+    """Return how many subnets can train on a machine at the same time; 0 if its kind is unsuitable."""
+    if not _is_suitable(type_, need):
         return 0
     slots = [type_.usable_bytes // need.memory_bytes, type_.vcpus // need.vcpus]
     if need.gpus:
@@ -163,14 +164,14 @@ def slots_of(type_: InstanceType, need: NodeNeed) -> int:
     return min(slots)
 
 
-def _right_kind(type_: InstanceType, need: NodeNeed) -> bool:
+def _is_suitable(type_: InstanceType, need: NodeNeed) -> bool:
     return (
         type_.architecture == need.architecture
         and not type_.bare_metal  # boots for ten minutes, and has no price advantage
         and not type_.other_accelerators
         and (need.burstable or not type_.burstable)
         and bool(type_.gpus) == bool(need.gpus)
-        # Old processors cost more a step; old GPUs are most of what there is.
+        # Old processors cost more per step; most GPUs on offer are old.
         and (type_.current_generation or need.gpus > 0)
     )
 
@@ -184,15 +185,15 @@ def rank_offers(
     market: Market,
     max_price: float | None = None,
 ) -> tuple[Offer, ...]:
-    """All that can serve a need, the cheapest slot first; of equals the smaller machine.
+    """Return all offers that meet a need, the cheapest slot first; at equal prices the smaller machine.
 
     Args:
-        types: The catalogue.
-        offerings: The zones in which a type, by name, is offered.
+        types: All instance types.
+        offerings: Zones that offer a type, by its name.
         spot_prices: USD an hour by type and zone.
         on_demand_prices: USD an hour by type.
-        need: What one subnet needs.
-        market: Which price counts; where it is not known there is no offer.
+        need: The resources that one subnet needs.
+        market: Whose price counts; there is no offer where it is unknown.
         max_price: USD an hour that one machine may cost.
     """
     offers = []
@@ -220,16 +221,16 @@ def rank_offers(
 
 
 def diversify(offers: Sequence[Offer], count: int) -> Pools:
-    """The pools to ask for: near the best price, in all zones, over as many families as there are.
+    """Choose the pools to request: near the best price, in all zones, over as many families as there are.
 
     Args:
-        offers: What `rank` gave.
-        count: Slots wanted in all; what a machine has above is worth nothing.
+        offers: Result of `rank_offers`.
+        count: Number of slots wanted in all; a machine's slots beyond it are worth nothing.
     """
     scores = {offer: _score(offer, count) for offer in offers}
     ordered = sorted(offers, key=lambda o: (scores[o], o.type.name, o.zone))
     best = scores[ordered[0]] if ordered else 0.0
-    admitted: dict[str, float] = {}  # a type's name to the bound that its zones must keep
+    admitted: dict[str, float] = {}  # by type name, the largest score ratio allowed to its zones
     sizes: dict[str, int] = {}
     for n, (bound, most_sizes) in enumerate(SEARCH_BOUNDS):
         limit = MOST_TYPES if n == 0 else WANTED_TYPES
@@ -249,13 +250,13 @@ def _score(offer: Offer, count: int) -> float:
 
 
 def nearest(types: Collection[InstanceType], need: NodeNeed) -> InstanceType | None:
-    """Of the right kind, the one that comes closest to a slot; None if there is none of that kind."""
-    kind = [type_ for type_ in types if _right_kind(type_, need)]
-    return max(kind, key=lambda t: (min(_shares(t, need).values()), t.usable_bytes, t.name), default=None)
+    """Return the suitable type that comes closest to the resources of one slot; None if no type is suitable."""
+    suitable = [type_ for type_ in types if _is_suitable(type_, need)]
+    return max(suitable, key=lambda t: (min(_shares(t, need).values()), t.usable_bytes, t.name), default=None)
 
 
 def _shares(type_: InstanceType, need: NodeNeed) -> dict[str, float]:
-    """How much of a slot's need a machine has, by field, at most all of it."""
+    """Return which fraction of a slot's need a machine has, by resource, at most 1."""
     shares = {"gpu": type_.gpus / need.gpus} if need.gpus else {}
     shares |= {"memory": type_.usable_bytes / need.memory_bytes, "vcpus": type_.vcpus / need.vcpus}
     return {field: min(1.0, share) for field, share in shares.items()}
@@ -264,18 +265,18 @@ def _shares(type_: InstanceType, need: NodeNeed) -> dict[str, float]:
 def no_offer_reason(
     types: Collection[InstanceType], at_any_price: Sequence[Offer], need: NodeNeed, market: Market
 ) -> str:
-    """The sentence for a need that nothing serves.
+    """Return the sentence for a need that no offer meets.
 
     Args:
-        types: Those that have a price in the market.
-        at_any_price: What `rank` gives without a maximum.
-        need: What one subnet needs.
-        market: Where it was looked for.
+        types: Types with a price in the market.
+        at_any_price: Result of `rank_offers` without a maximum price.
+        need: The resources that one subnet needs.
+        market: The market that was searched.
     """
     if at_any_price:
         cheapest = min(at_any_price, key=lambda o: (o.usd_per_hour, o.type.name, o.zone))
         return (
-            f"nodes.max_price: is below every machine that would do; the cheapest is {cheapest.type.name} in "
+            f"nodes.max_price: is below the price of every suitable machine; the cheapest is {cheapest.type.name} in "
             f"{cheapest.zone} at ${cheapest.usd_per_hour:.4f} an hour: allow that, or leave max_price out"
         )
     closest = nearest(types, need)
@@ -291,12 +292,12 @@ def no_offer_reason(
             f"{closest.name} with {memory_text(closest.usable_bytes)}: ask for at most that"
         )
     return (
-        f"nodes: {closest.name} would do, but no zone that the run can use offers it or its like as {market}; "
+        f"nodes: {closest.name} is suitable, but no zone that the run can use offers it or a similar one as {market}; "
         "name another region in cloud.region, or another nodes.spot_policy"
     )
 
 
 def memory_text(count: int) -> str:
-    """Bytes for a person, rounded down: `7.0 GiB`."""
+    """Format bytes for a person, rounded down: `7.0 GiB`."""
     unit, name = (TIB, "TiB") if count >= TIB else (GIB, "GiB")
     return f"{count * 10 // unit / 10:.1f} {name}"

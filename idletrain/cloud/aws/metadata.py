@@ -1,6 +1,6 @@
-"""What EC2's instance metadata service (IMDSv2) tells a machine of itself: its tags, and that it will be taken.
+"""Read EC2's instance metadata service (IMDSv2) on a machine: its id, its tags and its interruption notices.
 
-Knows nothing of what follows from it. AWS, "Instance metadata and user data" and "Spot Instance interruption notices".
+See AWS, "Instance metadata and user data" and "Spot Instance interruption notices".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 ADDRESS = "http://169.254.169.254"
 METADATA_TIMEOUT_SECONDS = 2.0  # it is a hop away; aws-node-termination-handler waits as long
-TOKEN_SECONDS = 21600  # the longest that IMDSv2 gives
+TOKEN_SECONDS = 21600  # the longest that IMDSv2 allows
 
 
 class NoMetadataError(Exception):
@@ -23,11 +23,11 @@ class NoMetadataError(Exception):
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the cloud has announced.
+    """What the cloud has announced to this machine.
 
     Attributes:
-        notice: This machine is taken in about two minutes, or was asked to go by `idletrain interrupt`.
-        rebalance: It is at a higher risk of that; many who are told so stay for hours.
+        notice: Whether it is reclaimed in about two minutes, or was requested to leave by `idletrain interrupt`.
+        rebalance: Whether its risk of that is higher; many machines with this recommendation run on for hours.
     """
 
     notice: bool = False
@@ -35,10 +35,10 @@ class Announcement:
 
 
 class Metadata:
-    """The service, with its token kept between calls.
+    """A client of the service, which reuses its token between calls.
 
     Args:
-        address: Its base address; the standard variable names another one for rehearsals.
+        address: Base address of the service; None for AWS_EC2_METADATA_SERVICE_ENDPOINT if set, else AWS' own.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -46,40 +46,42 @@ class Metadata:
         self._token = ""
 
     def instance_id(self) -> str:
-        """This machine's id, `i-...`."""
+        """Return this machine's id, `i-...`."""
         return self._required("instance-id")
 
     def private_address(self) -> str:
-        """Its address within the VPC."""
+        """Return its address within the VPC."""
         return self._required("local-ipv4")
 
     def region(self) -> str:
-        """Where it stands, such as `eu-west-1`."""
+        """Return its region, such as `eu-west-1`."""
         return self._required("placement/region")
 
     def tags(self) -> dict[str, str]:
-        """Its tags; they need `InstanceMetadataTags` in the launch request."""
+        """Return its tags; they need `InstanceMetadataTags` in the launch request."""
         return {key: self._required(f"tags/instance/{key}") for key in self._required("tags/instance").split()}
 
     def announced(self) -> Announcement:
-        """What is announced now; nothing in the ordinary case.
+        """Return what is announced now: nothing in the ordinary case.
 
         Raises:
-            NoMetadataError: no answer.
+            NoMetadataError: the service does not answer.
         """
         action = self._get("spot/instance-action")
-        asked = self._get("tags/instance/idletrain:interrupt")
-        taken = action is not None and json.loads(action)["action"] in ("terminate", "stop", "hibernate")
-        return Announcement(taken or asked is not None, self._get("events/recommendations/rebalance") is not None)
+        requested = self._get("tags/instance/idletrain:interrupt")
+        reclaimed = action is not None and json.loads(action)["action"] in ("terminate", "stop", "hibernate")
+        return Announcement(
+            reclaimed or requested is not None, self._get("events/recommendations/rebalance") is not None
+        )
 
     def _required(self, path: str) -> str:
-        found = self._get(path)
-        if found is None:
+        text = self._get(path)
+        if text is None:
             raise NoMetadataError(f"the instance metadata service has no {path}")
-        return found
+        return text
 
     def _get(self, path: str) -> str | None:
-        """The text below `meta-data/`, or None where there is none; a token that expired is renewed once."""
+        """Return the text below `meta-data/`, or None where there is none; renew an expired token once."""
         for last in (False, True):
             self._token = self._token or self._new_token()
             try:

@@ -1,7 +1,7 @@
-"""Which of a network's subnets machines can stand in: those from which an image can be fetched and AWS be spoken to.
+"""Find the network's subnets with internet access, which machines need to fetch their image and to call AWS.
 
-Pure: what DescribeSubnets and DescribeRouteTables tell is handed in (AWS, "Route table concepts": a subnet without a
-table of its own has the network's main one).
+Pure: takes the answers of DescribeSubnets and DescribeRouteTables (AWS, "Route table concepts": a subnet without a
+route table of its own has the network's main one).
 """
 
 from __future__ import annotations
@@ -11,27 +11,23 @@ from typing import Any
 
 ANYWHERE = "0.0.0.0/0"
 INTERNET = "igw-"
-GATEWAY_FIELDS = (
-    "NatGatewayId",
-    "TransitGatewayId",
-    "NetworkInterfaceId",
-    "InstanceId",
-)  # they carry private addresses out
+# Gateways that connect machines with private addresses to the internet.
+GATEWAY_FIELDS = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId")
 
 
 def subnets_with_internet(subnets: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """For each zone that has one, the subnet from which machines reach the outside, with most free addresses.
+    """Choose for each zone the subnet with internet access that has the most free addresses.
 
     Args:
-        subnets: Of one network.
-        tables: Of the same.
+        subnets: Subnets of one network.
+        tables: Route tables of the same network.
 
     Returns:
         Zone to subnet.
     """
     chosen: dict[str, Mapping[str, Any]] = {}
     for subnet in subnets:
-        if not _leads_out(_table_of(subnet, tables), public=subnet.get("MapPublicIpOnLaunch", False)):
+        if not _reaches_internet(_table_of(subnet, tables), public=subnet.get("MapPublicIpOnLaunch", False)):
             continue
         zone = subnet["AvailabilityZone"]
         if zone not in chosen or _free(subnet) > _free(chosen[zone]):
@@ -50,8 +46,8 @@ def _table_of(subnet: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) ->
     return main
 
 
-def _leads_out(table: Mapping[str, Any], *, public: bool) -> bool:
-    """Whether a table leads anywhere; through an internet gateway only machines with a public address come out."""
+def _reaches_internet(table: Mapping[str, Any], *, public: bool) -> bool:
+    """Return whether a table routes to the internet; an internet gateway serves machines with public addresses only."""
     for route in table.get("Routes", ()):
         if route.get("DestinationCidrBlock") != ANYWHERE or route.get("State") == "blackhole":
             continue

@@ -1,6 +1,7 @@
-"""What there is and what it costs now: a region's types, zones and prices, fetched at once and kept on disk a while.
+"""Fetch a region's instance types, zones and current prices, all at once, and cache them on disk.
 
-Clients are handed in. On-demand prices are estimated from a dated table where the price list cannot be had, and say so.
+boto3 clients are arguments. Where the price list is unavailable, on-demand prices are estimated from a dated table,
+and marked as estimates.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ TYPES_SECONDS = 7 * 86400.0
 OFFERINGS_SECONDS = 86400.0  # a type comes to a zone now and then
 SPOT_SECONDS = 600.0  # spot prices move by the hour
 ON_DEMAND_SECONDS = 7 * 86400.0
-MOST_ROWS = 1000  # of a page, where EC2 leaves the choice
+MOST_ROWS = 1000  # rows of a page, where EC2 lets us choose
 # USD an hour, Linux, us-east-1, June 2025, fitted to the list prices of c7i, m7i, r7i (the same within 3 %), c7g and
 # r7g, x2idn; families with local disks or faster networks cost up to 30 % more, other regions up to 50 %.
 ESTIMATE_DATE = "June 2025"
 VCPU_RATE, VCPU_RATE_ARM = 0.0375, 0.0305
 GIB_RATE, GIB_RATE_ARM, GIB_RATE_LARGE = 0.0036, 0.0029, 0.0045  # the last for the x and u families
-GPU_RATES = {  # for one of its GPUs, above what its processors and RAM come to
+GPU_RATES = {  # for one of its GPUs, on top of its processors and RAM
     "g4dn": 0.32,
     "g5": 0.80,
     "g6": 0.60,
@@ -51,31 +52,31 @@ SpotPrices = dict[tuple[str, str], float]
 
 
 class PriceCache:
-    """Answers on disk, each as old as its reader allows.
+    """A cache of answers on disk; the reader sets how old an answer may be.
 
     Args:
-        folder: Where; made if it is not there.
-        clock: Unix seconds.
+        folder: Holds the files; created if missing.
+        clock: Returns Unix seconds.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
 
     def get(self, client: Any, name: str, region: str, max_age_seconds: float, fetch: Callable[[], Any]) -> Any:
-        """A kept answer, or a new one; a damaged file counts as absent, and an empty answer is not kept.
+        """Return a cached answer, or fetch a new one; a damaged file counts as missing; empty answers are not cached.
 
         Args:
-            client: Whose answer it is: another endpoint is another cloud.
-            name: What is asked for.
+            client: The client that fetches: another endpoint is another cloud.
+            name: Name of the request.
             region: The region that the answer is about.
-            max_age_seconds: How old it may be.
-            fetch: Gives the answer as JSON values.
+            max_age_seconds: Largest age of a cached answer.
+            fetch: Returns the answer as JSON values.
         """
         host = urlsplit(client.meta.endpoint_url).hostname
         path = self._folder / f"{name}.{region}.{host}.json"
-        kept = _read(path)
-        if kept is not None and 0 <= self._clock() - kept["at"] <= max_age_seconds:
-            return kept["answer"]
+        cached = _read(path)
+        if cached is not None and 0 <= self._clock() - cached["at"] <= max_age_seconds:
+            return cached["answer"]
         answer = fetch()
         if not answer:
             return answer
@@ -83,17 +84,17 @@ class PriceCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps({"at": self._clock(), "answer": answer}).encode())
         except OSError as error:
-            logger.warning("%s cannot be kept (%s); it will be fetched again", path, error.strerror)
+            logger.warning("%s cannot be written (%s); the answer will be fetched again", path, error.strerror)
         return answer
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        kept = json.loads(path.read_bytes())
+        cached = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    sound = isinstance(kept, dict) and isinstance(kept.get("at"), int | float) and "answer" in kept
-    return kept if sound else None
+    valid = isinstance(cached, dict) and isinstance(cached.get("at"), int | float) and "answer" in cached
+    return cached if valid else None
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class MarketSnapshot:
         offerings: Zones by type.
         spot_prices: USD an hour by type and zone.
         on_demand_prices: USD an hour by type.
-        estimate: Whether on-demand prices come from our table.
+        estimate: Whether on-demand prices are estimates from our table.
     """
 
     types: Mapping[str, InstanceType]
@@ -117,16 +118,16 @@ class MarketSnapshot:
     def offers(
         self, need: NodeNeed, market: Market, max_price: float | None = None, zones: Collection[str] | None = None
     ) -> tuple[Offer, ...]:
-        """All that can serve a need, the cheapest slot first.
+        """Return all offers that meet a need, the cheapest slot first.
 
         Args:
-            need: What one subnet needs.
+            need: The resources that one subnet needs.
             market: Spot or on-demand.
             max_price: USD an hour that one machine may cost.
-            zones: Those that the run can use; all if None.
+            zones: Zones that the run can use; None for all.
 
         Raises:
-            JobError: there is nothing; with the nearest.
+            JobError: there is no offer; the message names the nearest.
         """
         offerings = {
             name: [zone for zone in offered if zones is None or zone in zones]
@@ -144,44 +145,44 @@ class MarketSnapshot:
 
 
 def fetch(ec2: Any, pricing: Any, cache: PriceCache) -> MarketSnapshot:
-    """A region's market, everything asked for at the same time.
+    """Fetch a region's types, zones and prices in parallel.
 
     Args:
         ec2: An EC2 client of the region.
         pricing: A client of the price list (in PRICING_REGION), or None for estimates.
-        cache: Where answers are kept.
+        cache: Cache of the answers.
     """
     with ThreadPoolExecutor(4, thread_name_prefix="market") as threads:
-        found = threads.submit(types, ec2, cache)
+        all_types = threads.submit(types, ec2, cache)
         zones = threads.submit(offerings, ec2, cache)
         spot = threads.submit(spot_prices, ec2, cache)
         listed = threads.submit(on_demand_prices, pricing, ec2.meta.region_name, cache)
-        known = {type_.name: type_ for type_ in found.result()}
+        known = {type_.name: type_ for type_ in all_types.result()}
         on_demand = listed.result()
         estimates = {name: price for name, type_ in known.items() if (price := estimate(type_)) is not None}
         return MarketSnapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
 
 
 def types(ec2: Any, cache: PriceCache) -> list[InstanceType]:
-    """The region's catalogue, without what can never serve: it halves the pages."""
+    """Return the region's instance types, without those that are never suitable: that halves the pages."""
     filters = [
         {"Name": "processor-info.supported-architecture", "Values": [ARCHITECTURE]},
         {"Name": "bare-metal", "Values": ["false"]},
     ]
 
-    def ask() -> list[dict[str, Any]]:
+    def request() -> list[dict[str, Any]]:
         pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
         return [asdict(instance_types.parse_type(item)) for page in pages for item in page["InstanceTypes"]]
 
-    # Another set of fields is another name: a newer version does not read what an older one left.
+    # The name depends on the fields, so that a newer version does not read an older one's file.
     name = f"types-{zlib.crc32(' '.join(InstanceType.__slots__).encode()):08x}"
-    return [InstanceType(**fields) for fields in cache.get(ec2, name, ec2.meta.region_name, TYPES_SECONDS, ask)]
+    return [InstanceType(**fields) for fields in cache.get(ec2, name, ec2.meta.region_name, TYPES_SECONDS, request)]
 
 
 def offerings(ec2: Any, cache: PriceCache) -> dict[str, list[str]]:
-    """Zones by type, in order."""
+    """Return the zones that offer each type, sorted."""
 
-    def ask() -> dict[str, list[str]]:
+    def request() -> dict[str, list[str]]:
         paginator = ec2.get_paginator("describe_instance_type_offerings")
         pages = paginator.paginate(LocationType="availability-zone", PaginationConfig={"PageSize": MOST_ROWS})
         zones: dict[str, list[str]] = {}
@@ -190,14 +191,14 @@ def offerings(ec2: Any, cache: PriceCache) -> dict[str, list[str]]:
                 zones.setdefault(item["InstanceType"], []).append(item["Location"])
         return {name: sorted(offered) for name, offered in sorted(zones.items())}
 
-    answer: dict[str, list[str]] = cache.get(ec2, "offerings", ec2.meta.region_name, OFFERINGS_SECONDS, ask)
+    answer: dict[str, list[str]] = cache.get(ec2, "offerings", ec2.meta.region_name, OFFERINGS_SECONDS, request)
     return answer
 
 
 def spot_prices(ec2: Any, cache: PriceCache) -> SpotPrices:
-    """The present spot price of every pool, USD an hour."""
+    """Return the current spot price of every type and zone, USD an hour."""
 
-    def ask() -> list[tuple[str, str, float]]:
+    def request() -> list[tuple[str, str, float]]:
         paginator = ec2.get_paginator("describe_spot_price_history")
         pages = paginator.paginate(
             StartTime=datetime.datetime.now(datetime.UTC),
@@ -206,12 +207,12 @@ def spot_prices(ec2: Any, cache: PriceCache) -> SpotPrices:
         )
         return _newest(row for page in pages for row in page["SpotPriceHistory"])
 
-    rows = cache.get(ec2, "spot", ec2.meta.region_name, SPOT_SECONDS, ask)
+    rows = cache.get(ec2, "spot", ec2.meta.region_name, SPOT_SECONDS, request)
     return {(name, zone): price for name, zone, price in rows}
 
 
 def spot_prices_of(ec2: Any, names: Collection[str]) -> SpotPrices:
-    """The present spot prices of a few types, USD an hour; one call for up to 300."""
+    """Return the current spot prices of a few types, USD an hour; one call for up to 300."""
     answer = ec2.describe_spot_price_history(
         StartTime=datetime.datetime.now(datetime.UTC), ProductDescriptions=["Linux/UNIX"], InstanceTypes=sorted(names)
     )
@@ -228,16 +229,16 @@ def _newest(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
 
 
 def on_demand_prices(pricing: Any, region: str, cache: PriceCache) -> dict[str, float] | None:
-    """On-demand prices by type, USD an hour; None where the price list cannot be had.
+    """Return on-demand prices by type, USD an hour; None where the price list is unavailable.
 
     Args:
         pricing: A client of the price list, or None.
-        region: The region to look up.
-        cache: Where answers are kept.
+        region: The region.
+        cache: Cache of the answers.
     """
     if pricing is None:
         return None
-    asked = {
+    attributes = {
         "regionCode": region,
         "operatingSystem": "Linux",
         "tenancy": "Shared",
@@ -245,24 +246,24 @@ def on_demand_prices(pricing: Any, region: str, cache: PriceCache) -> dict[str, 
         "capacitystatus": "Used",
         "marketoption": "OnDemand",
     }
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in asked.items()]
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in attributes.items()]
 
-    def ask() -> dict[str, float]:
+    def request() -> dict[str, float]:
         pages = pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=filters)
         products = (json.loads(text) for page in pages for text in page["PriceList"])
         return dict(sorted(filter(None, map(_listed_price, products))))
 
     try:
-        prices: dict[str, float] = cache.get(pricing, "on-demand", region, ON_DEMAND_SECONDS, ask)
+        prices: dict[str, float] = cache.get(pricing, "on-demand", region, ON_DEMAND_SECONDS, request)
     except (BotoCoreError, ClientError, ResponseParserError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        logger.info("the price list cannot be had (%s); on-demand prices are estimates of %s", reason, ESTIMATE_DATE)
+        logger.info("the price list is unavailable (%s); on-demand prices are estimates of %s", reason, ESTIMATE_DATE)
         return None
     return prices
 
 
 def _listed_price(product: Mapping[str, Any]) -> tuple[str, float] | None:
-    """A type and its price, of a product that is a machine paid for by the hour."""
+    """Return the type and price of a product that is a machine with an hourly price, or None."""
     name = product["product"]["attributes"].get("instanceType")
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
@@ -273,7 +274,7 @@ def _listed_price(product: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def estimate(type_: InstanceType) -> float | None:
-    """What an hour costs on demand, more or less; None for GPUs and other accelerators that are not in the table."""
+    """Estimate the on-demand price, USD an hour; None for GPUs and other accelerators that are not in the table."""
     if type_.other_accelerators or (type_.gpus and type_.family not in GPU_RATES):
         return None
     arm = type_.architecture == "arm64"

@@ -1,7 +1,6 @@
-"""The bodies of the requests that make a run's machines, and what their answers mean: pure, so that each can be read
-and tested without a cloud.
+"""Build the bodies of the requests that create a run's machines, and interpret their answers. Pure.
 
-Every resource gets its tags in the call that makes it: what crashed a moment later is still found by tag.
+Every resource gets its tags in the call that creates it: after a crash a moment later it is still found by tag.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from idletrain.errors import RunError
 
 TAG = "idletrain:"
 FIRST_PORT, LAST_PORT = 1024, 65535
-# What these mean for the pool that failed: dry for a while, full by quota, to be asked again, or the run's end
-# (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
+# What an error means for its pool: no capacity for a while, or the account's quota is used up, or retry; any other
+# error ends the run (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
 CAPACITY_ERRORS = frozenset(
     {
         "InvalidFleetConfiguration",  # a type that its zone does not offer
@@ -52,7 +51,7 @@ RETRY_ERRORS = frozenset(
 
 @dataclass(frozen=True)
 class Pool:
-    """Where a machine can come from."""
+    """A source of machines: a market, an instance type and a zone."""
 
     market: str
     """`spot` or `on-demand`."""
@@ -62,7 +61,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class LaunchedMachine:
-    """A machine that an answer speaks of."""
+    """A machine in an answer to a launch request."""
 
     id: str
     pool: Pool
@@ -70,13 +69,13 @@ class LaunchedMachine:
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """What a launch request came to: its machines count, its errors only say where not to ask again soon.
+    """The outcome of a launch request: its machines count; its errors say which pools to skip for a while.
 
     Attributes:
-        machines: What was launched, whatever else went wrong.
-        dry: Pools without capacity.
-        quota: The account's limit that was met, as AWS names it, or empty.
-        again: Whether the same request, with the same token, is worth repeating.
+        machines: Machines that were launched, whatever else failed.
+        without_capacity: Pools without capacity.
+        quota: The account's limit that was reached, as AWS names it, or empty.
+        retry: Whether the same request, with the same token, should be repeated.
         fatal: Why no request will succeed, or empty.
     """
 
@@ -89,7 +88,7 @@ class LaunchOutcome:
 
 @dataclass(frozen=True)
 class LaunchSite:
-    """Where in the account a run's machines stand."""
+    """Network, image and template of a run's machines in the account."""
 
     region: str
     vpc: str
@@ -101,7 +100,7 @@ class LaunchSite:
 
 
 def tags(run: str, prefix: str, owner: str, version: str, created: float, deadline: float) -> dict[str, str]:
-    """What everything of a run is found by; times are Unix seconds."""
+    """Return the tags of all resources of a run; times are Unix seconds."""
     values = {
         "run": run,
         "prefix": prefix,
@@ -114,22 +113,22 @@ def tags(run: str, prefix: str, owner: str, version: str, created: float, deadli
 
 
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags as EC2 takes them."""
+    """Format tags for EC2."""
     return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
 
 
 def tagged(tags: Mapping[str, str], *kinds: str) -> list[dict[str, Any]]:
-    """`TagSpecifications` for kinds of resources."""
+    """Return `TagSpecifications` for kinds of resources."""
     return [{"ResourceType": kind, "Tags": tag_list(tags)} for kind in kinds]
 
 
 def token(*parts: object) -> str:
-    """A ClientToken (64 ASCII characters) that is the same only for the very same request."""
+    """Return a ClientToken (64 ASCII characters) that is the same only for the very same request."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Body of CreateSecurityGroup."""
+    """Build the body of CreateSecurityGroup."""
     return {
         "GroupName": f"idletrain-{run}",
         "Description": f"Machines of the idletrain run {run}; they talk to each other alone",
@@ -139,13 +138,13 @@ def security_group(run: str, vpc: str, tags: Mapping[str, str]) -> dict[str, Any
 
 
 def ingress(group: str) -> dict[str, Any]:
-    """Body of AuthorizeSecurityGroupIngress: from the group itself and from nowhere else."""
+    """Build the body of AuthorizeSecurityGroupIngress: traffic from the group itself and from nowhere else."""
     ports = {"FromPort": FIRST_PORT, "ToPort": LAST_PORT, "UserIdGroupPairs": [{"GroupId": group}]}
     return {"GroupId": group, "IpPermissions": [{"IpProtocol": protocol, **ports} for protocol in ("tcp", "udp")]}
 
 
 def launch_template(run: str, site: LaunchSite, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Body of CreateLaunchTemplate: what all machines of a run have in common."""
+    """Build the body of CreateLaunchTemplate: the settings that all machines of a run share."""
     return {
         "LaunchTemplateName": f"idletrain-{run}",
         "ClientToken": token("template", run, tags),
@@ -170,7 +169,7 @@ def launch_template(run: str, site: LaunchSite, profile: str, boot: str, tags: M
 def head(
     site: LaunchSite, pool: Pool, profile: str, tags: Mapping[str, str], generation: int, boot: str = ""
 ) -> dict[str, Any]:
-    """Body of RunInstances for a run's one on-demand machine; `boot` is its user data where the template's is not."""
+    """Build the body of RunInstances for a run's head node; `boot` is user data in place of the template's."""
     body: dict[str, Any] = {
         "LaunchTemplate": {"LaunchTemplateId": site.template, "Version": "$Default"},
         "InstanceType": pool.type,
@@ -181,8 +180,8 @@ def head(
     }
     body |= {"UserData": boot} if boot else {}  # boto3 encodes it, here and not in a template
     key = token("head", generation, body)
-    marked = {**tags, TAG + "role": "head", TAG + "launch": key}
-    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "instance", "volume")}
+    machine_tags = {**tags, TAG + "role": "head", TAG + "launch": key}
+    return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "instance", "volume")}
 
 
 def fleet(
@@ -193,8 +192,8 @@ def fleet(
     tags: Mapping[str, str],
     max_price: float | None,
 ) -> dict[str, Any]:
-    """Body of CreateFleet for nodes of one market; its token differs for every attempt, so that none is taken for an
-    older one that asked for something else.
+    """Build the body of CreateFleet for nodes of one market; each attempt has its own token, so that AWS does not take
+    it for an older one with another content.
     """
     market = pools[0].market
     price = {"MaxPrice": str(max_price)} if max_price is not None and market == "spot" else {}
@@ -213,18 +212,18 @@ def fleet(
     else:
         body["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
     key = token("fleet", attempt, body)
-    marked = {**tags, TAG + "role": "worker", TAG + "launch": key}
+    machine_tags = {**tags, TAG + "role": "worker", TAG + "launch": key}
     # Volumes get their tags from the template: CreateFleet takes none for them.
-    return {**body, "ClientToken": key, "TagSpecifications": tagged(marked, "fleet", "instance")}
+    return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "fleet", "instance")}
 
 
 def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> LaunchOutcome:
-    """Read CreateFleet's answer, which may hold machines and errors at the same time.
+    """Parse CreateFleet's answer, which may contain machines and errors at the same time.
 
     Args:
         answer: The answer.
-        market: What was asked for.
-        zones: Subnet to zone.
+        market: The requested market.
+        zones: Zone by subnet id.
     """
     machines = tuple(
         LaunchedMachine(
@@ -238,12 +237,12 @@ def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str,
         overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
         pools = {_pool(overrides, market, zones)} if "InstanceType" in overrides else set()
         outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), pools))
-    # An answer is an answer: its token would bring the same again. What one pool refuses for good, another may have.
+    # No retry: its token would return the same answer. A fatal error of one pool need not hold for the others.
     return replace(outcome, retry=False, fatal="" if outcome.without_capacity else outcome.fatal)
 
 
 def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> LaunchOutcome:
-    """What an error code means; one that nobody has heard of ends the run, with its own words."""
+    """Interpret an error code of a request for `pools`; an unknown one ends the run, with AWS' own message."""
     if code in CAPACITY_ERRORS:
         return LaunchOutcome(without_capacity=frozenset(pools))
     if code in QUOTA_ERRORS:
@@ -254,13 +253,13 @@ def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]
 
 
 def refuse_fatal(outcome: LaunchOutcome, what: str) -> None:
-    """Turn what will not get better into the run's error.
+    """Raise the run's error if a launch failed for good; `what` names the machines in the message.
 
     Raises:
         RunError: the outcome is fatal and nothing was launched.
     """
     if outcome.fatal and not outcome.machines:
-        raise RunError(f"the cloud refuses {what}: {outcome.fatal}; mend that and start again")
+        raise RunError(f"the cloud refuses {what}: {outcome.fatal}; fix that and start again")
 
 
 def _merge(one: LaunchOutcome, other: LaunchOutcome) -> LaunchOutcome:

@@ -1,26 +1,26 @@
-"""What a machine runs when it boots: its own deadline first, then the container image. Pure.
+"""Write the script that a machine runs when it boots: its own deadline first, then the container image. Pure.
 
-A reboot loses a shutdown that is due and does not run user data again, so the deadline, as a point in time, also goes
-into the folder of what cloud-init runs at every boot (cloud-init, "Scripts Per Boot"), which Amazon Linux has.
+A reboot cancels a scheduled shutdown and does not run user data again, so the deadline, as a point in time, is also
+written to the folder of scripts that cloud-init runs at every boot (cloud-init, "Scripts Per Boot"; in Amazon Linux).
 """
 
 from __future__ import annotations
 
 import shlex
 
-BOOT_SCRIPT_BYTES = 4096  # AWS takes 16 KB; what is this short can be read at a glance, and holds no secret
+BOOT_SCRIPT_BYTES = 4096  # AWS takes 16 KB; a script this short can be read at a glance, and holds no secret
 PER_BOOT = "/var/lib/cloud/scripts/per-boot/idletrain-deadline"
 REGISTRY = ".dkr.ecr."
 CLI_IMAGE = "public.ecr.aws/aws-cli/aws-cli"
 
 
 def user_data(deadline: float, image: str, *, gpu: bool = False) -> str:
-    """A machine's user data; its own deadline is armed before anything that can fail.
+    """Return a machine's user data; its own deadline is set before anything that can fail.
 
     Args:
-        deadline: Unix seconds, the same for machines that boot later.
+        deadline: Unix seconds at which the machine shuts down, the same for machines that boot later.
         image: The container image.
-        gpu: Whether the container is given the machine's GPUs.
+        gpu: Whether the container gets the machine's GPUs.
 
     Raises:
         ValueError: it would be longer than 4 KB.
@@ -29,7 +29,7 @@ def user_data(deadline: float, image: str, *, gpu: bool = False) -> str:
 
 
 def user_data_for(seconds: float, image: str) -> str:
-    """The same for machines that are made of it again and again, and live so long each time."""
+    """Return user data for machines that are started again and again; each shuts down after `seconds`."""
     return _script(f"$(( $(date +%s) + {int(seconds)} ))", image, gpu=False)
 
 
@@ -48,14 +48,14 @@ def _script(deadline: str, image: str, *, gpu: bool) -> str:
         "shutdown -h now\n"
     )
     if len(text) > BOOT_SCRIPT_BYTES:
-        raise ValueError(f"user data of {len(text)} bytes; {BOOT_SCRIPT_BYTES} are meant to do")
+        raise ValueError(f"user data of {len(text)} bytes exceeds the limit of {BOOT_SCRIPT_BYTES}")
     return text
 
 
 def _login(image: str) -> str:
-    """Into the account's own registry, with the machine's role and no tool but Docker; other registries are public."""
+    """Return the command that logs into Amazon's registry with the machine's role, by Docker alone; else nothing."""
     host = image.partition("/")[0]
     if REGISTRY not in host:
         return ""
-    ask = f"docker run --rm --network host {CLI_IMAGE} ecr get-login-password --region {host.split('.')[3]}"
-    return f"{ask} | docker login --username AWS --password-stdin {shlex.quote(host)}\n"
+    password = f"docker run --rm --network host {CLI_IMAGE} ecr get-login-password --region {host.split('.')[3]}"
+    return f"{password} | docker login --username AWS --password-stdin {shlex.quote(host)}\n"

@@ -46,11 +46,11 @@ def test_a_site_has_no_subnets_whose_machines_would_be_cut_off(account: Account,
     try:
         assert set(account.site(None, gpu=False).subnets) == {"eu-west-1a", "eu-west-1c"}
         account.ec2.delete_route(**there)
-        with pytest.raises(JobError, match=r"cloud\.region: no subnet of vpc-.* has a way out"):
+        with pytest.raises(JobError, match=r"cloud\.region: no subnet of vpc-.* has internet access"):
             account.site(None, gpu=False)
         (finding,) = [f for f in doctor.examine(account, CloudSettings(), account.bucket) if f.what == "network"]
         assert finding.passed is False
-        assert "has a way out" in finding.text
+        assert "has internet access" in finding.text
     finally:
         account.ec2.disassociate_route_table(AssociationId=held)
         account.ec2.delete_route_table(RouteTableId=closed)
@@ -67,7 +67,7 @@ def test_a_head_comes_from_the_next_zone_where_one_has_no_capacity(cloud: Sandbo
     assert cloud.state(head)["Placement"]["AvailabilityZone"] == "eu-west-1a"
     assert cloud.ask("GET", "calls")["ec2"]["RunInstances"] == 2
     cloud.ask("POST", "capacity", market="on-demand", count=1)
-    with pytest.raises(RunError, match=r"cloud\.head: no zone of eu-west-1 has a t3\.medium to spare"):
+    with pytest.raises(RunError, match=r"cloud\.head: no zone of eu-west-1 has capacity for a t3\.medium now"):
         account.start_head([requests.head(made, pool, "idletrain-head", tags_of("night"), 1) for pool in pools])
     assert len(account.instances("night")) == 1
 

@@ -379,12 +379,12 @@ def test_asking_for_what_a_refusal_names_is_enough() -> None:
 def test_a_maximum_below_all_prices_is_refused_with_the_cheapest_machine() -> None:
     offers = [offer("big.1", 0.2, slots=8), offer("small.1", 0.1, zone="eu-west-1c")]
     assert no_offer_reason(TYPES.values(), offers, NodeNeed(memory_bytes=GIB), "spot") == (
-        "nodes.max_price: is below every machine that would do; the cheapest is small.1 in eu-west-1c at $0.1000 an "
-        "hour: allow that, or leave max_price out"
+        "nodes.max_price: is below the price of every suitable machine; the cheapest is small.1 in eu-west-1c at "
+        "$0.1000 an hour: allow that, or leave max_price out"
     )
 
 
 def test_a_type_that_no_usable_zone_offers_is_named() -> None:
     sentence = no_offer_reason([TYPES["c7i.large"]], (), NodeNeed(memory_bytes=GIB), "spot")
-    assert sentence.startswith("nodes: c7i.large would do, but no zone")
+    assert sentence.startswith("nodes: c7i.large is suitable, but no zone")
     assert sentence.endswith("name another region in cloud.region, or another nodes.spot_policy")

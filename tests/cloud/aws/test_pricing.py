@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path: Path, ca
     shop = Shop(1, 2)
     cache = market.PriceCache(tmp_path / "file", Clock())
     assert [cache.get(shop, "spot", REGION, 600, shop) for _ in range(2)] == [1, 2]
-    assert "cannot be kept" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 # --- spot prices -------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_price_list_out_of_reach_is_no_error(tmp_path: Path, caplog: pytest.Lo
     with price_list() as (client, _):
         pass
     assert market.on_demand_prices(client, REGION, market.PriceCache(tmp_path)) is None
-    assert "cannot be had" in caplog.text
+    assert "is unavailable" in caplog.text
     assert market.on_demand_prices(None, REGION, market.PriceCache(tmp_path)) is None
 
 
@@ -339,7 +339,11 @@ def test_only_zones_that_the_run_can_use(snapshot: market.MarketSnapshot) -> Non
             "nodes.memory: no machine has 99.0 TiB to spare for a subnet; the nearest is",
         ),
         (NodeNeed(memory_bytes=GIB, gpus=16), {}, "nodes.gpu: no machine has 16 GPUs"),
-        (NodeNeed(memory_bytes=GIB), {"max_price": 0.001}, "nodes.max_price: is below every machine that would do"),
+        (
+            NodeNeed(memory_bytes=GIB),
+            {"max_price": 0.001},
+            "nodes.max_price: is below the price of every suitable machine",
+        ),
         (NodeNeed(memory_bytes=GIB), {"zones": ["mars-1a"]}, "no zone that the run can use offers it"),
     ],
 )

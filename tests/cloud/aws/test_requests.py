@@ -143,5 +143,5 @@ def test_every_code_has_a_meaning(code: str, expected: LaunchOutcome) -> None:
 
 def test_what_is_fatal_is_a_sentence_unless_machines_came_all_the_same() -> None:
     requests.refuse_fatal(LaunchOutcome((LaunchedMachine("i-1", A),), fatal="Odd: x"), "nodes")
-    with pytest.raises(RunError, match="the cloud refuses nodes: Odd: x; mend that"):
+    with pytest.raises(RunError, match="the cloud refuses nodes: Odd: x; fix that"):
         requests.refuse_fatal(LaunchOutcome(fatal="Odd: x"), "nodes")
