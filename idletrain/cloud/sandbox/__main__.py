@@ -1,6 +1,6 @@
-"""python -m idletrain.cloud.sandbox: a rehearsal cloud on loopback, until its input is closed or it is told to end.
+"""Run a rehearsal cloud on loopback until its input is closed or it gets a signal: python -m idletrain.cloud.sandbox.
 
-It says where it is in one line of JSON, which is the only line on its standard output.
+It prints its endpoint as one line of JSON, which is the only line on its standard output.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from idletrain.job import parse_bytes, parse_seconds
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run a cloud until our input ends or we are told to."""
+    """Run a cloud until standard input ends or a SIGTERM or SIGINT arrives."""
     trace = read_trace(_read(arguments.trace)) if arguments.trace else ()
     if importlib.util.find_spec("moto") is None:
         raise RunError("the rehearsal cloud needs moto; install it by `pip install 'idletrain[sandbox]'`")
-    gc.disable()  # moto makes a million objects that stay: without looking for garbage it starts in 3/4 of the time
+    gc.disable()  # moto creates a million lasting objects: without garbage collection it starts in 3/4 of the time
     from idletrain.cloud.sandbox.cloud import RehearsalCloud, RehearsalSettings
     from idletrain.cloud.sandbox.instances import REGION
 
@@ -38,8 +38,8 @@ def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     when_parent_ends(ending.set)
-    turns = PeriodicReclaims(every_seconds=arguments.churn, next_at=arguments.churn) if arguments.churn else None
-    market = ReclaimPolicy(periodic=turns, trace=trace, speed=arguments.speed)
+    periodic = PeriodicReclaims(every_seconds=arguments.churn, next_at=arguments.churn) if arguments.churn else None
+    market = ReclaimPolicy(periodic=periodic, trace=trace, speed=arguments.speed)
     cloud = RehearsalCloud(
         RehearsalSettings(
             memory_bytes=arguments.memory,
@@ -56,15 +56,15 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program; returns the exit code."""
+    """Run the program; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m idletrain.cloud.sandbox", description=__doc__)
-    parser.add_argument("--churn", type=_of(parse_seconds), help="take a spot instance back every so often")
-    parser.add_argument("--notice", type=_of(parse_seconds), default=120.0, help="from a notice to the end (120s)")
-    parser.add_argument("--trace", type=Path, help="a recorded market: lines of milliseconds,add|remove,node")
-    parser.add_argument("--speed", type=float, default=1.0, help="how much faster than recorded")
+    parser.add_argument("--churn", type=_of(parse_seconds), help="reclaim a spot instance at this interval")
+    parser.add_argument("--notice", type=_of(parse_seconds), default=120.0, help="time from a notice to the end (120s)")
+    parser.add_argument("--trace", type=Path, help="CSV file of recorded reclaims: milliseconds,add|remove,node")
+    parser.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times faster (1)")
     parser.add_argument("--memory", type=_of(parse_bytes), default="2GiB", help="RAM of a machine (2GiB)")
     parser.add_argument("--logs", type=Path, help="directory for the machines' output")
-    parser.add_argument("--port", type=int, default=0, help="of the endpoint (any)")
+    parser.add_argument("--port", type=int, default=0, help="port of the endpoint (any free one)")
     try:
         serve(parser.parse_args(arguments))
     except IdletrainError as error:
@@ -81,7 +81,7 @@ def _read(trace: Path) -> str:
 
 
 def _of(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """A parser whose complaint argparse repeats word for word."""
+    """Wrap a parser so that argparse prints its error message unchanged."""
 
     def parsed(text: str) -> Any:
         try:
@@ -93,4 +93,4 @@ def _of(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # all is closed; to free moto's catalogues would take a second
+    os._exit(main(sys.argv[1:]))  # everything is closed; freeing moto's tables would take a second

@@ -1,5 +1,5 @@
-"""What an account has before anybody launches anything: a bucket, the roles of machines, and a way out of the default
-network. That network and the machine images' parameters are moto's.
+"""Create what an AWS account has before the first launch: a bucket, the machines' roles, and internet access of the
+default network. moto provides that network and the machine images' parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EC2_MAY_ASSUME = json.dumps(
 
 
 def provision() -> None:
-    """Create them in moto's account."""
+    """Create bucket, internet route and roles in moto's account."""
     s3_backends[ACCOUNT_ID]["aws"].create_bucket(BUCKET, REGION)
     ec2 = ec2_backends[ACCOUNT_ID][REGION]
     vpc, gateway = ec2.get_default_vpc(), ec2.create_internet_gateway()

@@ -1,4 +1,4 @@
-"""Which instances a request gets out of which pools, and with which errors. Pure: no moto, no clock."""
+"""Decide which instances a request gets from which pools, and with which errors. Pure: no moto, no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSUFFICIENT = "InsufficientInstanceCapacity"
 
 @dataclass(frozen=True, slots=True)
 class CapacityPool:
-    """Machines that are given and taken together."""
+    """Machines of one market, type and zone, which share their capacity."""
 
     market: str
     """`spot` or `on-demand`."""
@@ -22,7 +22,7 @@ class CapacityPool:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `count` instances run in the pools that the patterns match; `*` stands for anything."""
+    """A limit of `count` running instances in all pools that match the patterns; `*` matches anything."""
 
     market: str
     type: str
@@ -30,17 +30,17 @@ class Limit:
     count: int
 
     def covers(self, pool: CapacityPool) -> bool:
-        """Whether a pool's instances count."""
+        """Return whether a pool's instances count against the limit."""
         pairs = ((pool.market, self.market), (pool.type, self.type), (pool.zone, self.zone))
         return all(fnmatch.fnmatchcase(value, pattern) for value, pattern in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityOffer:
-    """A pool that a request would take.
+    """A pool that a request accepts, with its price.
 
     Attributes:
-        fault: The error code of a pool that cannot be had at all, or empty.
+        fault: The error code of a pool that is not available at all, or empty.
     """
 
     pool: CapacityPool
@@ -53,8 +53,8 @@ class Grant:
     """The answer to a request.
 
     Attributes:
-        counts: Instances from each offer.
-        errors: Offers, by index, that failed, and with which code; there may be instances all the same.
+        counts: Number of instances from each offer.
+        errors: Index and error code of each offer that failed; it may still have given some instances.
     """
 
     counts: tuple[int, ...]
@@ -69,18 +69,18 @@ def grant(
     *,
     spread: bool,
 ) -> Grant:
-    """Share out a request.
+    """Distribute a request over pools.
 
     Args:
-        count: Instances wanted.
-        offers: Where they may come from.
-        limits: What there is.
-        running: The pool of each instance that runs already.
-        spread: Over the pools with most capacity, then evenly, then by price, as `price-capacity-optimized` means;
-            else the cheapest pool first, until it is dry.
+        count: Number of requested instances.
+        offers: Pools that they may come from.
+        limits: Capacity limits.
+        running: The pool of each instance that already runs.
+        spread: If true, prefer pools with most capacity, then even counts, then low prices, as
+            `price-capacity-optimized` does; else use the cheapest pool until its capacity is used up.
 
     Returns:
-        At most `count` instances. A pool that had nothing is an error; so is each that ran dry if some are missing.
+        At most `count` instances. A pool without any capacity is an error; if instances are missing, every pool is.
     """
     left = [limit.count - sum(map(limit.covers, running)) for limit in limits]
     covering = [[k for k, limit in enumerate(limits) if limit.covers(offer.pool)] for offer in offers]
@@ -93,7 +93,7 @@ def grant(
         price = offers[n].usd_per_hour
         return (-remaining(n), counts[n], price, n) if spread else (price, n)
 
-    dry = [n for n in range(len(offers)) if remaining(n) <= 0]
+    failed = [n for n in range(len(offers)) if remaining(n) <= 0]
     for _ in range(count):
         candidates = [n for n in range(len(offers)) if remaining(n) > 0]
         if not candidates:
@@ -103,11 +103,11 @@ def grant(
         for k in covering[chosen]:
             left[k] -= 1
     if sum(counts) < count:
-        dry = list(range(len(offers)))
-    return Grant(tuple(counts), tuple((n, offers[n].fault or INSUFFICIENT) for n in dry))
+        failed = list(range(len(offers)))
+    return Grant(tuple(counts), tuple((n, offers[n].fault or INSUFFICIENT) for n in failed))
 
 
 def with_limit(limits: Sequence[Limit], patterns: tuple[str, str, str], count: int | None) -> tuple[Limit, ...]:
-    """Set a limit, in place of an older one with the same patterns; None lifts it."""
+    """Return the limits with one set, in place of an older one with the same patterns; None removes it."""
     others = tuple(limit for limit in limits if (limit.market, limit.type, limit.zone) != patterns)
     return others if count is None else (*others, Limit(*patterns, count))

@@ -1,4 +1,4 @@
-"""The rehearsal cloud put together: the server, the account, the machines, and the clock that takes nodes back."""
+"""Compose the rehearsal cloud: HTTP server, account, machines, and the clock that reclaims nodes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from idletrain.cloud.sandbox.gateway import Gateway
 from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Instances
 from idletrain.cloud.sandbox.machines import MachineProcesses
 
-CLOUD_TICK_SECONDS = 0.1  # also the longest from a machine's end to its instance's; calls of EC2 are followed at once
+CLOUD_TICK_SECONDS = 0.1  # also the longest delay from a machine's end to its instance's; EC2 calls take effect at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalSettings:
-    """What is asked of a cloud.
+    """Settings of a rehearsal cloud.
 
     Attributes:
-        memory_bytes: RAM that each machine believes to have.
-        market: How it takes spot instances back.
-        notice_seconds: From a notice to the end.
-        logs: Directory for the machines' output, or None: then it goes with the cloud.
-        port: Of the endpoint; 0 lets the system choose.
+        memory_bytes: RAM that each machine reports.
+        market: How it reclaims spot instances.
+        notice_seconds: Time from a notice to the instance's end.
+        logs: Directory for the machines' output; None for a temporary one that is deleted with the cloud.
+        port: Port of the endpoint; 0 for any free one.
     """
 
     memory_bytes: int = 2 << 30
@@ -51,7 +51,7 @@ class RehearsalCloud:
     """A running cloud on loopback, until it is closed.
 
     Args:
-        rehearsal: What is asked of it.
+        rehearsal: Its settings.
     """
 
     def __init__(self, rehearsal: RehearsalSettings) -> None:
@@ -67,13 +67,13 @@ class RehearsalCloud:
         self._instances = Instances(f"127.{port >> 8}.{port & 255}.")
         self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs)
         faults = InjectedFaults()
-        self._front = Gateway(self._instances, faults, logs, self._wake.set)
-        self._control = Control(self._instances, self._machines, faults, self._front.calls, self._wake.set)
+        self._gateway = Gateway(self._instances, faults, logs, self._wake.set)
+        self._control = Control(self._instances, self._machines, faults, self._gateway.calls, self._wake.set)
         self._market, self._notice_seconds = rehearsal.market, rehearsal.notice_seconds
         self._started = time.monotonic()
         account.provision()
         self._threads = [threading.Thread(target=self._server.serve_forever, args=(CLOUD_TICK_SECONDS,), daemon=True)]
-        self._threads.append(threading.Thread(target=self._follow_time, daemon=True))
+        self._threads.append(threading.Thread(target=self._run_clock, daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -89,28 +89,28 @@ class RehearsalCloud:
         self._closers.close()
 
     def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        inside = environ["PATH_INFO"].startswith(PREFIX)
-        return (self._control if inside else self._front)(environ, start_response)
+        is_control = environ["PATH_INFO"].startswith(PREFIX)
+        return (self._control if is_control else self._gateway)(environ, start_response)
 
-    def _follow_time(self) -> None:
+    def _run_clock(self) -> None:
         while not self._closing.is_set():
             self._wake.wait(CLOUD_TICK_SECONDS)
             self._wake.clear()
             self._tick()
 
     def _tick(self) -> None:
-        """Bring instances in line with time, and machines in line with instances."""
-        estate, machines = self._instances, self._machines
-        with estate.lock:
-            for instance, reason in list(estate.due(time.time())):
-                estate.end(instance, reason)
+        """End instances that are due, reclaim spot instances, and start and kill machines to match the instances."""
+        instances, machines = self._instances, self._machines
+        with instances.lock:
+            for instance, reason in list(instances.due(time.time())):
+                instances.end(instance, reason)
             ended = machines.ended()
-            for instance in estate.running():
+            for instance in instances.running():
                 if instance.id in ended:
-                    estate.end(instance, SHUTDOWN_REASON)
-            self._take_back()
-            estate.forget_the_ended()
-            running = estate.running()
+                    instances.end(instance, SHUTDOWN_REASON)
+            self._reclaim()
+            instances.forget_the_ended()
+            running = instances.running()
         machines.keep_only({instance.id for instance in running})
         booted = machines.running()
         for instance in running:
@@ -125,20 +125,20 @@ class RehearsalCloud:
             with self._instances.lock:
                 self._instances.end(instance, ("Server.InternalError", str(error)))
 
-    def _take_back(self) -> None:
+    def _reclaim(self) -> None:
         elapsed = time.monotonic() - self._started
-        self._market, move = reclaims.next_reclaims(self._market, elapsed, self._instances.takeable())
-        if move.capacity is not None:
-            self._instances.limits = with_limit(self._instances.limits, ("spot", "*", "*"), move.capacity)
-        for taking in move.reclaims:
-            if taking.notice:
-                self._instances.notice(taking.instance, self._notice_seconds)
-            elif instance := self._instances.find(taking.instance):
+        self._market, step = reclaims.next_reclaims(self._market, elapsed, self._instances.takeable())
+        if step.capacity is not None:
+            self._instances.limits = with_limit(self._instances.limits, ("spot", "*", "*"), step.capacity)
+        for reclaim in step.reclaims:
+            if reclaim.notice:
+                self._instances.notice(reclaim.instance, self._notice_seconds)
+            elif instance := self._instances.find(reclaim.instance):
                 self._instances.end(instance, SPOT_REASON)
 
 
 class _QuietHandler(MotoRequestHandler):
-    """Says nothing of calls that went well."""
+    """Handle requests without logging successful ones."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""What a test or a rehearsal may ask of the cloud itself: JSON in and out, under `/_sandbox/` of the endpoint."""
+"""Serve control requests of tests and rehearsals to the cloud itself: JSON in and out, below `/_sandbox/`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Control:
     """The control endpoints, as a WSGI application.
 
     Args:
-        estate: The account's instances.
+        instances: The account's instances.
         machines: Their processes.
         faults: The queue that faults are added to.
         calls: The calls counted so far.
@@ -51,7 +51,7 @@ class Control:
             ("GET", "faults"): lambda _: faults.remaining(),
             ("POST", "notice"): self._notice,
             ("POST", "rebalance"): self._rebalance,
-            ("POST", "take"): self._acquire,
+            ("POST", "take"): self._reclaim,
             ("POST", "shutdown"): self._shutdown,
         }
 
@@ -71,7 +71,7 @@ class Control:
         return _json({} if result is None else result, 200)(environ, start_response)
 
     def inventory(self) -> dict[str, Any]:
-        """What is there and could be left behind; all empty when a run has cleaned up."""
+        """List everything that a run could leave behind; all empty after a complete teardown."""
         groups = [g for backend in backends() for by_id in backend.groups.values() for g in by_id.values()]
         templates = [template for backend in backends() for template in backend.launch_templates.values()]
         parameters = [name for backend in ssm_backends[ACCOUNT_ID].values() for name in backend._parameters]
@@ -94,7 +94,7 @@ class Control:
     def _rebalance(self, body: Body) -> None:
         self._instances.rebalances[self._spot(body).id] = time.time()
 
-    def _acquire(self, body: Body) -> None:
+    def _reclaim(self, body: Body) -> None:
         self._instances.end(self._spot(body), SPOT_REASON)
 
     def _shutdown(self, body: Body) -> None:

@@ -1,4 +1,4 @@
-"""EC2's actions as AWS does them, where moto does them otherwise; moto does the rest."""
+"""Answer EC2's actions as AWS does, where moto differs from it; moto does the rest."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CONSOLE_BYTES = 65536  # GetConsoleOutput gives the last 64 KB
 
 
 class RehearsedEC2(EC2Response):
-    """moto's answer to one request, with the actions that idletrain's safety rests on done as AWS does them.
+    """moto's handler of one request; actions that idletrain's safety depends on behave as on AWS.
 
     Args:
-        estate: The account's instances.
-        logs: Where the machines' output is.
+        instances: The account's instances.
+        logs: Directory of the machines' output.
     """
 
     def __init__(self, instances: Instances, logs: Path) -> None:
@@ -40,7 +40,7 @@ class RehearsedEC2(EC2Response):
         self._instances, self._logs = instances, logs
 
     def answer(self, request: Request) -> tuple[int, Mapping[str, str], str | bytes]:
-        """Status, headers and body."""
+        """Answer a request; return status, headers and body."""
         status, headers, body = self._dispatch(request)
         return status, headers, body
 
@@ -58,10 +58,10 @@ class RehearsedEC2(EC2Response):
         return ActionResult(Launcher(self._instances, self.ec2_backend).fleet(self._get_params()))
 
     def terminate_instances(self) -> ActionResult:
-        found = self.ec2_backend.get_multi_instances_by_id(self._get_param("InstanceIds", []))
+        instances = self.ec2_backend.get_multi_instances_by_id(self._get_param("InstanceIds", []))
         self.error_on_dryrun()
         changes = []
-        for instance in found:
+        for instance in instances:
             before = {"Code": instance.state_code, "Name": instance.state}
             if instance.state_code != TERMINATED:
                 instance.terminate()
@@ -84,8 +84,8 @@ class RehearsedEC2(EC2Response):
         missing = set(ids) - {fleet["FleetId"] for fleet in fleets}
         if missing:
             raise EC2ClientError("InvalidFleetId.NotFound", f"The fleet IDs do not exist: {sorted(missing)}")
-        found = [f for f in fleets if (not ids or f["FleetId"] in ids) and _matches(f, filters)]
-        return ActionResult({"Fleets": [{k: v for k, v in fleet.items() if k != "region"} for fleet in found]})
+        matching = [f for f in fleets if (not ids or f["FleetId"] in ids) and _matches(f, filters)]
+        return ActionResult({"Fleets": [{k: v for k, v in fleet.items() if k != "region"} for fleet in matching]})
 
     def get_console_output(self) -> ActionResult:
         instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
@@ -114,7 +114,7 @@ class RehearsedEC2(EC2Response):
 
 
 def _spot_prices(region: str, types: set[str] | None, zones: set[str] | None) -> list[dict[str, str]]:
-    """The current price of every spot type in every zone that offers it."""
+    """Return the current price of every spot type in every zone that offers it."""
     fixed = {"ProductDescription": LINUX, "Timestamp": iso(time.time())}
     return [
         {**fixed, "InstanceType": name, "AvailabilityZone": zone, "SpotPrice": f"{price:.6f}"}

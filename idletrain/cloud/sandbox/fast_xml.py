@@ -1,5 +1,5 @@
-"""Answers of thousands of plain items, written as EC2's XML a dozen times as fast as by moto's serializer, which asks
-for each value in what object it may be hidden.
+"""Write answers of thousands of plain items as EC2's XML, a dozen times faster than moto's serializer, which searches
+several objects for each value.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
 class FastXmlResult(ActionResult):
-    """An answer made of mappings, lists, text and numbers."""
+    """An answer that consists of mappings, lists, text and numbers."""
 
     def execute_result(self, context: ActionContext) -> tuple[int, dict[str, Any], str]:
-        """Status, headers and body."""
+        """Serialize the answer; return status, headers and body."""
         operation = context.operation_model
         name = f"{operation.name}Response"
         return 200, {}, f'<{name} xmlns="{NAMESPACE}">{written(operation.output_shape, self.result)}</{name}>'
 
 
 def written(shape: Any, value: Any) -> str:
-    """A value as the service's model writes it.
+    """Serialize a value by the service's model.
 
     Args:
-        shape: botocore's description of it.
-        value: The value; of a mapping only what the shape knows.
+        shape: botocore's description of the value.
+        value: The value; keys of a mapping that the shape does not define are left out.
     """
     if isinstance(value, Mapping):
         tags = ((member, name, member.serialization.get("name", name)) for name, member in shape.members.items())

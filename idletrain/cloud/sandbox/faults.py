@@ -1,4 +1,4 @@
-"""Faults that a test or a rehearsal asks for, and what errors look like on the wire. Pure, but for the queue."""
+"""Queue faults that a test or a rehearsal injects, and format AWS' error responses. Pure, but for the queue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REQUEST = "<RequestId>00000000-0000-0000-0000-000000000000</RequestId>"
 
 @dataclass(slots=True, kw_only=True)
 class InjectedFault:
-    """What the next calls of an action meet.
+    """A fault of the next calls of an action.
 
     Attributes:
-        action: As AWS names it, such as `CreateFleet`.
-        times: How many calls.
-        mode: `error`: the code and status; `drop-reply`: the call is done, and the connection closed without a word;
-            `html`: status 500 with a page, as a proxy in between sends it.
+        action: Name of the action as AWS writes it, such as `CreateFleet`.
+        times: Number of calls that fail.
+        mode: `error`: answer with the code and status; `drop-reply`: carry the call out, then close the connection
+            without an answer; `html`: answer with status 500 and a page, as a proxy would.
     """
 
     action: str
@@ -34,7 +34,7 @@ class InjectedFault:
 
 
 class InjectedFaults:
-    """A queue of faults; the first that fits a call is used up by it."""
+    """A queue of faults; each call uses the first one for its action."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class InjectedFaults:
             self._queue.append(fault)
 
     def take(self, action: str) -> InjectedFault | None:
-        """The fault that this call meets, if any."""
+        """Return the fault for a call of this action, if any, and count it as used."""
         with self._lock:
             for fault in self._queue:
                 if fault.action == action and fault.times > 0:
@@ -54,13 +54,13 @@ class InjectedFaults:
             return None
 
     def remaining(self) -> list[dict[str, Any]]:
-        """Faults that were not met yet."""
+        """Return the faults that are not used up."""
         with self._lock:
             return [{"action": f.action, "mode": f.mode, "times": f.times} for f in self._queue if f.times > 0]
 
 
 def error(service: str, code: str, message: str, status: int) -> Wire:
-    """An error as a service words it."""
+    """Format an error response of a service."""
     inner = f"<Code>{escape(code)}</Code><Message>{escape(message)}</Message>"
     if service == "ec2":
         body = f"<Response><Errors><Error>{inner}</Error></Errors>{REQUEST.replace('Id>', 'ID>')}</Response>"

@@ -1,4 +1,4 @@
-"""The layer in front of moto: counts calls, injects faults, remembers client tokens, and does EC2 its own way."""
+"""Receive calls in front of moto: count them, inject faults, remember client tokens, and handle EC2 ourselves."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from idletrain.cloud.sandbox.instances import REGION, Instances
 from idletrain.cloud.sandbox.launches import NoCapacityError
 
 Environ = dict[str, Any]
-# What a region offers never changes: the answers, megabytes, are kept.
-NOT_HERE = ("pricing",)  # moto would crash on it
+UNSUPPORTED_SERVICES = ("pricing",)  # moto would crash on it
+# A region's instance types never change: the answers, megabytes, are cached.
 CATALOGUE = frozenset({"DescribeInstanceTypes", "DescribeInstanceTypeOfferings"})
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Which action of which service is called, and where."""
+    """A call's service, region and action."""
 
     service: str
     region: str
@@ -42,7 +42,7 @@ class Call:
 
 
 class Calls:
-    """How often each action was called."""
+    """Counts how often each action was called."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Calls:
             self._counts[call.service, call.action] += 1
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By service, then by action."""
+        """Return the number of calls by service, then by action."""
         with self._lock:
             table: dict[str, dict[str, int]] = {}
             for (service, action), count in sorted(self._counts.items()):
@@ -69,9 +69,9 @@ class Gateway:
     """The cloud's services, as a WSGI application.
 
     Args:
-        estate: The account's instances.
-        queue: Faults to be met.
-        logs: Where the machines' output is.
+        instances: The account's instances.
+        queue: Faults to inject.
+        logs: Directory of the machines' output.
         changed: Called after every call that may have changed the instances.
     """
 
@@ -81,7 +81,7 @@ class Gateway:
         self.calls = Calls()
         self._tokens: dict[tuple[str, str, str], tuple[Any, Wire]] = {}
         self._catalogue: dict[Any, Wire] = {}
-        self._one = threading.Lock()  # moto compares and sets, reads and replaces objects as if nobody else were there
+        self._moto_lock = threading.Lock()  # moto compares, sets and replaces objects as if there were one thread
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         request = _buffered(environ)
@@ -93,45 +93,47 @@ class Gateway:
             return _response(wire)(environ, start_response)
         if fault and fault.mode == "html":
             return _response((500, "text/html", faults.HTML))(environ, start_response)
-        if call.service in NOT_HERE:
-            words = f"A rehearsal has no {call.service}"
-            return _response(faults.error(call.service, "AccessDeniedException", words, 400))(environ, start_response)
+        if call.service in UNSUPPORTED_SERVICES:
+            message = f"A rehearsal has no {call.service}"
+            return _response(faults.error(call.service, "AccessDeniedException", message, 400))(environ, start_response)
         if call.service == "ec2":
             response = _response(self._ec2(request, call))
             self._changed()
         else:
-            environ["wsgi.input"] = io.BytesIO(get_input_stream(environ).read())  # the lock waits for no caller
-            with self._one:
+            environ["wsgi.input"] = io.BytesIO(
+                get_input_stream(environ).read()
+            )  # read before locking: a slow caller must not block others
+            with self._moto_lock:
                 response = Response.from_app(self._moto, environ, buffered=True)
         if fault:
-            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # it is done, and nobody will hear of it
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # the call is done, and its answer is lost
         return response(environ, start_response)
 
     def _ec2(self, request: Request, call: Call) -> Wire:
-        asked = frozenset((key, value) for key, value in request.form.items(multi=True) if key != "ClientToken")
+        parameters = frozenset((key, value) for key, value in request.form.items(multi=True) if key != "ClientToken")
         if call.action in CATALOGUE:
-            key = (call.region, asked)
+            key = (call.region, parameters)
             if key not in self._catalogue:
-                self._catalogue[key] = self._ask(request)
+                self._catalogue[key] = self._answer(request)
             return self._catalogue[key]
-        if call.action == "DescribeSpotPriceHistory":  # of no instance: nobody has to wait for it
-            return self._ask(request)
+        if call.action == "DescribeSpotPriceHistory":  # concerns no instance: no lock needed
+            return self._answer(request)
         with self._instances.lock:
-            return self._once(request, call, asked)
+            return self._answer_once(request, call, parameters)
 
-    def _once(self, request: Request, call: Call, token: frozenset[tuple[str, str]]) -> Wire:
-        """Answer a request, or say again what was answered to the same token."""
+    def _answer_once(self, request: Request, call: Call, parameters: frozenset[tuple[str, str]]) -> Wire:
+        """Answer a request, or repeat the earlier answer to the same client token."""
         key = (call.region, call.action, request.form.get("ClientToken", ""))
-        before, answer = self._tokens.get(key, (token, None))
-        if before != token:
-            words = "The request uses the same client token as a previous, but non-identical request."
-            return faults.error("ec2", "IdempotentParameterMismatch", words, 400)
-        answer = answer or self._ask(request)
+        earlier, answer = self._tokens.get(key, (parameters, None))
+        if earlier != parameters:
+            message = "The request uses the same client token as a previous, but non-identical request."
+            return faults.error("ec2", "IdempotentParameterMismatch", message, 400)
+        answer = answer or self._answer(request)
         if key[-1] and answer[0] == 200:  # a refused request leaves its token unused
-            self._tokens[key] = (token, answer)
+            self._tokens[key] = (parameters, answer)
         return answer
 
-    def _ask(self, request: Request) -> Wire:
+    def _answer(self, request: Request) -> Wire:
         try:
             status, _, body = RehearsedEC2(self._instances, self._logs).answer(request)
         except NoCapacityError as error:
@@ -140,7 +142,7 @@ class Gateway:
 
 
 def which(request: Request) -> Call:
-    """Read a request's service and region from its signature, and the action from what it says; S3 may be unsigned."""
+    """Read a request's service and region from its signature (S3 may be unsigned), its action from form or header."""
     scope = request.headers.get("Authorization", "").partition("Credential=")[2].partition(",")[0].split("/")
     region, service = (scope[2], scope[3].lower()) if len(scope) == 5 else (REGION, "s3")
     named = request.form.get("Action") or request.headers.get("X-Amz-Target", "").rpartition(".")[2]
@@ -154,7 +156,7 @@ def which(request: Request) -> Call:
 
 
 def _buffered(environ: Environ) -> Request:
-    """The request, with a form that can be read twice; other bodies are not read yet."""
+    """Return the request, with a form that can be read twice; other bodies are not read yet."""
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
         length = int(environ.get("CONTENT_LENGTH") or 0)
         content = environ["wsgi.input"].read(length)

@@ -1,6 +1,6 @@
-"""The instances of the rehearsed account: moto's records of them, completed by what moto leaves out.
+"""Manage the instances of the rehearsed account: moto's records of them, completed by what moto leaves out.
 
-Callers hold `lock`: moto's EC2 is not made for threads.
+Callers hold `lock`: moto's EC2 is not thread-safe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NoAddressError(Exception):
 
 
 class Instances:
-    """What is rented.
+    """The account's instances, with their limits, notices and timers.
 
     Args:
         network: The first three bytes of the instances' private addresses, `127.x.y.`: on this machine's loopback
@@ -49,39 +49,39 @@ class Instances:
         self.shutdowns: dict[str, float] = {}
         """Unix seconds at which an instance's own `shutdown` is due."""
         self.notices: dict[str, float] = {}
-        """Unix seconds at which a spot instance is taken."""
+        """Unix seconds at which a spot instance is reclaimed."""
         self.rebalances: dict[str, float] = {}
         self._network = network
         self._hosts = itertools.cycle(ADDRESSES)
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[Instance]:
-        """Instances in any region that are not terminated, the oldest first."""
-        found = [instance for backend in backends() for instance in _there(backend)]
-        return sorted(found, key=lambda instance: instance.launch_time)
+        """Return the instances in any region that are not terminated, the oldest first."""
+        instances = [instance for backend in backends() for instance in _not_terminated(backend)]
+        return sorted(instances, key=lambda instance: instance.launch_time)
 
     def running(self) -> list[Instance]:
-        """Those of them that run."""
+        """Return the running instances, the oldest first."""
         return [instance for instance in self.alive() if instance.is_running()]
 
     def takeable(self) -> list[str]:
-        """Ids of running spot instances without a notice, the oldest first."""
+        """Return the ids of running spot instances without a notice, the oldest first."""
         spot = (instance.id for instance in self.running() if instance.lifecycle == "spot")
         return [id_ for id_ in spot if id_ not in self.notices]
 
     def pools(self) -> list[CapacityPool]:
-        """The pool of each instance that holds capacity."""
+        """Return the pool of each instance that uses capacity."""
         return [
             CapacityPool(i.lifecycle or "on-demand", i.instance_type, i.availability_zone or "") for i in self.running()
         ]
 
     def find(self, id_: str) -> Instance | None:
-        """An instance that is not terminated."""
+        """Return an instance by its id, or None if there is none or it is terminated."""
         return next((instance for instance in self.alive() if instance.id == id_), None)
 
     def facts(self, instance: Instance) -> Facts:
-        """What an instance may know of itself; needs no lock, and so waits for nobody."""
+        """Return the metadata of an instance; needs no lock, and so never waits."""
         backend = instance.ec2_backend
         association = backend.iam_instance_profile_associations.get(instance.id)
         roles = association.iam_instance_profile.roles if association else ()
@@ -99,45 +99,45 @@ class Instances:
         )
 
     def uses_group(self, backend: Any, group: str) -> bool:
-        """Whether an instance that is not terminated is in a security group."""
-        return any(held.id == group for instance in _there(backend) for held in instance.security_groups)
+        """Return whether an instance that is not terminated is in a security group."""
+        return any(own.id == group for instance in _not_terminated(backend) for own in instance.security_groups)
 
-    # --- what changes -----------------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------------------------
 
-    def launch(self, backend: Any, plan: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
-        """Make instances; returns moto's reservation. Their machines boot a moment later.
+    def launch(self, backend: Any, spec: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
+        """Create instances; return moto's reservation. Their machines boot a moment later.
 
         Raises:
-            NoAddressError: there are no private addresses for so many.
+            NoAddressError: there are too few private addresses.
         """
         addresses = self._free_addresses(count)
-        disks = {"block_device_mappings": list(plan.disks)} if plan.disks else {}
+        disks = {"block_device_mappings": list(spec.disks)} if spec.disks else {}
         reservation = backend.run_instances(
-            plan.image,
+            spec.image,
             count,
-            Base64EncodedString(plan.user_data) if plan.user_data else None,
+            Base64EncodedString(spec.user_data) if spec.user_data else None,
             [],
-            instance_type=plan.type,
+            instance_type=spec.type,
             is_instance_type_default=False,
             region_name=backend.region_name,
             subnet_id=subnet,
-            security_group_ids=list(plan.groups),
-            tags=plan.tags,
-            instance_market_options="spot" if plan.market == "spot" else {},
-            instance_initiated_shutdown_behavior=plan.on_shutdown,
-            metadata_options=plan.metadata_options,
-            key_name=plan.key,
+            security_group_ids=list(spec.groups),
+            tags=spec.tags,
+            instance_market_options="spot" if spec.market == "spot" else {},
+            instance_initiated_shutdown_behavior=spec.on_shutdown,
+            metadata_options=spec.metadata_options,
+            key_name=spec.key,
             client_token=token,
             **disks,
         )
         for instance, address in zip(reservation.instances, addresses, strict=True):
-            self._complete(backend, instance, plan, address)
+            self._complete(backend, instance, spec, address)
         return reservation
 
     def end(self, instance: Instance, reason: tuple[str, str]) -> None:
         """Stop or terminate an instance for another reason than a call of the API."""
-        own = reason == SHUTDOWN_REASON and instance.lifecycle != "spot"
-        if own and instance.instance_initiated_shutdown_behavior == "stop":
+        shut_itself_down = reason == SHUTDOWN_REASON and instance.lifecycle != "spot"
+        if shut_itself_down and instance.instance_initiated_shutdown_behavior == "stop":
             instance.stop()
         else:
             instance.terminate()
@@ -145,14 +145,14 @@ class Instances:
         instance.state_reason = StateReason(f"{reason[0]}: {reason[1]}", reason[0])
 
     def forget_the_ended(self) -> None:
-        """Drop timers and notices of instances that no longer run."""
+        """Delete timers and notices of instances that no longer run."""
         running = {instance.id for instance in self.running()}
         for table in (self.shutdowns, self.notices, self.rebalances):
             for id_ in table.keys() - running:
                 del table[id_]
 
     def due(self, now: float) -> Iterator[tuple[Instance, tuple[str, str]]]:
-        """Instances whose time has come, and why."""
+        """Yield the instances that have to end by now, with the reason."""
         for instance in self.running():
             if self.notices.get(instance.id, now + 1) <= now:
                 yield instance, SPOT_REASON
@@ -160,42 +160,42 @@ class Instances:
                 yield instance, SHUTDOWN_REASON
 
     def notice(self, id_: str, seconds: float) -> None:
-        """Warn a spot instance, and take it after so many seconds."""
+        """Give a spot instance an interruption notice, and reclaim it after `seconds`."""
         self.notices[id_] = time.time() + seconds
 
-    def _complete(self, backend: Any, instance: Instance, plan: LaunchSpec, address: str) -> None:
-        if plan.profile:
-            backend.associate_iam_instance_profile(instance.id, plan.profile.get("Name"), plan.profile.get("Arn"))
-        if plan.market == "spot":
+    def _complete(self, backend: Any, instance: Instance, spec: LaunchSpec, address: str) -> None:
+        if spec.profile:
+            backend.associate_iam_instance_profile(instance.id, spec.profile.get("Name"), spec.profile.get("Arn"))
+        if spec.market == "spot":
             instance.spot_instance_request_id = random_spot_request_id()
         for nic in instance.nics.values():
             nic.private_ip_address = address
             nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
-            nic.public_ip = None  # nobody shall call a stranger's machine
+            nic.public_ip = None  # it would be a stranger's machine
             nic.delete_on_termination = True
-            nic._group_set = []  # the instance's own groups are shown, also once they are modified
-            nic.add_tags(plan.tags.get("network-interface", {}))
+            nic._group_set = []  # moto then shows the instance's own groups, also after they are modified
+            nic.add_tags(spec.tags.get("network-interface", {}))
 
     def _free_addresses(self, count: int) -> list[str]:
         used = {instance.private_ip for instance in self.alive()}
-        turn = (self._network + str(next(self._hosts)) for _ in ADDRESSES)
-        addresses = list(itertools.islice((address for address in turn if address not in used), count))
+        candidates = (self._network + str(next(self._hosts)) for _ in ADDRESSES)
+        addresses = list(itertools.islice((address for address in candidates if address not in used), count))
         if len(addresses) < count:
             raise NoAddressError
         return addresses
 
 
 def backends() -> Sequence[Any]:
-    """moto's EC2 in every region that was spoken to."""
+    """Return moto's EC2 backends of every region that was used."""
     return list(ec2_backends[ACCOUNT_ID].values())
 
 
-def _there(backend: Any) -> Iterator[Instance]:
+def _not_terminated(backend: Any) -> Iterator[Instance]:
     for reservation in list(backend.reservations.values()):
         yield from (instance for instance in reservation.instances if instance.state_code != TERMINATED)
 
 
 def _own_tags(resource: Any) -> list[dict[str, str]]:
-    """A resource's tags; moto's way looks at all tags of all resources, for each of them."""
+    """Return a resource's tags; moto's own method scans all tags of all resources each time."""
     tags = resource.ec2_backend.tags.get(resource.id, {})
     return [{"key": key, "value": value, "resource_id": resource.id} for key, value in tags.items()]

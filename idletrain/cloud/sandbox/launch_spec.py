@@ -1,5 +1,5 @@
-"""What an instance is made of: a launch template and a request, put together as EC2 does. Pure: plain mappings in,
-in the words of the EC2 API.
+"""Merge a launch template and a request into the specification of an instance, as EC2 does. Pure: takes plain mappings
+with the keys of the EC2 API.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ROOT_GIB = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """One instance, or several of a kind.
+    """The specification of one instance, or several identical ones.
 
     Attributes:
-        subnet: Its id, or empty: then any subnet in `zone`, or in any zone.
-        max_usd_per_hour: What a spot instance may cost, or None.
-        profile: `Name` or `Arn` of the instance profile, or nothing.
+        subnet: Its id, or empty for any subnet in `zone`, or in any zone.
+        max_usd_per_hour: Highest price of a spot instance, or None.
+        profile: `Name` or `Arn` of the instance profile, or empty.
         user_data: In base64, or empty.
-        tags: By type of resource.
+        tags: Tags by type of resource.
         on_shutdown: `stop`, which is EC2's default, or `terminate`.
     """
 
@@ -46,17 +46,17 @@ class LaunchSpec:
 
     @property
     def program(self) -> bytes:
-        """The user data itself."""
+        """The decoded user data."""
         return base64.b64decode(self.user_data)
 
 
 def launch_spec(template: RequestData, request: RequestData, market: str | None = None) -> LaunchSpec:
-    """Put a launch template's data and a request's parameters, or a fleet's overrides, together; the latter win.
+    """Merge a launch template's data with a request's parameters, or a fleet's overrides, which take precedence.
 
     Args:
-        template: `LaunchTemplateData`, or nothing.
+        template: `LaunchTemplateData`, or empty.
         request: Parameters of RunInstances or of an override.
-        market: What the fleet asks for; by default what the data say.
+        market: Market of the fleet; by default that of the data.
     """
     data = {**template, **{key: value for key, value in request.items() if value not in (None, "", [], {})}}
     options = data.get("InstanceMarketOptions") or {}
@@ -81,7 +81,7 @@ def launch_spec(template: RequestData, request: RequestData, market: str | None 
 
 
 def tags_of(specifications: Sequence[RequestData] | None) -> Tags:
-    """`TagSpecifications` by type of resource."""
+    """Convert `TagSpecifications` to tags by type of resource."""
     tags: Tags = {}
     for specification in specifications or ():
         into = tags.setdefault(specification["ResourceType"], {})
@@ -90,10 +90,10 @@ def tags_of(specifications: Sequence[RequestData] | None) -> Tags:
 
 
 def overlaid(under: Tags, over: Tags) -> Tags:
-    """Two sets of tags; where both have a key, the latter counts."""
+    """Merge two sets of tags; `over` wins where both have a key."""
     return {kind: {**under.get(kind, {}), **over.get(kind, {})} for kind in {**under, **over}}
 
 
 def _disk(mapping: RequestData) -> RequestData:
-    """A disk as EC2 makes it of an image's root: gone with its instance."""
+    """Complete a disk as EC2 does for an image's root: deleted with its instance."""
     return {**mapping, "Ebs": {"VolumeSize": ROOT_GIB, "DeleteOnTermination": True, **(mapping.get("Ebs") or {})}}

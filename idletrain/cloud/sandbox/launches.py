@@ -1,4 +1,4 @@
-"""What RunInstances and CreateFleet launch, and what AWS would refuse of them. Knows nothing of HTTP."""
+"""Carry out RunInstances and CreateFleet, and refuse requests that AWS would refuse. Knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ MESSAGES = {
     "({0.zone}).",
 }
 LaunchChoice = tuple[RequestData, LaunchSpec, str]
-"""An override as an answer names it, what it launches, and in which subnet."""
+"""An override as in the answer, the specification that it launches, and the subnet."""
 
 
 class NoCapacityError(Exception):
-    """RunInstances cannot be served: AWS calls that a server's error, status 500."""
+    """There is no capacity for RunInstances; AWS reports that as a server error, status 500."""
 
 
 class Launcher:
-    """Launches on one request's behalf.
+    """Launches the instances of one request.
 
     Args:
-        estate: The account's instances.
+        instances: The account's instances.
         backend: moto's EC2 of the request's region.
     """
 
@@ -54,21 +54,21 @@ class Launcher:
         self._instances, self._backend = instances, backend
 
     def run(self, params: RequestData) -> Any:
-        """RunInstances: between `MinCount` and `MaxCount` instances of one pool, as moto's reservation.
+        """Launch between `MinCount` and `MaxCount` instances of one pool (RunInstances); return moto's reservation.
 
         Raises:
-            NoCapacityError: no pool has so many.
+            NoCapacityError: no pool has `MinCount`.
         """
-        plan = launch_spec(self._template(params.get("LaunchTemplate") or {})[1], params)
-        self._check(plan)
+        spec = launch_spec(self._template(params.get("LaunchTemplate") or {})[1], params)
+        self._check(spec)
         offer = None
-        for subnet in self._subnets(plan):
-            offer = self._offer(plan, subnet)
+        for subnet in self._subnets(spec):
+            offer = self._offer(spec, subnet)
             granted = grant(
                 int(params["MaxCount"]), [offer], self._instances.limits, self._instances.pools(), spread=False
             )
             if granted.counts[0] >= int(params["MinCount"]):
-                return self._launch(plan, subnet, granted.counts[0], params.get("ClientToken"))
+                return self._launch(spec, subnet, granted.counts[0], params.get("ClientToken"))
         assert offer
         message = MESSAGES[offer.fault or INSUFFICIENT].format(offer.pool)
         if offer.fault:
@@ -76,7 +76,7 @@ class Launcher:
         raise NoCapacityError(message)
 
     def fleet(self, params: RequestData) -> dict[str, Any]:
-        """CreateFleet: what was launched and what was not, which may both be something."""
+        """Launch a fleet (CreateFleet); return its answer, which may contain both instances and errors."""
         if params.get("Type") != "instant":
             raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud has fleets of type instant only")
         tags = tags_of(params.get("TagSpecifications"))
@@ -102,18 +102,18 @@ class Launcher:
         return {"FleetId": id_, "Instances": instances, "Errors": errors}
 
     def _choices(self, params: RequestData, market: str, tags: Tags) -> Iterable[LaunchChoice]:
-        """Every override of a fleet, in every subnet that it may mean."""
+        """Yield every override of a fleet, in every subnet that it allows."""
         for config in params["LaunchTemplateConfigs"]:
             specification, data = self._template(config["LaunchTemplateSpecification"])
             for override in config.get("Overrides") or [{}]:
                 if "WeightedCapacity" in override or "InstanceRequirements" in override:
                     raise EC2ClientError("UnsupportedOperation", "The rehearsal cloud counts instances of named types")
-                plan = launch_spec(data, override, market)
-                plan = replace(plan, tags=overlaid(plan.tags, tags))
-                self._check(plan)
+                spec = launch_spec(data, override, market)
+                spec = replace(spec, tags=overlaid(spec.tags, tags))
+                self._check(spec)
                 described = {"LaunchTemplateSpecification": specification, "Overrides": override}
-                for subnet in self._subnets(plan):
-                    yield described, plan, subnet
+                for subnet in self._subnets(spec):
+                    yield described, spec, subnet
 
     def _fill(
         self,
@@ -125,52 +125,52 @@ class Launcher:
         instances: list[dict[str, Any]],
         errors: list[dict[str, Any]],
     ) -> None:
-        """Launch one market's share of a fleet."""
+        """Launch a fleet's instances of one market; append them and their errors to the lists."""
         options = params.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
         spread = options.get("AllocationStrategy", "lowest-price") not in ("lowest-price", "lowestPrice")
-        offers = [self._offer(plan, subnet) for _, plan, subnet in choices]
+        offers = [self._offer(spec, subnet) for _, spec, subnet in choices]
         granted = grant(count, offers, self._instances.limits, self._instances.pools(), spread=spread)
-        for (described, plan, subnet), given in zip(choices, granted.counts, strict=True):
-            if given:
-                own = overlaid(plan.tags, {"instance": {"aws:ec2:fleet-id": fleet}})
-                made = self._launch(replace(plan, tags=own), subnet, given, params.get("ClientToken"))
-                ids = [instance.id for instance in made.instances]
-                item = {"InstanceIds": ids, "InstanceType": plan.type, "Lifecycle": market}
+        for (described, spec, subnet), launched in zip(choices, granted.counts, strict=True):
+            if launched:
+                tags = overlaid(spec.tags, {"instance": {"aws:ec2:fleet-id": fleet}})
+                reservation = self._launch(replace(spec, tags=tags), subnet, launched, params.get("ClientToken"))
+                ids = [instance.id for instance in reservation.instances]
+                item = {"InstanceIds": ids, "InstanceType": spec.type, "Lifecycle": market}
                 instances.append({**item, "LaunchTemplateAndOverrides": described})
         for n, code in granted.errors:
-            words = {"ErrorCode": code, "ErrorMessage": MESSAGES[code].format(offers[n].pool)}
-            errors.append({**words, "LaunchTemplateAndOverrides": choices[n][0], "Lifecycle": market})
+            error = {"ErrorCode": code, "ErrorMessage": MESSAGES[code].format(offers[n].pool)}
+            errors.append({**error, "LaunchTemplateAndOverrides": choices[n][0], "Lifecycle": market})
 
-    def _launch(self, plan: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
+    def _launch(self, spec: LaunchSpec, subnet: str, count: int, token: str | None) -> Any:
         try:
-            return self._instances.launch(self._backend, plan, subnet, count, token)
+            return self._instances.launch(self._backend, spec, subnet, count, token)
         except NoAddressError:
             message = f"There are not enough free addresses in subnet {subnet}"
             raise EC2ClientError("InsufficientFreeAddressesInSubnet", message) from None
 
-    def _offer(self, plan: LaunchSpec, subnet: str) -> CapacityOffer:
+    def _offer(self, spec: LaunchSpec, subnet: str) -> CapacityOffer:
         zone = self._backend.get_subnet(subnet).availability_zone
-        pool = CapacityPool(plan.market, plan.type, zone)
-        machine = prices.hardware(INSTANCE_TYPES[plan.type])
+        pool = CapacityPool(spec.market, spec.type, zone)
+        machine = prices.hardware(INSTANCE_TYPES[spec.type])
         spot = prices.spot_usd_per_hour(machine, zone)
-        price = spot if plan.market == "spot" else prices.on_demand_usd_per_hour(machine)
-        if (plan.type, zone) not in offered_types(self._backend.region_name):
+        price = spot if spec.market == "spot" else prices.on_demand_usd_per_hour(machine)
+        if (spec.type, zone) not in offered_types(self._backend.region_name):
             return CapacityOffer(pool, price, "Unsupported")
-        capped = plan.max_usd_per_hour is not None and plan.market == "spot" and plan.max_usd_per_hour < spot
+        capped = spec.max_usd_per_hour is not None and spec.market == "spot" and spec.max_usd_per_hour < spot
         return CapacityOffer(pool, price, "SpotMaxPriceTooLow" if capped else "")
 
-    def _subnets(self, plan: LaunchSpec) -> list[str]:
-        """Ids of the subnets that a launch may go to."""
-        if plan.subnet:
-            return [self._backend.get_subnet(plan.subnet).id]
+    def _subnets(self, spec: LaunchSpec) -> list[str]:
+        """Return the ids of the subnets that a launch may use."""
+        if spec.subnet:
+            return [self._backend.get_subnet(spec.subnet).id]
         default = self._backend.get_default_subnets()
-        found = [default[zone].id for zone in sorted(default) if plan.zone in ("", zone)]
-        if not found:
-            raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone: [{plan.zone}]")
-        return found
+        subnets = [default[zone].id for zone in sorted(default) if spec.zone in ("", zone)]
+        if not subnets:
+            raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone: [{spec.zone}]")
+        return subnets
 
     def _template(self, requested: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """A launch template as an answer names it, and its data."""
+        """Return a launch template as an answer names it, and its data."""
         if not requested:
             return {}, {}
         name, id_ = requested.get("LaunchTemplateName"), requested.get("LaunchTemplateId")
@@ -179,44 +179,44 @@ class Launcher:
         version = template.get_version(requested.get("Version") or "$Default")
         return {"LaunchTemplateId": template.id, "Version": str(version.number)}, version.data
 
-    def _check(self, plan: LaunchSpec) -> None:
-        """Refuse what AWS would refuse before it looks for capacity."""
+    def _check(self, spec: LaunchSpec) -> None:
+        """Refuse a launch that AWS would refuse before it searches for capacity."""
         backend = self._backend
-        if plan.type not in INSTANCE_TYPES:
-            raise EC2ClientError("InvalidParameterValue", f"Invalid value '{plan.type}' for InstanceType.")
-        if not plan.image:
+        if spec.type not in INSTANCE_TYPES:
+            raise EC2ClientError("InvalidParameterValue", f"Invalid value '{spec.type}' for InstanceType.")
+        if not spec.image:
             raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
-        backend.describe_images(ami_ids=[plan.image])
-        for group in plan.groups:
+        backend.describe_images(ami_ids=[spec.image])
+        for group in spec.groups:
             if backend.get_security_group_from_id(group) is None:
                 raise EC2ClientError("InvalidGroup.NotFound", f"The security group '{group}' does not exist")
-        if plan.profile:
+        if spec.profile:
             try:
                 filter_iam_instance_profiles(
-                    ACCOUNT_ID, backend.partition, plan.profile.get("Arn"), plan.profile.get("Name")
+                    ACCOUNT_ID, backend.partition, spec.profile.get("Arn"), spec.profile.get("Name")
                 )
             except ServiceException as error:
-                words = f"Invalid IAM Instance Profile: {error.message}"
-                raise EC2ClientError("InvalidParameterValue", words) from None
-        refuse_long(plan)
+                message = f"Invalid IAM Instance Profile: {error.message}"
+                raise EC2ClientError("InvalidParameterValue", message) from None
+        refuse_long(spec)
 
 
 @functools.cache
 def offered_types(region: str) -> Mapping[tuple[str, str], prices.Hardware]:
-    """What a region's zones offer, by type and zone."""
+    """Return the hardware that a region's zones offer, by type and zone."""
     items = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
     pairs = [(item["InstanceType"], item["Location"]) for item in items if item["InstanceType"] in INSTANCE_TYPES]
     return {(name, zone): prices.hardware(INSTANCE_TYPES[name]) for name, zone in pairs}
 
 
-def refuse_long(plan: LaunchSpec) -> None:
-    """Refuse user data that AWS would not take."""
-    if len(plan.program) > MAX_USER_DATA_BYTES:
+def refuse_long(spec: LaunchSpec) -> None:
+    """Refuse user data that is too long for AWS."""
+    if len(spec.program) > MAX_USER_DATA_BYTES:
         raise EC2ClientError("InvalidParameterValue", f"User data is limited to {MAX_USER_DATA_BYTES} bytes")
 
 
 def _markets(target: RequestData) -> list[tuple[str, int]]:
-    """Instances wanted of each market."""
+    """Return the number of requested instances of each market."""
     wanted = {
         "on-demand": int(target.get("OnDemandTargetCapacity") or 0),
         "spot": int(target.get("SpotTargetCapacity") or 0),

@@ -1,4 +1,4 @@
-"""Instances as processes: each runs its real user data under a supervisor that leaves nothing of it behind."""
+"""Run instances as processes: each runs its real user data under a supervisor that cleans up everything it started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from idletrain.cloud.sandbox import shims, supervisor
 from idletrain.cloud.sandbox.metadata import Facts, MetadataServer
 
-IDLE = ("sleep", "infinity")  # an instance without a program of its own just runs
+IDLE = ("sleep", "infinity")  # an instance without user data just runs
 END_SECONDS = 5.0
 
 
@@ -23,18 +23,18 @@ class MachineProcess:
     """A running machine.
 
     Args:
-        instance: Its id.
+        instance: Its instance id.
         program: Its user data.
-        ask: Says what it may know of itself.
-        endpoint: Of the cloud.
-        memory_bytes: RAM that it believes to have.
+        get_facts: Returns its metadata.
+        endpoint: The cloud's endpoint.
+        memory_bytes: RAM that it reports.
         log: File for its output.
     """
 
     def __init__(
-        self, instance: str, program: bytes, ask: Callable[[], Facts], endpoint: str, memory_bytes: int, log: Path
+        self, instance: str, program: bytes, get_facts: Callable[[], Facts], endpoint: str, memory_bytes: int, log: Path
     ) -> None:
-        self.metadata = MetadataServer(ask)
+        self.metadata = MetadataServer(get_facts)
         directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
         (directory / "tmp").mkdir()
         (directory / "bin").mkdir()
@@ -54,15 +54,15 @@ class MachineProcess:
             )
 
     def pids(self, family: dict[int, list[int]]) -> list[int]:
-        """Those processes of a family that are the machine's, without its supervisor."""
+        """Return the machine's processes without its supervisor, given all processes' children by parent."""
         return supervisor.descendants(self._process.pid, family)
 
     def ended(self) -> bool:
-        """Whether its program has ended, and all that it started."""
+        """Return whether its program has ended, and all that it started."""
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Take the power away; it is gone a moment later."""
+        """Kill it as a power cut would; it is gone a moment later."""
         self.metadata.close()
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
@@ -80,11 +80,11 @@ class MachineProcess:
 
 
 class MachineProcesses:
-    """All of them. One thread starts and ends them, others may look.
+    """The processes of all machines. One thread starts and ends them, others may read.
 
     Args:
-        endpoint: Of the cloud.
-        memory_bytes: RAM that each believes to have.
+        endpoint: The cloud's endpoint.
+        memory_bytes: RAM that each machine reports.
         logs: Directory for their output.
     """
 
@@ -93,29 +93,29 @@ class MachineProcesses:
         self._running: dict[str, MachineProcess] = {}
         self._dying: dict[str, MachineProcess] = {}
 
-    def boot(self, instance: str, program: bytes, ask: Callable[[], Facts]) -> None:
+    def boot(self, instance: str, program: bytes, get_facts: Callable[[], Facts]) -> None:
         """Start an instance's machine."""
         log = self._logs / f"{instance}.log"
-        self._running[instance] = MachineProcess(instance, program, ask, self._endpoint, self._memory_bytes, log)
+        self._running[instance] = MachineProcess(instance, program, get_facts, self._endpoint, self._memory_bytes, log)
 
     def keep_only(self, instances: Collection[str]) -> None:
         """Kill the machines of all other instances."""
         for id_ in self._running.keys() - instances:
-            self._dying[id_] = self._running[id_]  # first: who counts processes shall find it somewhere
+            self._dying[id_] = self._running[id_]  # first, so that `processes` always finds it
             self._running.pop(id_).kill()
         for id_ in [id_ for id_, machine in self._dying.items() if machine.ended()]:
             del self._dying[id_]
 
     def running(self) -> frozenset[str]:
-        """Instances whose machines were started and not killed."""
+        """Return the instances whose machines were started and not killed."""
         return frozenset(self._running)
 
     def ended(self) -> frozenset[str]:
-        """Instances whose machines went by themselves."""
+        """Return the instances whose machines ended by themselves."""
         return frozenset(id_ for id_, machine in self._running.items() if machine.ended())
 
     def processes(self) -> list[dict[str, Any]]:
-        """What still runs, dying machines included."""
+        """List the processes that still run, dying machines included."""
         family = supervisor.family()
         machines = {id_: m for id_, m in {**self._dying, **self._running}.items() if not m.ended()}
         return [{"instance": id_, "pids": machine.pids(family)} for id_, machine in machines.items()]
@@ -128,7 +128,7 @@ class MachineProcesses:
 
 
 def _environment(directory: Path, endpoint: str, metadata: str) -> dict[str, str]:
-    """What a machine's processes find; of ours only where programs and modules are. No credentials: those are IMDS'."""
+    """Return a machine's environment: of ours only PATH and PYTHONPATH, and no credentials, which come from IMDS."""
     inherited = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     return {
         "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",

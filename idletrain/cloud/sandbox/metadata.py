@@ -1,7 +1,7 @@
-"""The instance metadata service (IMDSv2) of one instance, on a loopback port of its own.
+"""Serve the instance metadata service (IMDSv2) of one instance, on a loopback port of its own.
 
-What it says comes from a function that is asked every time: tags, notices and rebalance recommendations are live.
-AWS, "Use IMDSv2" and "Instance metadata categories".
+Its answers come from a function that is called every time: tags, notices and rebalance recommendations are live.
+See AWS, "Use IMDSv2" and "Instance metadata categories".
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CREDENTIALS_HOURS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an instance may know of itself now.
+    """The current metadata of an instance.
 
     Attributes:
         tags: Its tags, or None where `InstanceMetadataTags` is not enabled.
-        role: Of its instance profile, or empty.
-        taken_at: Unix seconds at which it is taken, once there is a notice.
+        role: Role of its instance profile, or empty.
+        taken_at: Unix seconds at which it is reclaimed, once there is a notice.
         rebalance_at: Unix seconds of a rebalance recommendation.
     """
 
@@ -49,8 +49,8 @@ class Facts:
 
 
 def answer(facts: Facts, path: str, now: float) -> str | None:
-    """The text under `/latest/meta-data/`, or None for what is not there."""
-    there = {
+    """Return the text at a path below `/latest/meta-data/`, or None where there is none."""
+    texts = {
         "instance-id": facts.instance,
         "instance-type": facts.type,
         "local-ipv4": facts.address,
@@ -58,20 +58,20 @@ def answer(facts: Facts, path: str, now: float) -> str | None:
         "placement/availability-zone": facts.zone,
     }
     if facts.tags is not None:
-        there["tags/instance"] = "\n".join(facts.tags)
-        there |= {f"tags/instance/{key}": value for key, value in facts.tags.items()}
+        texts["tags/instance"] = "\n".join(facts.tags)
+        texts |= {f"tags/instance/{key}": value for key, value in facts.tags.items()}
     if facts.role:
-        there["iam/security-credentials"] = facts.role
-        there[f"iam/security-credentials/{facts.role}"] = json.dumps(_credentials(facts.instance, now))
+        texts["iam/security-credentials"] = facts.role
+        texts[f"iam/security-credentials/{facts.role}"] = json.dumps(_credentials(facts.instance, now))
     if facts.taken_at is not None:
-        there["spot/instance-action"] = json.dumps({"action": "terminate", "time": iso(facts.taken_at)})
+        texts["spot/instance-action"] = json.dumps({"action": "terminate", "time": iso(facts.taken_at)})
     if facts.rebalance_at is not None:
-        there["events/recommendations/rebalance"] = json.dumps({"noticeTime": iso(facts.rebalance_at)})
-    return there.get(path.strip("/"))
+        texts["events/recommendations/rebalance"] = json.dumps({"noticeTime": iso(facts.rebalance_at)})
+    return texts.get(path.strip("/"))
 
 
 def iso(unix_seconds: float) -> str:
-    """A time as AWS writes it."""
+    """Format a time as AWS does."""
     return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -91,14 +91,14 @@ class MetadataServer(socketserver.ThreadingTCPServer):
     """The service of one instance, until it is closed.
 
     Args:
-        ask: Says what the instance may know now.
+        get_facts: Returns the instance's current metadata.
     """
 
     daemon_threads = True
     request_queue_size = 32
 
-    def __init__(self, ask: Callable[[], Facts]) -> None:
-        self.ask = ask
+    def __init__(self, get_facts: Callable[[], Facts]) -> None:
+        self.get_facts = get_facts
         self.tokens: dict[str, float] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -109,7 +109,7 @@ class MetadataServer(socketserver.ThreadingTCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
         self.server_close()
@@ -142,7 +142,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = unquote(self.path)
         if not path.startswith("/latest/meta-data/"):
             return self._reply(HTTPStatus.NOT_FOUND)
-        text = answer(self.server.ask(), path.removeprefix("/latest/meta-data/"), time.time())
+        text = answer(self.server.get_facts(), path.removeprefix("/latest/meta-data/"), time.time())
         return self._reply(HTTPStatus.NOT_FOUND) if text is None else self._reply(HTTPStatus.OK, text)
 
     def _reply(self, status: HTTPStatus, text: str = "", headers: Mapping[str, str] | None = None) -> None:
@@ -154,4 +154,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""

@@ -1,6 +1,6 @@
-"""What an instance would cost, by its vCPUs, memory and GPUs: always the same, near the prices of common families.
+"""Compute deterministic prices of instances from their vCPUs, memory and GPUs, near those of common families.
 
-Knows no cloud and no clock. Spot prices differ by type and zone as they do on AWS, 30 to 65 % of on demand.
+Uses no cloud and no clock. Spot prices differ by type and zone as they do on AWS, 30 to 65 % of on demand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 # Fitted to c5.large (2 vCPU, 4 GiB: 0.096), m5.large (2, 8: 0.107) and r5.large (2, 16: 0.141), on demand in eu-west-1.
 VCPU_USD_PER_HOUR = 0.0405
 GIB_USD_PER_HOUR = 0.0037
-# What the list price of g4dn, g5, g6, g6e, p3, p4d, p5 and p6 leaves for one GPU once its vCPUs and memory are paid.
+# The list price of g4dn, g5, g6, g6e, p3, p4d, p5 and p6 per GPU, without its vCPUs and memory.
 GPU_USD_PER_HOUR = {
     "T4": 0.37,
     "T4g": 0.25,
@@ -24,7 +24,7 @@ GPU_USD_PER_HOUR = {
     "A100": 3.6,
     "H100": 9.0,
 }
-GPU_GIB_USD_PER_HOUR = 0.06  # for those that are not in the table
+GPU_GIB_USD_PER_HOUR = 0.06  # for GPUs that are not in the table
 ARM_FACTOR = 0.8  # Graviton sells at a fifth less
 BURSTABLE_FACTOR = 0.85
 SPOT_FLOOR, SPOT_SPAN = 0.30, 0.35
@@ -32,7 +32,7 @@ SPOT_FLOOR, SPOT_SPAN = 0.30, 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What of an instance type its price depends on."""
+    """The properties of an instance type that its price depends on."""
 
     name: str
     vcpus: int
@@ -43,7 +43,7 @@ class Hardware:
 
 
 def hardware(described: Mapping[str, Any]) -> Hardware:
-    """Read an item of DescribeInstanceTypes."""
+    """Parse an item of DescribeInstanceTypes."""
     gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
     return Hardware(
         name=described["InstanceType"],
@@ -56,7 +56,7 @@ def hardware(described: Mapping[str, Any]) -> Hardware:
 
 
 def on_demand_usd_per_hour(machine: Hardware) -> float:
-    """The list price."""
+    """Return the on-demand price."""
     price = machine.vcpus * VCPU_USD_PER_HOUR + machine.memory_gib * GIB_USD_PER_HOUR
     price *= ARM_FACTOR if machine.arm else 1.0
     price *= BURSTABLE_FACTOR if machine.burstable else 1.0
@@ -64,7 +64,7 @@ def on_demand_usd_per_hour(machine: Hardware) -> float:
 
 
 def spot_usd_per_hour(machine: Hardware, zone: str) -> float:
-    """The spot price in a zone."""
+    """Return the spot price in a zone."""
     digest = hashlib.sha256(f"{machine.name}/{zone}".encode()).digest()
     share = SPOT_FLOOR + SPOT_SPAN * int.from_bytes(digest[:4]) / 2**32
     return max(0.0001, round(on_demand_usd_per_hour(machine) * share, 4))

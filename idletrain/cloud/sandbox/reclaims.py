@@ -1,5 +1,5 @@
-"""When the cloud takes which spot instance back: by the clock, or as a recorded trace says. Pure: time and instances
-come as arguments, so that every rehearsal can be repeated.
+"""Decide when the cloud reclaims which spot instance: periodically, or by a recorded trace. Pure: time and instances
+are arguments, so that every rehearsal can be repeated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from idletrain.errors import JobError
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """One instance is taken back, with a notice or at once."""
+    """One instance is reclaimed, with a notice or at once."""
 
     instance: str
     notice: bool
@@ -20,11 +20,11 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicReclaims:
-    """Takings in turn with a notice and without.
+    """Periodic reclaims, by turns with a notice and without.
 
     Attributes:
-        next_at: When the clock takes the next one.
-        taken: How many were taken so far.
+        next_at: Time of the next one, in seconds since the cloud began.
+        reclaimed: Number of reclaims so far.
     """
 
     every_seconds: float
@@ -34,7 +34,7 @@ class PeriodicReclaims:
 
 @dataclass(frozen=True, slots=True)
 class TraceChange:
-    """A line of a trace: a node comes or goes."""
+    """A line of a trace: a node appears or disappears."""
 
     at_ms: int
     node: str
@@ -43,7 +43,7 @@ class TraceChange:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Which instance stands for which node of a trace, and how many were taken so far."""
+    """Which instance represents which node of a trace, and the number of reclaims so far."""
 
     held: Mapping[str, str]
     reclaimed: int = 0
@@ -51,13 +51,13 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimPolicy:
-    """How a cloud takes nodes back.
+    """How a cloud reclaims nodes.
 
     Attributes:
-        turns: By the clock, or None.
-        trace: As recorded, or nothing; it begins with its first node.
-        speed: How many of the trace's seconds pass in one.
-        tenure: Who stands for whom.
+        periodic: Periodic reclaims, or None.
+        trace: Recorded trace, or empty; it begins with its first node.
+        speed: Seconds of the trace that pass in one second.
+        tenure: Which instance represents which node.
     """
 
     periodic: PeriodicReclaims | None = None
@@ -68,10 +68,11 @@ class ReclaimPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimStep:
-    """What happens on the market now.
+    """What the market does now.
 
     Attributes:
-        capacity: How many spot instances may run, or None where nothing limits them.
+        reclaims: Instances that are reclaimed.
+        capacity: How many spot instances may run, or None for no limit.
     """
 
     reclaims: tuple[Reclaim, ...]
@@ -81,43 +82,45 @@ class ReclaimStep:
 def next_reclaims(
     market: ReclaimPolicy, seconds: float, oldest_first: Sequence[str]
 ) -> tuple[ReclaimPolicy, ReclaimStep]:
-    """What the market does.
+    """Return the policy's next state and what the market does now.
 
     Args:
-        market: What was.
-        seconds: Since the cloud began.
-        oldest_first: Running spot instances that have no notice yet.
+        market: The policy's present state.
+        seconds: Seconds since the cloud began.
+        oldest_first: Running spot instances that have no notice yet, the oldest first.
     """
-    taken: tuple[Reclaim, ...] = ()
+    reclaimed: tuple[Reclaim, ...] = ()
     capacity = None
     if market.periodic:
-        turns, taken = periodic_reclaims(market.periodic, seconds, oldest_first)
-        market = replace(market, periodic=turns)
+        periodic, reclaimed = periodic_reclaims(market.periodic, seconds, oldest_first)
+        market = replace(market, periodic=periodic)
     if market.trace:
         nodes = nodes_present(market.trace, market.trace[0].at_ms + 1000 * seconds * market.speed)
         capacity = len(nodes)
-        left = [id_ for id_ in oldest_first if all(id_ != taking.instance for taking in taken)]
-        tenure, gone = trace_reclaims(market.tenure, nodes, left)
-        market, taken = replace(market, tenure=tenure), taken + gone
-    return market, ReclaimStep(taken, capacity)
+        left = [id_ for id_ in oldest_first if all(id_ != reclaim.instance for reclaim in reclaimed)]
+        tenure, by_trace = trace_reclaims(market.tenure, nodes, left)
+        market, reclaimed = replace(market, tenure=tenure), reclaimed + by_trace
+    return market, ReclaimStep(reclaimed, capacity)
 
 
 def periodic_reclaims(
-    turns: PeriodicReclaims, now: float, oldest_first: Sequence[str]
+    periodic: PeriodicReclaims, now: float, oldest_first: Sequence[str]
 ) -> tuple[PeriodicReclaims, tuple[Reclaim, ...]]:
-    """Take the oldest instance if it is time; if there is none to take, its turn comes with the next.
+    """Reclaim the oldest instance if it is time; if there is none, wait for the next time without counting a turn.
 
     Args:
-        turns: What was.
+        periodic: The present state.
         now: The time, on the clock of `next_at`.
-        oldest_first: Running spot instances that have no notice yet.
+        oldest_first: Running spot instances that have no notice yet, the oldest first.
     """
-    if now < turns.next_at:
-        return turns, ()
-    turns = replace(turns, next_at=max(turns.next_at + turns.every_seconds, now))
+    if now < periodic.next_at:
+        return periodic, ()
+    periodic = replace(periodic, next_at=max(periodic.next_at + periodic.every_seconds, now))
     if not oldest_first:
-        return turns, ()
-    return replace(turns, reclaimed=turns.reclaimed + 1), (Reclaim(oldest_first[0], _with_notice(turns.reclaimed)),)
+        return periodic, ()
+    return replace(periodic, reclaimed=periodic.reclaimed + 1), (
+        Reclaim(oldest_first[0], _with_notice(periodic.reclaimed)),
+    )
 
 
 def read_trace(text: str) -> tuple[TraceChange, ...]:
@@ -139,7 +142,7 @@ def read_trace(text: str) -> tuple[TraceChange, ...]:
 
 
 def nodes_present(trace: Sequence[TraceChange], at_ms: float) -> tuple[str, ...]:
-    """The nodes that a trace has at a time, the one that came first first."""
+    """Return the nodes that a trace has at a time, in the order in which they appeared."""
     nodes: dict[str, None] = {}
     for change in trace:
         if change.at_ms > at_ms:
@@ -154,29 +157,29 @@ def nodes_present(trace: Sequence[TraceChange], at_ms: float) -> tuple[str, ...]
 def trace_reclaims(
     tenure: Tenure, nodes: Sequence[str], oldest_first: Sequence[str]
 ) -> tuple[Tenure, tuple[Reclaim, ...]]:
-    """Bring the running instances in line with a trace.
+    """Reclaim running instances so that they match the nodes of a trace.
 
     Args:
-        tenure: What was.
-        nodes: The trace's nodes now, in the order in which they came.
-        oldest_first: Running spot instances that have no notice yet.
+        tenure: Which instance represented which node until now.
+        nodes: The trace's nodes now, in the order in which they appeared.
+        oldest_first: Running spot instances that have no notice yet, the oldest first.
 
     Returns:
-        Who stands for which node now, and the instances that go: those of nodes that went, and those for which there
-        is no node.
+        Which instance represents which node now, and the reclaimed instances: those whose node has disappeared, and
+        those without a node.
     """
     held = {node: instance for node, instance in tenure.held.items() if node in nodes and instance in oldest_first}
     idle = [node for node in nodes if node not in held]
     placed = set(tenure.held.values())
-    takings: list[Reclaim] = []
+    reclaims: list[Reclaim] = []
     for instance in oldest_first:
         if instance in held.values():
             continue
         if idle and instance not in placed:
             held[idle.pop(0)] = instance
         else:
-            takings.append(Reclaim(instance, _with_notice(tenure.reclaimed + len(takings))))
-    return Tenure(held, tenure.reclaimed + len(takings)), tuple(takings)
+            reclaims.append(Reclaim(instance, _with_notice(tenure.reclaimed + len(reclaims))))
+    return Tenure(held, tenure.reclaimed + len(reclaims)), tuple(reclaims)
 
 
 def _with_notice(reclaimed: int) -> bool:

@@ -1,4 +1,4 @@
-"""What stands for `shutdown`, `install` and `docker` on a rehearsed machine. A program of its own, stdlib only:
+"""Replace `shutdown`, `install` and `docker` on a rehearsed machine. A program of its own, stdlib only:
 
 python -I -S shims.py shutdown ENDPOINT INSTANCE -h +5|now
 python -I -S shims.py install DIRECTORY -D /dev/stdin /FILE
@@ -23,7 +23,7 @@ VALUED = frozenset(
         "--stop-timeout", "--tmpfs", "--ulimit", "-u", "--user", "-v", "--volume",
     }
 )  # fmt: skip
-# A container sees none of the host's variables but those it is given; these stand for the machine itself.
+# A container sees no variables of the host but those passed to it; these belong to the machine itself.
 HOST_VARIABLES = (
     "PATH",
     "HOME",
@@ -36,12 +36,12 @@ HOST_VARIABLES = (
 
 
 class UsageError(Exception):
-    """Words that the real command would not understand, or that this one does not."""
+    """Arguments that the real command, or this replacement, does not support."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A `docker run`."""
+    """The environment, image and arguments of a `docker run`."""
 
     environment: Mapping[str, str]
     image: str
@@ -49,7 +49,7 @@ class Container:
 
 
 def shutdown_seconds(arguments: Sequence[str]) -> float:
-    """How long until the shutdown that is asked for.
+    """Return the seconds until the requested shutdown.
 
     Raises:
         UsageError: it is not `-h now` or `-h +MINUTES`.
@@ -63,10 +63,10 @@ def shutdown_seconds(arguments: Sequence[str]) -> float:
 
 
 def installed(directory: Path, arguments: Sequence[str]) -> Path:
-    """Where a file goes: below the machine's own directory, which stands for its disk.
+    """Return where a file is installed: below the machine's own directory, which represents its disk.
 
     Raises:
-        UsageError: it is not `-D /dev/stdin /FILE`, or leads out of there.
+        UsageError: the arguments are not `-D /dev/stdin /FILE`, or the path leads out of the directory.
     """
     match arguments:
         case ["-D", "/dev/stdin", file] if file.startswith("/") and ".." not in Path(file).parts:
@@ -75,14 +75,14 @@ def installed(directory: Path, arguments: Sequence[str]) -> Path:
 
 
 def container(arguments: Sequence[str], host: Mapping[str, str]) -> Container:
-    """Parse the words after `docker`.
+    """Parse the arguments of `docker`.
 
     Args:
-        words: The words.
+        arguments: The arguments.
         host: The machine's environment.
 
     Raises:
-        UsageError: it is not `run`, there is an option that is not known, or no image.
+        UsageError: the command is not `run`, an option is unknown, or there is no image.
     """
     if not arguments or arguments[0] != "run":
         raise UsageError(f"docker: {' '.join(arguments)}: this rehearsal knows `run`")
@@ -99,9 +99,9 @@ def container(arguments: Sequence[str], host: Mapping[str, str]) -> Container:
                 raise UsageError(f"docker: flag needs an argument: {option}")
             value = rest.pop(0)
         if option in ("-e", "--env"):
-            key, given, text = value.partition("=")
-            if given or key in host:
-                environment[key] = text if given else host[key]
+            key, has_value, text = value.partition("=")
+            if has_value or key in host:
+                environment[key] = text if has_value else host[key]
     if not rest:
         raise UsageError("docker: 'docker run' requires at least 1 argument")
     return Container(environment, rest[0], tuple(rest[1:]))

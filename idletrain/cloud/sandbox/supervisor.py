@@ -1,9 +1,9 @@
-"""Runs one machine's user data and sees to it that nothing of it stays behind. A program of its own, stdlib only:
+"""Run one machine's user data and clean up everything that it started. A program of its own, stdlib only:
 
 python -I -S supervisor.py DIRECTORY [COMMAND...]
 
-It ends the machine when the command ends, or when standard input, a pipe held by the sandbox, is closed: also by a
-SIGKILL of the sandbox. What the machine started is killed even where it left the process group; the directory goes too.
+It ends the machine when the command ends, or when standard input, a pipe held by the sandbox, is closed, as happens
+when the sandbox is killed. It kills the machine's processes even outside its process group, and deletes its directory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>: orphans below us become our children
-REAP_SECONDS = 0.002  # a killed process needs about as long to go
+REAP_SECONDS = 0.002  # about as long as a killed process takes to end
 
 
 def family() -> dict[int, list[int]]:
-    """All processes of this machine by parent, zombies included."""
+    """Return the ids of all processes of this computer by parent, zombies included."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -36,15 +36,15 @@ def family() -> dict[int, list[int]]:
 
 
 def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
-    """All processes below a process."""
-    found = list(children.get(root, ()))
-    for pid in found:  # grows while it is walked
-        found.extend(children.get(pid, ()))
-    return found
+    """Return the ids of all direct and indirect children of a process."""
+    pids = list(children.get(root, ()))
+    for pid in pids:  # grows while it is walked
+        pids.extend(children.get(pid, ()))
+    return pids
 
 
 def kill_all() -> None:
-    """Kill every descendant, those that are born meanwhile too."""
+    """Kill every descendant, including those that are started meanwhile."""
     while pids := descendants(os.getpid(), family()):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -58,17 +58,17 @@ def kill_all() -> None:
 def _watch_parent() -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    kill_all()  # and so ends the wait below
+    kill_all()  # ends the wait in `main`, too
 
 
 def main(directory: str, *command: str) -> None:
-    """Run the command until it ends or the parent is gone."""
+    """Run the command until it ends or standard input is closed."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=_watch_parent, daemon=True).start()
-    with contextlib.suppress(ChildProcessError):  # raised where the other thread has seen the end of it
+    with contextlib.suppress(ChildProcessError):  # raised if the other thread has reaped it
         while os.wait()[0] != child.pid:
-            pass  # an orphan that was left to us
+            pass  # an orphan that became our child
     kill_all()
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
