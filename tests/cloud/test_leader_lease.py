@@ -14,9 +14,9 @@ from idletrain.storage import S3Prefix
 
 
 def holder(prefix: S3Prefix) -> str:
-    found = prefix.get(leader_lease.LEADER_LEASE_KEY)
-    assert found is not None
-    name: str = json.loads(found.content)["holder"]
+    stored = prefix.get(leader_lease.LEADER_LEASE_KEY)
+    assert stored is not None
+    name: str = json.loads(stored.content)["holder"]
     return name
 
 

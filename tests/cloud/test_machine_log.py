@@ -1,4 +1,4 @@
-"""Each machine of a run is told of once, and none counts for ever because nobody saw its end."""
+"""Each machine of a run is logged once, and none is billed for ever because nobody saw its end."""
 
 from __future__ import annotations
 
@@ -22,26 +22,31 @@ def instance(id_: str, state: str = "running", at: float = 2000.0, reason: str =
 
 
 def launched(id_: str, at: float = 2000.0) -> dict[str, Any]:
-    (told,) = machine_log.new_records([], [instance(id_, at=at)], RUN, RUN.prices, NOW)
-    return told
+    (event,) = machine_log.new_records([], [instance(id_, at=at)], RUN, RUN.prices, NOW)
+    return event
 
 
 def ended(id_: str, at: float) -> dict[str, Any]:
     return {"kind": "instance_ended", "t": at, "instance": id_, "reason": ""}
 
 
-def test_a_machine_is_told_of_with_its_prices_and_once() -> None:
-    (told,) = machine_log.new_records([], [instance("i-1")], RUN, RUN.prices, NOW)
-    assert (told["kind"], told["t"], told["instance"], told["role"]) == ("instance_launched", 2000.0, "i-1", "worker")
-    assert (told["usd_per_hour"], told["on_demand_usd_per_hour"]) == (0.1, 0.3)
-    assert machine_log.new_records([told], [instance("i-1")], RUN, RUN.prices, NOW) == []
+def test_a_machine_is_logged_with_its_prices_and_once() -> None:
+    (event,) = machine_log.new_records([], [instance("i-1")], RUN, RUN.prices, NOW)
+    assert (event["kind"], event["t"], event["instance"], event["role"]) == (
+        "instance_launched",
+        2000.0,
+        "i-1",
+        "worker",
+    )
+    assert (event["usd_per_hour"], event["on_demand_usd_per_hour"]) == (0.1, 0.3)
+    assert machine_log.new_records([event], [instance("i-1")], RUN, RUN.prices, NOW) == []
 
 
-def test_an_end_is_told_with_its_reason_and_once() -> None:
+def test_an_end_is_logged_with_its_reason_and_once() -> None:
     gone = instance("i-1", "terminated", reason="Server.SpotInstanceTermination")
-    (told,) = machine_log.new_records([launched("i-1")], [gone], RUN, RUN.prices, NOW)
-    assert (told["kind"], told["t"], told["reason"]) == ("instance_ended", NOW, "Server.SpotInstanceTermination")
-    assert machine_log.new_records([launched("i-1"), told], [gone], RUN, RUN.prices, NOW) == []
+    (event,) = machine_log.new_records([launched("i-1")], [gone], RUN, RUN.prices, NOW)
+    assert (event["kind"], event["t"], event["reason"]) == ("instance_ended", NOW, "Server.SpotInstanceTermination")
+    assert machine_log.new_records([launched("i-1"), event], [gone], RUN, RUN.prices, NOW) == []
 
 
 def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
@@ -53,30 +58,39 @@ def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:
         replace(instance(id_, at=999.0), tags=sitting(f"2026-11-22T{hour}:00:00+00:00"))  # by EC2's clock, not ours
         for id_, hour in (("i-old", "05"), ("i-new", "06"))
     )
-    assert [told["instance"] for told in machine_log.new_records([], [old, new], run, run.prices, NOW)] == ["i-new"]
+    assert [event["instance"] for event in machine_log.new_records([], [old, new], run, run.prices, NOW)] == ["i-new"]
 
 
 def test_what_was_there_ends_now_and_what_was_not_soon_behind_the_last_word() -> None:
-    told = [launched("i-1"), launched("i-2"), launched("i-3"), ended("i-3", 2500.0), {"kind": "staged", "t": 3000.0}]
-    ends = {event["instance"]: event["t"] for event in machine_log.closing_records(told, {"i-1"}, NOW)}
+    reported = [
+        launched("i-1"),
+        launched("i-2"),
+        launched("i-3"),
+        ended("i-3", 2500.0),
+        {"kind": "staged", "t": 3000.0},
+    ]
+    ends = {event["instance"]: event["t"] for event in machine_log.closing_records(reported, {"i-1"}, NOW)}
     assert ends == {"i-1": NOW, "i-2": 3000.0 + machine_log.UNSEEN_CLOSES_SECONDS}
-    assert machine_log.closing_records([*told, *machine_log.closing_records(told, {"i-1"}, NOW)], {"i-1"}, NOW) == []
+    assert (
+        machine_log.closing_records([*reported, *machine_log.closing_records(reported, {"i-1"}, NOW)], {"i-1"}, NOW)
+        == []
+    )
 
 
-def test_a_run_that_told_its_own_end_needs_no_other() -> None:
+def test_a_run_that_logged_its_own_end_needs_no_other() -> None:
     assert machine_log.closing_records([launched("i-1"), {"kind": "run_ended", "t": 3000.0}], (), NOW) == []
 
 
 def test_a_bill_stops_at_the_end_that_was_added() -> None:
-    told = [launched("i-1"), {"kind": "staged", "t": 3000.0}]
-    closed = [*told, *machine_log.closing_records(told, (), NOW)]
+    reported = [launched("i-1"), {"kind": "staged", "t": 3000.0}]
+    closed = [*reported, *machine_log.closing_records(reported, (), NOW)]
     assert accrued(closed, NOW).items[0].seconds == pytest.approx(1000 + machine_log.UNSEEN_CLOSES_SECONDS)
     assert accrued(closed, 10 * NOW) == accrued(closed, NOW)
 
 
 def test_added_events_go_on_with_the_head_s_clock() -> None:
-    told = [{"kind": "staged", "t": 3000.0, "s": 50.0}]
-    added = machine_log.as_recorded(told, [launched("i-1", at=2990.0), ended("i-1", 3060.0)])
+    reported = [{"kind": "staged", "t": 3000.0, "s": 50.0}]
+    added = machine_log.as_recorded(reported, [launched("i-1", at=2990.0), ended("i-1", 3060.0)])
     assert [event["s"] for event in added] == [50.0, 110.0]
     assert machine_log.as_recorded([], [ended("i-1", 3060.0)])[0]["s"] == 0.0
 

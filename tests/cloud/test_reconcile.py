@@ -77,14 +77,14 @@ def test_a_machine_without_a_worker_is_replaced_at_once_and_ended_soon() -> None
 
 
 def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
-    dry = {SPOT[0]: NOW + 1}
-    assert decide(WANTED, [], dry, True, NOW) == (Launch(SPOT[1:], 2),)
-    assert decide(WANTED, [], dry, True, NOW + 2) == (Launch(SPOT, 2),)
+    without_capacity = {SPOT[0]: NOW + 1}
+    assert decide(WANTED, [], without_capacity, True, NOW) == (Launch(SPOT[1:], 2),)
+    assert decide(WANTED, [], without_capacity, True, NOW + 2) == (Launch(SPOT, 2),)
     assert decide(WANTED, [], dict.fromkeys(SPOT, NOW + 1), True, NOW) == ()
 
 
 @pytest.mark.parametrize(
-    ("policy", "dry", "asked"),
+    ("policy", "without_capacity", "requested"),
     [
         ("spot", (), SPOT),
         ("on-demand", (), DEAR),
@@ -94,10 +94,10 @@ def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
     ],
 )
 def test_on_demand_is_for_what_spot_cannot_give_where_the_job_allows_it(
-    policy: str, dry: tuple[Pool, ...], asked: tuple[Pool, ...]
+    policy: str, without_capacity: tuple[Pool, ...], requested: tuple[Pool, ...]
 ) -> None:
     wanted = DesiredFleet(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
-    assert decide(wanted, FINE[:1], dict.fromkeys(dry, NOW + 1), True, NOW) == (Launch(asked, 1),)
+    assert decide(wanted, FINE[:1], dict.fromkeys(without_capacity, NOW + 1), True, NOW) == (Launch(requested, 1),)
 
 
 def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> None:
@@ -106,10 +106,10 @@ def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> N
 
 
 def test_pools_that_gave_less_are_dry_for_a_while() -> None:
-    asked = Launch(SPOT, 2)
-    assert after_launch(asked, 2, frozenset(), NOW) == {}
-    assert after_launch(asked, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + CAPACITY_RETRY_SECONDS}
-    assert after_launch(asked, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
+    requested = Launch(SPOT, 2)
+    assert after_launch(requested, 2, frozenset(), NOW) == {}
+    assert after_launch(requested, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + CAPACITY_RETRY_SECONDS}
+    assert after_launch(requested, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class InjectedFault:
 
     action: str
     code: str = "InternalError"
-    message: str = "A fault that was asked for"
+    message: str = "An injected fault"
     status: int = 400
     times: int = 1
     mode: Literal["error", "drop-reply", "html"] = "error"

@@ -104,8 +104,8 @@ def test_an_identity_is_kept_secret_and_read_back(account: Account) -> None:
     issued = certificates.issue("night", ("worker",), until)
     account.put_identities("night", issued, tags_of("night"))
     assert account.identity("night", "worker") == issued["worker"]
-    found = account.ssm.get_parameter(Name="/idletrain/night/worker/tls")["Parameter"]
-    assert found["Type"] == "SecureString"
+    parameter = account.ssm.get_parameter(Name="/idletrain/night/worker/tls")["Parameter"]
+    assert parameter["Type"] == "SecureString"
     for remnant in account.remnants("night"):
         account.delete(remnant)
 

@@ -16,16 +16,16 @@ IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
 
 
 def test_what_is_there_is_well_and_what_cannot_be_seen_is_unknown(account: Account) -> None:
-    found = {f.what: f for f in doctor.examine(account, CloudSettings(image="quay.io/idletrain"), account.bucket)}
-    assert {what for what, finding in found.items() if finding.passed} == {
+    results = {f.what: f for f in doctor.examine(account, CloudSettings(image="quay.io/idletrain"), account.bucket)}
+    assert {what for what, finding in results.items() if finding.passed} == {
         "credentials",
         "network",
         "bucket",
         "instance profiles",
         "image",
     }
-    assert found["spot role"].passed is False
-    assert "create-service-linked-role" in found["spot role"].text
+    assert results["spot role"].passed is False
+    assert "create-service-linked-role" in results["spot role"].text
 
 
 def test_a_bucket_that_is_not_there_or_not_ours_is_a_sentence(cloud: Sandbox, account: Account) -> None:

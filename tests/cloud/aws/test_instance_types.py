@@ -340,8 +340,8 @@ def test_a_choice_is_the_same_in_any_order_holds_the_best_and_is_few_only_for_wa
     ],
 )
 def test_the_nearest_type(need: NodeNeed, name: str | None) -> None:
-    found = nearest(TYPES.values(), need)
-    assert (found and found.name) == name
+    closest = nearest(TYPES.values(), need)
+    assert (closest and closest.name) == name
 
 
 NINE_TIB_REFUSED = (

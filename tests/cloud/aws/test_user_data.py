@@ -66,12 +66,12 @@ def test_the_deadline_is_the_run_s_for_a_machine_that_boots_later_and_armed_when
 def test_a_rebooted_machine_has_the_same_deadline_and_not_a_new_one(tmp_path: Path) -> None:
     deadline = int(time.time()) + 7205
     for text in (user_data.user_data(deadline, "image"), user_data.user_data_for(7205, "image")):
-        said, kept = booted(text, tmp_path)
-        assert kept.startswith("#!/bin/bash\n")
+        said, per_boot = booted(text, tmp_path)
+        assert per_boot.startswith("#!/bin/bash\n")
         assert said[0] == "shutdown -h +119"
-        (until,) = re.findall(r"\((\d+) - ", kept)
+        (until,) = re.findall(r"\((\d+) - ", per_boot)
         assert int(until) == pytest.approx(deadline, abs=2)
-        later = kept.replace(until, str(int(until) - 3600))  # as if an hour had passed
+        later = per_boot.replace(until, str(int(until) - 3600))  # as if an hour had passed
         assert booted(f"{text}\n{later}", tmp_path)[0][-1] == "shutdown -h +59"
 
 

@@ -17,8 +17,8 @@ BUCKET = "idletrain-123456789012-eu-west-1"
 
 def test_there_is_a_default_network_in_three_zones(cloud: Sandbox) -> None:
     (vpc,) = cloud.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-    found = cloud.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["Subnets"]
-    assert {subnet["AvailabilityZone"] for subnet in found} == {f"eu-west-1{zone}" for zone in "abc"}
+    subnets = cloud.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc["VpcId"]]}])["Subnets"]
+    assert {subnet["AvailabilityZone"] for subnet in subnets} == {f"eu-west-1{zone}" for zone in "abc"}
 
 
 def test_machines_of_the_default_network_reach_the_outside(cloud: Sandbox) -> None:

@@ -62,8 +62,8 @@ def test_a_notice_reaches_the_machine_before_its_end(cloud: Sandbox) -> None:
     (id_,) = cloud.start(WATCH.replace("PATH", "spot/instance-action"))
     eventually(lambda: cloud.pids(id_))
     cloud.ask("POST", "notice", instance=id_, seconds=120)
-    told = json.loads(eventually(lambda: cloud.log(id_)))
-    assert told["action"] == "terminate"
+    action = json.loads(eventually(lambda: cloud.log(id_)))
+    assert action["action"] == "terminate"
     assert cloud.inventory()["instances"] == [id_]
     cloud.ask("POST", "notice", instance=id_, seconds=0.1)  # in place of the two minutes
     gone = eventually(lambda: (s := cloud.state(id_))["State"]["Name"] == "terminated" and s)
@@ -79,14 +79,14 @@ def test_a_rebalance_recommendation_reaches_the_machine_and_takes_nothing(cloud:
 
 def test_terminating_an_instance_kills_its_processes(cloud: Sandbox) -> None:
     (id_,) = cloud.start("trap '' TERM; setsid sleep 300 & sleep 300")
-    pids = eventually(lambda: len(found := cloud.pids(id_)) == 3 and found)
+    pids = eventually(lambda: len(pids_now := cloud.pids(id_)) == 3 and pids_now)
     cloud.ec2.terminate_instances(InstanceIds=[id_])
     eventually(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 def test_a_killed_process_leaves_its_instance_to_its_program(cloud: Sandbox) -> None:
     (id_,) = cloud.start("sleep 300; echo survived; sleep 301")
-    _, sleep = eventually(lambda: len(found := cloud.pids(id_)) == 2 and found)
+    _, sleep = eventually(lambda: len(pids_now := cloud.pids(id_)) == 2 and pids_now)
     os.kill(sleep, signal.SIGKILL)
     eventually(lambda: "survived" in cloud.log(id_))
     assert cloud.inventory()["instances"] == [id_]

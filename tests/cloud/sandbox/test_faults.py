@@ -27,9 +27,9 @@ def test_a_fault_is_met_as_often_as_it_says_and_by_its_action_only() -> None:
 @pytest.mark.parametrize(("service", "path"), [("ec2", "Errors/Error"), ("iam", "Error"), ("s3", ".")])
 def test_an_error_is_the_services_xml(service: str, path: str) -> None:
     status, kind, body = error(service, "Throttling", "too <fast>", 503)
-    found = ET.fromstring(body).find(path)
-    assert found is not None
-    assert (status, found.findtext("Code"), found.findtext("Message")) == (503, "Throttling", "too <fast>")
+    element = ET.fromstring(body).find(path)
+    assert element is not None
+    assert (status, element.findtext("Code"), element.findtext("Message")) == (503, "Throttling", "too <fast>")
     assert kind.endswith("/xml")
 
 

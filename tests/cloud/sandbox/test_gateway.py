@@ -112,6 +112,6 @@ def test_large_objects_pass_unharmed(cloud: Sandbox) -> None:
     s3, name = cloud.client("s3"), {"Bucket": "idletrain-123456789012-eu-west-1", "Key": "large"}
     content = bytes(range(256)) * 4096 * 4
     s3.put_object(**name, Body=content, Metadata={"with_underscore": "1"})
-    found = s3.get_object(**name)
-    assert (found["Body"].read(), found["Metadata"]) == (content, {"with_underscore": "1"})
+    stored = s3.get_object(**name)
+    assert (stored["Body"].read(), stored["Metadata"]) == (content, {"with_underscore": "1"})
     s3.delete_object(**name)

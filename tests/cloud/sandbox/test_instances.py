@@ -9,8 +9,8 @@ from rehearsal import Sandbox, eventually
 
 def ended(cloud: Sandbox, instance: str, reason: str, state: str = "terminated") -> None:
     """Wait for an instance's end, and check why."""
-    found = eventually(lambda: (s := cloud.state(instance))["State"]["Name"] == state and s)
-    assert found["StateReason"]["Code"] == reason
+    described = eventually(lambda: (s := cloud.state(instance))["State"]["Name"] == state and s)
+    assert described["StateReason"]["Code"] == reason
 
 
 def test_a_program_that_ends_terminates_its_instance(cloud: Sandbox) -> None:
