@@ -30,6 +30,8 @@ ELSEWHERE = {
     "rounds/membership.py": "chaos",
     "rounds/protocol.py": "rounds/test_state.py",
     "rounds/coordinator.py": "chaos",
+    "rounds/assignment.py": "rounds/test_state.py",
+    "rounds/lockstep_rules.py": "rounds/test_state.py",
 }
 
 

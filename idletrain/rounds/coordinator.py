@@ -44,7 +44,7 @@ from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
-from idletrain.rounds import protocol, state, widths
+from idletrain.rounds import lockstep_rules, protocol, state, table, widths
 from idletrain.rounds.durable.run_directory import INLINE_BYTES, Payload, RunDirectory
 from idletrain.rounds.late_rows import LateRows
 from idletrain.rounds.membership import Membership
@@ -128,7 +128,7 @@ class Coordinator:
         self._failure = ""
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
-        self._state: state.RoundState | None = None
+        self._state: table.RoundState | None = None
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self, count: int) -> RunOutcome:
@@ -195,7 +195,7 @@ class Coordinator:
         drop = training.mode == "lockstep" and 0 < len(journal.staged) < training.subnets
         keep = journal.shares and (not salvage or journal.staged)
         await journal.begin(journal.shares if keep else await asyncio.to_thread(self._plan), drop=drop)
-        rules = state.RoundRules(
+        rules = table.RoundRules(
             salvage=salvage,
             local_steps=training.local_steps,
             rounds=training.rounds,
@@ -208,7 +208,7 @@ class Coordinator:
         now = self._opened_at = time.monotonic()
         needs, alone = await asyncio.to_thread(self._needs)
         workers = {
-            address: state.WorkerState(memory_bytes=brings.memory_bytes, leases=brings.leases, cohort=brings.cohort)
+            address: table.WorkerState(memory_bytes=brings.memory_bytes, leases=brings.leases, cohort=brings.cohort)
             for address, brings in self._capacities().items()
         }
         name, epoch, number = self._job.name, journal.epoch, journal.round
@@ -217,7 +217,7 @@ class Coordinator:
         if opened.evaluating:
             self._spawn(
                 self._run_evaluation(
-                    protocol.Evaluate(evaluate=True, snapshot=opened.stage is state.RunStage.LAST_EVALUATION)
+                    protocol.Evaluate(evaluate=True, snapshot=opened.stage is table.RunStage.LAST_EVALUATION)
                 )
             )
         self._handle(protocol.ClockTick(now=now))
@@ -350,7 +350,7 @@ class Coordinator:
         if self._state:
             self._checkpoints.forget_above(step)
             kept = [max(self._checkpoints.steps(k), default=0) for k in range(len(self._state.subnets))]
-            self._state = state.rolled_back(self._state, step, kept)
+            self._state = lockstep_rules.rolled_back(self._state, step, kept)
 
     def _no_checkpoints(self) -> ProgressCheckpoints:
         training = self._program.training
@@ -397,7 +397,7 @@ class Coordinator:
         if self._state is None or not capacities:
             return
         if self._state.rules.lockstep:
-            chosen = state.lockstep_cohort(self._state)
+            chosen = lockstep_rules.lockstep_cohort(self._state)
             alike = {address: brings for address, brings in capacities.items() if brings.cohort == chosen}
             if self._state.subnets.waiting and len(alike) < len(self._state.subnets):
                 here = f"{len(capacities)} workers are here"
@@ -766,7 +766,7 @@ def _mean_loss(losses: Mapping[int, float], staged: Sequence[tuple[int, int]]) -
     return sum(loss * steps for loss, steps in known) / sum(steps for _, steps in known) if known else None
 
 
-def _training_mode(opened: state.RoundState, k: int) -> TrainingMode:
+def _training_mode(opened: table.RoundState, k: int) -> TrainingMode:
     if opened.rules.lockstep:
         return "lockstep"
     return "out-of-core" if opened.subnets[k].exclusive else "in-core"

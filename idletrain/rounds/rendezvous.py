@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
-from idletrain.rounds.state import RoundState, check_lease
+from idletrain.rounds.state import check_lease
+from idletrain.rounds.table import RoundState
 
 
 class JoinRequest(NamedTuple):

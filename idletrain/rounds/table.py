@@ -1,6 +1,7 @@
-"""The open round's subnets as one immutable table, which knows how many are in which phase and which wait.
+"""The state of a run between two events: its rules, its workers and the open round's subnets. Immutable data.
 
-A round of n subnets is some 5 n events. If each looked at every subnet, a thousand would cost the head seconds a round.
+The table of subnets counts those in each phase and lists those that wait. A round of n subnets is some 5 n events; if
+each event went over every subnet, a thousand subnets would cost the head seconds a round.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import bisect
 import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 
@@ -28,14 +29,16 @@ class SubnetState:
     """One subnet of the open round.
 
     Attributes:
-        need_bytes: Memory that training it takes; if `alone`, the least that it can do with.
-        alone: Whether it is trained out of core in all the memory of its worker, with no other subnet beside it.
-        steps: Steps that are safe at home, in a mark or in the final update.
-        base_steps: Those that the current lease started from.
-        seen_steps: Steps that the last beat told of, at `seen_at`.
+        need_bytes: Memory that training it takes; if `exclusive`, the least memory that is enough.
+        exclusive: Whether it is trained out of core in all the memory of its worker, with no other subnet beside it.
+        steps: Local steps in the store, in a progress checkpoint or in the final update.
+        base_steps: Local steps that the current lease started from.
+        reported_steps: Local steps by the last heartbeat, at `reported_at`.
         lost: Whether a lease on it was lost in this round.
-        ahead: Whether it is leased to a worker that first finishes another subnet.
-        coming: Steps of an update that is on its way, and which share of its squared norm is here.
+        queued: Whether it is leased to a worker that first finishes another subnet.
+        in_flight: Steps of an update that is arriving, and the fraction of its squared norm that has arrived.
+        diverged: Attempts in this round that ended in values that are not finite.
+        failures: Attempts in this round that ended in an error of the code.
     """
 
     need_bytes: int
@@ -58,12 +61,12 @@ class SubnetState:
 
 @dataclass(frozen=True, slots=True)
 class SubnetTable(Sequence[SubnetState]):
-    """Subnets by number.
+    """The subnets of a round, by number.
 
     Attributes:
         phases: How many are in each phase.
-        waiting: The numbers of those that wait to be leased, the largest first.
-        begun: How many have steps at home.
+        waiting: The numbers of those that wait for a lease, the largest first.
+        started: How many have steps in the store.
     """
 
     subnets: tuple[SubnetState, ...]
@@ -73,14 +76,14 @@ class SubnetTable(Sequence[SubnetState]):
 
     @classmethod
     def of(cls, subnets: Iterable[SubnetState]) -> SubnetTable:
-        """The table of these subnets."""
+        """Return the table of these subnets."""
         rows = tuple(subnets)
         waiting = sorted((k for k, s in enumerate(rows) if s.phase is Phase.WAITING), key=lambda k: _rank(rows, k))
-        told = Counter(s.phase for s in rows)
-        return cls(rows, {phase: told[phase] for phase in Phase}, tuple(waiting), sum(s.steps > 0 for s in rows))
+        counts = Counter(s.phase for s in rows)
+        return cls(rows, {phase: counts[phase] for phase in Phase}, tuple(waiting), sum(s.steps > 0 for s in rows))
 
     def put(self, k: int, subnet: SubnetState) -> SubnetTable:
-        """The table with another subnet `k`, of the same need."""
+        """Return the table with subnet `k` replaced by one of the same need."""
         old = self.subnets[k]
         rows = list(self.subnets)
         rows[k] = subnet
@@ -95,7 +98,7 @@ class SubnetTable(Sequence[SubnetState]):
         return SubnetTable(tuple(rows), phases, waiting, self.started + (subnet.steps > 0) - (old.steps > 0))
 
     def count(self, *phases: Phase) -> int:
-        """How many are in one of these phases."""
+        """Count the subnets in these phases."""
         return sum(self.phases[phase] for phase in phases)
 
     @overload
@@ -113,5 +116,89 @@ class SubnetTable(Sequence[SubnetState]):
 
 
 def _rank(rows: Sequence[SubnetState], k: int) -> tuple[int, int]:
-    """The order in which subnets are leased."""
+    """Return the sort key by which subnets are leased: the largest first."""
     return -rows[k].need_bytes, k
+
+
+class RunStage(enum.Enum):
+    """The stages of a run."""
+
+    TRAINING = "training"
+    COMMITTING = "committing"
+    LAST_EVALUATION = "last-evaluation"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRules:
+    """The settings by which rounds are run.
+
+    Attributes:
+        salvage: Close a round with the steps that lost subnets have; else every subnet gets all its steps.
+        lockstep: Subnets take every step together: each has a worker for itself, and all finish at once.
+        evaluate_every: Rounds between evaluations.
+        target: Test accuracy at which the run ends, or None.
+    """
+
+    salvage: bool
+    local_steps: int
+    rounds: int
+    lease_seconds: float
+    evaluate_every: int
+    target: float | None = None
+    lockstep: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """A worker that may be leased subnets.
+
+    Attributes:
+        leases: Subnets it can hold at once: while it trains one, it pulls the next and pushes the last.
+        cohort: Workers of one cohort compute the same bits.
+        attempts: The subnet of each attempt that it holds, in the order in which it trains them.
+        faults: Damaged pushes and failed attempts.
+    """
+
+    memory_bytes: int
+    leases: int = 1
+    cohort: str = ""
+    draining: bool = False
+    attempts: Mapping[int, int] = field(default_factory=dict)
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """A run between two events.
+
+    Attributes:
+        attempts: Leases granted so far.
+        typical_seconds: Seconds of the slowest whole subnet in the last round that had one, or None.
+        slowest_seconds: The same of this round so far.
+        evaluating: Whether the committed network is being evaluated or written; it must not change meanwhile.
+    """
+
+    rules: RoundRules
+    run: str
+    epoch: int
+    round: int
+    subnets: SubnetTable
+    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    stage: RunStage = RunStage.TRAINING
+    attempts: int = 0
+    opened_at: float = 0.0
+    typical_seconds: float | None = None
+    slowest_seconds: float | None = None
+    evaluating: bool = False
+    stopping: bool = False
+
+
+def with_worker(state: RoundState, name: str, worker: WorkerState) -> RoundState:
+    """Return the state with a worker added or replaced."""
+    return replace(state, workers={**state.workers, name: worker})
+
+
+def with_subnet(state: RoundState, k: int, subnet: SubnetState) -> RoundState:
+    """Return the state with subnet `k` replaced."""
+    return replace(state, subnets=state.subnets.put(k, subnet))

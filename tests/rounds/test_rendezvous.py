@@ -8,8 +8,9 @@ from typing import Any
 
 from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
 from idletrain.rounds import state
-from idletrain.rounds.protocol import WorkerJoined, WorkerLeft
+from idletrain.rounds.protocol import GrantLease, WorkerJoined, WorkerLeft
 from idletrain.rounds.rendezvous import Rendezvous, common_step
+from idletrain.rounds.table import RoundRules
 
 
 def test_the_latest_step_that_all_have_is_gone_on_from() -> None:
@@ -22,9 +23,7 @@ class World:
     """Two subnets in lockstep, and workers that come and go."""
 
     def __init__(self) -> None:
-        rules = state.RoundRules(
-            salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True
-        )
+        rules = RoundRules(salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True)
         self.state = state.open_run(rules, "run", 1, 0, (1, 1), {}, 0.0, {})
         self.formed: list[int] = []
         self.gangs = Rendezvous(self.formed.append)
@@ -34,7 +33,7 @@ class World:
 
     def do(self, event: Any) -> None:
         self.state, commands = state.advance(self.state, event)
-        self.leases |= {c.lease.subnet: c.lease for c in commands if isinstance(c, state.GrantLease)}
+        self.leases |= {c.lease.subnet: c.lease for c in commands if isinstance(c, GrantLease)}
         self.gangs.answer_waiting(self.state)
 
     def ask(self, subnet: int, *steps: int) -> asyncio.Task[LockstepGroup | Reply]:

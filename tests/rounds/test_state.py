@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.exchange.messages import LeaseId, Reply
-from idletrain.rounds import state
+from idletrain.rounds import lockstep_rules, state
 from idletrain.rounds.protocol import (
     AttemptEnded,
     ClockTick,
@@ -34,8 +34,8 @@ from idletrain.rounds.protocol import (
     WorkerJoined,
     WorkerLeft,
 )
-from idletrain.rounds.state import IllegalEventError, RoundRules, RoundState, RunStage, WorkerState, advance
-from idletrain.rounds.table import Phase, SubnetTable
+from idletrain.rounds.state import IllegalEventError, advance
+from idletrain.rounds.table import Phase, RoundRules, RoundState, RunStage, SubnetTable, WorkerState
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -425,7 +425,7 @@ def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
     assert world.tell(Pushed, world.lease_of(1), steps=1) is Reply.ACCEPTED
-    world.state = state.rolled_back(world.state, 1, (1, 1))
+    world.state = lockstep_rules.rolled_back(world.state, 1, (1, 1))
     assert [subnet.steps for subnet in world.state.subnets] == [1, 1]
     assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
@@ -437,7 +437,7 @@ def test_a_gang_s_start_counts_as_home_only_where_it_is() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
-    world.state = state.rolled_back(world.state, 2, (1, 0))  # the members have step 2
+    world.state = lockstep_rules.rolled_back(world.state, 2, (1, 0))  # the members have step 2
     assert [(subnet.steps, subnet.reported_steps) for subnet in world.state.subnets] == [(1, 2), (0, 0)]
     assert world.tell(Pushed, world.lease_of(0), steps=2) is Reply.ACCEPTED
 
