@@ -30,6 +30,12 @@ ELSEWHERE = {
     "rounds/membership.py": "chaos",
     "rounds/protocol.py": "rounds/test_state.py",
     "rounds/coordinator.py": "chaos",
+    "rounds/run_context.py": "chaos",
+    "rounds/downloads.py": "chaos",
+    "rounds/evaluation.py": "chaos",
+    "rounds/leases.py": "chaos",
+    "rounds/uploads.py": "chaos",
+    "rounds/sizing.py": "chaos",
     "rounds/assignment.py": "rounds/test_state.py",
     "rounds/lockstep_rules.py": "rounds/test_state.py",
 }

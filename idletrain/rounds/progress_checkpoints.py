@@ -30,6 +30,10 @@ class ProgressCheckpoints:
             for k, marks in self._held.items():
                 self._held[k] = {at: kept for at, kept in marks.items() if at >= oldest}
 
+    def clear(self) -> None:
+        """Drop all: the round is committed."""
+        self._held = {}
+
     def forget_above(self, steps: int) -> None:
         """Drop all of more steps."""
         self._held = {k: {at: mark for at, mark in held.items() if at <= steps} for k, held in self._held.items()}

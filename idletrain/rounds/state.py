@@ -339,8 +339,8 @@ def _grant_leases(state: RoundState, now: float) -> Transition:
         state, commands = _lose_leases(state, lockstep_rules.in_other_cohorts(state), now, "moved")
     if any(map(is_idle, state.workers.values())):  # rarely so, and this runs with every event
         state, first = lease_subnets(state, now, state.subnets.waiting, is_idle)
-        state, moved = lease_subnets(state, now, queued_subnets(state), is_idle)  # an idle worker trains it at once
-        commands += first + moved
+        state, second = lease_subnets(state, now, queued_subnets(state), is_idle)  # an idle worker trains it at once
+        commands += first + second
     if state.rules.lockstep:
         state, moved = _lose_leases(state, lockstep_rules.moved_for_larger(state), now, "moved")
         return state, commands + moved

@@ -1,0 +1,120 @@
+"""How large subnets are for the workers that are here, and which of them fit nowhere."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from idletrain.errors import RunError
+from idletrain.job import Job
+from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
+from idletrain.nn.program import Program
+from idletrain.rounds import lockstep_rules, widths
+from idletrain.rounds.table import RoundState
+from idletrain.rounds.widths import Capacity
+
+
+class SubnetSizing:
+    """A run's subnets beside its workers' memory and speed.
+
+    Args:
+        job: The job.
+        program: Its network.
+        capacities: What each worker that is here brings, by address, as its membership keeps it.
+    """
+
+    def __init__(self, job: Job, program: Program, capacities: Mapping[str, Capacity]) -> None:
+        self._job, self._program, self._measured = job, program, capacities
+        self._out_of_core = OutOfCoreForecast(program)
+        self._need_bytes = self._out_of_core.need_bytes
+        self._narrowest_bytes = self._need_bytes(1 / min(program.layout.sizes, default=1))
+
+    def capacities(self) -> dict[str, Capacity]:
+        """Return what the workers that are here bring, within the job's memory budget for each."""
+        budget = self._job.memory.budget or sys.maxsize
+        return {
+            address: replace(capacity, memory_bytes=min(capacity.memory_bytes, budget))
+            for address, capacity in self._measured.items()
+        }
+
+    def shares(self) -> tuple[float, ...]:
+        """Return the next round's share of every neuron group per subnet, for the workers that are here.
+
+        Under `reissue` neither their measured speed nor their present number counts, which are noise to a result that
+        is a function of the job (one of seven undisturbed runs of workflows/digits.yaml differed).
+
+        Raises:
+            RunError: No worker can hold a subnet, or lockstep's workers cannot hold all labels together.
+        """
+        workers = sorted(self.capacities().values(), key=lambda worker: -worker.memory_bytes)
+        if self._job.preemption.policy == "reissue":
+            count = self._job.nodes.count
+            workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * count][:count]
+        smallest = min(self._program.layout.sizes, default=1)
+        mode, estimate = self._program.out_of_core, None
+        if mode != "never":
+            streams = all(worker.streams for worker in workers)
+            estimate = widths.OutOfCoreEstimate(
+                functools.partial(self._out_of_core.least_bytes, streams=streams),
+                functools.partial(self._out_of_core.seconds, streams=streams),
+                mode == "always",
+            )
+        shares = widths.shares(workers, self._program.training.subnets, self._need_bytes, smallest, estimate)
+        if self._program.training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:
+            raise RunError(
+                f"training.mode: lockstep needs all labels at once, and the workers hold {sum(shares):.0%} of them; "
+                "take more or larger workers"
+            )
+        return shares
+
+    def needs(self, shares: Sequence[float]) -> tuple[tuple[int, ...], frozenset[int]]:
+        """Return the bytes that each subnet needs, and the subnets that are trained out of core.
+
+        Those are all or none if the job says so, else those that no worker here can hold.
+        """
+        shares = [share if self._program.layout.groups else 1.0 for share in shares]
+        capacities = self.capacities().values()
+        largest = max((capacity.memory_bytes for capacity in capacities), default=sys.maxsize)
+        mode, streams = self._program.out_of_core, all(capacity.streams for capacity in capacities)
+        exclusive = frozenset(
+            k
+            for k, share in enumerate(shares)
+            if mode == "always" or (mode == "auto" and self._need_bytes(share) > largest)
+        )
+        needs = (
+            self._out_of_core.least_bytes(share, streams=streams) if k in exclusive else self._need_bytes(share)
+            for k, share in enumerate(shares)
+        )
+        return tuple(needs), exclusive
+
+    def misfits(self, state: RoundState) -> Iterator[str]:
+        """Say which subnets wait because no worker is large enough, and which workers are too small for any."""
+        capacities = self.capacities()
+        if not capacities:
+            return
+        if state.rules.lockstep:
+            cohort = lockstep_rules.lockstep_cohort(state)
+            alike = {address: capacity for address, capacity in capacities.items() if capacity.cohort == cohort}
+            if state.subnets.waiting and len(alike) < len(state.subnets):
+                here = f"{len(capacities)} workers are here"
+                here += f", {len(alike)} alike" if len(alike) < len(capacities) else ""
+                yield f"{len(state.subnets)} subnets in lockstep need a worker each, whose machines are alike; {here}"
+            capacities = alike
+        for address, capacity in capacities.items():
+            if capacity.memory_bytes < self._narrowest_bytes:
+                # A subnet that is trained out of core may need less than the narrowest in core.
+                needs = min([self._narrowest_bytes, *(subnet.need_bytes for subnet in state.subnets)])
+                has = capacity.memory_bytes
+                if has < needs:
+                    yield (
+                        f"{address} has {has >> 20} MiB free and the narrowest subnet needs {needs >> 20}: "
+                        "it gets no work"
+                    )
+        largest = max((capacity.memory_bytes for capacity in capacities.values()), default=0)
+        for k in state.subnets.waiting:
+            need = state.subnets[k].need_bytes
+            if need <= largest:  # and so do all that follow
+                break
+            yield f"subnet {k} needs {need >> 20} MiB; the largest worker has {largest >> 20} MiB"
