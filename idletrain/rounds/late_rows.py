@@ -1,4 +1,4 @@
-"""What updates that were taken lack: rows that their workers send later, in the next compute phase."""
+"""Rows that were missing from accepted updates; their workers send them later, in the next compute phase."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from idletrain.worker.encoding import ROUNDS_KEPT
 
 @dataclass(frozen=True)
 class IncompleteUpdate:
-    """One such update."""
+    """An accepted update of which rows are missing."""
 
     subnet: Subnet
     partial: PartialPayload
 
 
 class LateRows:
-    """Updates of the last rounds of which rows are missing.
+    """The incomplete updates of the last rounds.
 
     Args:
-        program: The run's.
+        program: The run's program.
     """
 
     def __init__(self, program: Program) -> None:
@@ -36,22 +36,23 @@ class LateRows:
         self._incomplete: dict[LeaseId, IncompleteUpdate] = {}
 
     def add(self, lease: LeaseId, subnet: Subnet, partial: PartialPayload) -> None:
-        """An update was taken without some of its rows."""
+        """Remember an update that was accepted without some of its rows."""
         self._incomplete = {k: v for k, v in self._incomplete.items() if k.round >= lease.round - ROUNDS_KEPT}
         self._incomplete[lease] = IncompleteUpdate(subnet, partial)
 
     def missing(self, lease: LeaseId) -> bytes:
-        """Which rows of an update are missing, a bit each; nothing if none are."""
-        owed = self._incomplete.get(lease)
-        return np.packbits(~owed.partial.received, bitorder="little").tobytes() if owed else b""
+        """Return which rows of an update are missing, a bit each, the lowest first; empty if none are."""
+        incomplete = self._incomplete.get(lease)
+        return np.packbits(~incomplete.partial.received, bitorder="little").tobytes() if incomplete else b""
 
     def pop(self, lease: LeaseId) -> IncompleteUpdate | None:
-        """What an update lacks, which is owed no more: its rows are here."""
+        """Return an incomplete update and forget it: its rows have arrived."""
         return self._incomplete.pop(lease, None)
 
     def change(self, incomplete: IncompleteUpdate, rows: memoryview) -> Tensor | None:
-        """What the missing rows, one behind the other, change about the subnet's values `[P]`; None if they are not as
-        many.
+        """Decode the missing rows and return by how much they change the subnet's values `[P]`.
+
+        Return None if `rows`, the rows one after the other, does not hold exactly the missing ones.
         """
         if len(rows) != ROW_BYTES * int((~incomplete.partial.received).sum()):
             return None

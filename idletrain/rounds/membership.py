@@ -1,4 +1,4 @@
-"""Who is there: workers of the Dask cluster as they join, are warned and leave."""
+"""Follows the workers of the Dask cluster as they join, get a notice and leave."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from idletrain.worker.lease_spec import version
 
 logger = logging.getLogger(__name__)
 MEMBERSHIP_POLL_SECONDS = 0.1
-FIRST_WORKERS_SECONDS = 60.0  # the wait for the asked number of workers before starting with those that are there
+FIRST_WORKERS_SECONDS = 60.0  # the wait for the requested number of workers before starting with fewer
 DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold disk can draw out
 REMIND_SECONDS = 10.0
 COUNT_SECONDS = 2.0
 
 
 class Membership:
-    """Watches a cluster and tells who may be leased work.
+    """The workers of a cluster that may be leased work.
 
     Args:
         client: An asynchronous client.
         record: Takes what happens.
-        joined: Called with a worker's address once it has told what it can do.
-        noticed: Called when a worker says that it will be taken.
-        left: Called with address and name when a worker that had joined is gone.
         spawn: Runs a coroutine beside the others.
+        joined: Called with a worker's address once its capacity is known.
+        noticed: Called when a worker reports that it will be preempted.
+        left: Called with address and name when a worker that had joined is gone.
 
     Attributes:
-        capacities: What each worker that is there brings.
+        capacities: Memory and speed of each worker that is here, by address.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Membership:
         self._names: dict[str, str] = {}
 
     async def watch(self) -> None:
-        """Begin to listen, and to count who is there, as events tell only of those who come later."""
+        """Subscribe to workers' events, and poll the cluster for workers that joined before."""
         await self._client.set_metadata(["idletrain"], {"version": version(), "client": self._client.id})
         self._client.subscribe_topic("all", self._on_event)
         self._client.subscribe_topic("idletrain", self._on_event)
-        self._spawn(self._count())
+        self._spawn(self._poll())
 
     async def leave(self) -> None:
-        """Let the cluster go: workers of other versions may join it again."""
+        """Release the cluster: workers of other versions may join it again."""
         if self._client.status == "running":
             with contextlib.suppress(OSError):
                 await self._client.set_metadata(["idletrain"], None)
 
     async def wait_for(self, count: int, stopped: Callable[[], bool]) -> None:
-        """Wait until `count` workers joined; with fewer, but some, after a minute."""
+        """Wait until `count` workers joined; after a minute, return with fewer, if there is one."""
         waited = 0.0
         reminded = 0.0
         while len(self.capacities) < count and not stopped():
@@ -77,7 +77,7 @@ class Membership:
                 break
             if waited - reminded >= REMIND_SECONDS:
                 reminded = waited
-                self._record("waiting", reason=f"for workers: {len(self.capacities)} of {count} are there")
+                self._record("waiting", reason=f"for workers: {len(self.capacities)} of {count} are here")
             await asyncio.sleep(MEMBERSHIP_POLL_SECONDS)
             waited += MEMBERSHIP_POLL_SECONDS
 
@@ -99,17 +99,17 @@ class Membership:
                 self._record("worker_notice", worker=address)
                 self._noticed(address)
 
-    async def _count(self) -> None:
-        """Welcome those who were there before we listened, and again those whose joining failed."""
+    async def _poll(self) -> None:
+        """Admit workers that were here before the subscription, and again those whose admission failed."""
         while True:
             if self._client.status == "running":
-                with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
+                with contextlib.suppress(OSError):  # the coordinator notices that a scheduler is gone
                     for address in (await self._client.scheduler.ncores()).keys() - self._known:
                         self._spawn(self._admit(address))
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _admit(self, address: str) -> None:
-        """Learn what a new worker can do, and let it in if it runs the same version."""
+        """Ask a new worker for its capacity, and admit it if it runs the same version."""
         if address in self._known:
             return
         self._known.add(address)
@@ -117,34 +117,36 @@ class Membership:
         try:
             await self._check_version(address)
             described = self._client.submit(tasks.describe, workers=[address], key=f"describe-{address}", pure=False)
-            about = await asyncio.wait_for(described, DESCRIBE_SECONDS)
+            description = await asyncio.wait_for(described, DESCRIBE_SECONDS)
         except RefusedError as refusal:
             self._record("worker_refused", worker=address, reason=str(refusal))
             return
-        except Exception as error:  # noqa: BLE001 (whatever a worker dies of while it joins, it has not joined)
+        except Exception as error:  # noqa: BLE001 (whatever the error, the worker has not joined)
             logger.info("worker %s did not join: %r", address, error)
             if address in self._known:
                 self._record("joining_failed", worker=address)
-            self._known.discard(address)  # the next count tries again, if it is still there
+            self._known.discard(address)  # the next poll tries again, if it is still here
             return
-        if address not in self._known:  # it left while it told
+        if address not in self._known:  # it left meanwhile
             return
         self.capacities[address] = Capacity(
-            about["memory_bytes"],
-            about["steps_per_second"],
-            about["leases"],
-            streams=about["device"] == "cpu",
-            cohort=about["cohort"],
+            description["memory_bytes"],
+            description["steps_per_second"],
+            description["leases"],
+            streams=description["device"] == "cpu",
+            cohort=description["cohort"],
         )
-        self._names[address] = about["name"]
+        self._names[address] = description["name"]
         fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
-        self._record("worker_joined", worker=address, **{field: about[field] for field in fields})
+        self._record("worker_joined", worker=address, **{field: description[field] for field in fields})
         self._joined(address)
 
     async def _check_version(self, address: str) -> None:
-        found = await self._client.run(version, workers=[address], on_error="return")
-        theirs = found.get(address)
+        versions = await self._client.run(version, workers=[address], on_error="return")
+        theirs = versions.get(address)
         if isinstance(theirs, OSError):
             raise theirs
         if isinstance(theirs, Exception) or theirs != version():
-            raise RefusedError(f"worker {address} runs idletrain {theirs} and the head {version()}; install the same")
+            raise RefusedError(
+                f"worker {address} runs idletrain {theirs} and the head {version()}; install one version on both"
+            )

@@ -1,4 +1,4 @@
-"""What can happen to a run, and what then is to be done: plain data, the language of the state machine."""
+"""The events that the state machine takes and the commands that it returns: plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RoundEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJoined(RoundEvent):
-    """A worker is ready."""
+    """A worker is ready to train."""
 
     worker: str
     memory_bytes: int
@@ -35,14 +35,14 @@ class WorkerLeft(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeReceived(RoundEvent):
-    """A worker will be gone soon."""
+    """A worker will be preempted soon."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(RoundEvent):
-    """A lease's holder is alive and has done `steps`."""
+    """The holder of a lease is alive and has done `steps` local steps."""
 
     lease: LeaseId
     steps: int
@@ -50,7 +50,7 @@ class Heartbeat(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed(RoundEvent):
-    """A payload arrived, an `update` or a mark; `fault` says what is wrong with it."""
+    """A payload arrived, an `update` or a progress checkpoint; `fault` says what is wrong with it."""
 
     lease: LeaseId
     steps: int
@@ -60,7 +60,11 @@ class Pushed(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartArrived(RoundEvent):
-    """A part of a payload arrived; of an update's squared norm that share is here by now, 0 if it must be whole."""
+    """A part of a payload arrived.
+
+    Attributes:
+        norm_fraction: Fraction of the update's squared norm that has arrived; 0 if it can only be used whole.
+    """
 
     lease: LeaseId
     steps: int
@@ -76,8 +80,11 @@ class Persisted(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(RoundEvent):
-    """An attempt's task on `worker` is over; `failed` if by an error of its own (not by the loss of its worker),
-    `unfit` if the subnet is too large for the worker after all.
+    """An attempt's task on `worker` is over.
+
+    Attributes:
+        failed: Whether it ended in an error of its own, not by the loss of its worker.
+        out_of_memory: Whether the subnet is too large for the worker after all.
     """
 
     lease: LeaseId
@@ -93,8 +100,12 @@ class ClockTick(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(RoundEvent):
-    """The round is in the network; the next one's subnets need `needs` bytes each and are to be trained out of core if
-    `alone`; a snapshot is or is not due.
+    """The round's updates are in the network.
+
+    Attributes:
+        needs: Bytes that training each subnet of the next round takes.
+        exclusive: Those of them that are trained out of core.
+        snapshot_due: Whether a snapshot is to be written.
     """
 
     needs: tuple[int, ...]
@@ -104,7 +115,7 @@ class Committed(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(RoundEvent):
-    """The committed network was evaluated (accuracy, or None) and written as asked."""
+    """An Evaluate command is done; the accuracy is None without test data."""
 
     accuracy: float | None
 
@@ -119,7 +130,7 @@ class StopRequested(RoundEvent):
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """Have `worker` train from step `step`."""
+    """Have `worker` train from local step `step`."""
 
     lease: LeaseId
     worker: str
@@ -128,24 +139,24 @@ class GrantLease:
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """The reply to the push or beat that was the event."""
+    """Reply to the push or heartbeat that was the event."""
 
     reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
 class KeepProgress:
-    """Hold the pushed payload as the subnet's mark."""
+    """Hold the pushed payload as the subnet's progress checkpoint."""
 
     subnet: int
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Make the pushed payload (or the mark, if there is none) durable as the subnet's update, then say Stored.
+    """Make the pushed payload (else the checkpoint) durable as the subnet's update, then report Persisted.
 
     Attributes:
-        covered: If above 0, it is what has come of a payload that was not finished, with that share of its norm.
+        norm_fraction: If above 0, store what arrived of an update in flight: this fraction of its squared norm.
     """
 
     subnet: int
@@ -156,14 +167,14 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A lease is over without its update; for the record.
+    """A lease is over without its update; to be recorded.
 
     Attributes:
         cause: `notice`, `kill`, `lease`, `error`, `refused`, `closed` (the round ended without it) or `moved` (to a
             smaller worker).
-        kept_steps: Steps of this attempt that are safe at home.
-        lost_steps: Steps that are not, as far as its beats tell.
-        covered: If above 0, what is kept is that share of an update's squared norm.
+        kept_steps: Steps of this attempt that are in the store.
+        lost_steps: Steps that are not, estimated from its heartbeats.
+        norm_fraction: If above 0, an update in flight is kept, with this fraction of its squared norm.
     """
 
     subnet: int
@@ -177,7 +188,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the staged updates into the network, `(subnet, steps)` each, then say Committed."""
+    """Write the staged updates, `(subnet, steps)` each, into the network, then report Committed."""
 
     round: int
     staged: tuple[tuple[int, int], ...]
@@ -185,7 +196,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the committed network and/or write a snapshot of it, then say Looked."""
+    """Evaluate the committed network and/or write a snapshot of it, then report Evaluated."""
 
     evaluate: bool
     snapshot: bool
@@ -193,7 +204,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over: `completed`, `reached`, `stopped`, `diverged` or `failed`."""
+    """End the run: `completed`, `reached`, `stopped`, `diverged` or `failed`."""
 
     status: str
 

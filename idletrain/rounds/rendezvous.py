@@ -1,5 +1,5 @@
-"""Who trains in lockstep with whom: a gang is formed when every subnet's worker has asked for one, and again when one
-of its members is replaced or cut off.
+"""Forms the groups that train in lockstep: one as soon as every subnet's worker has asked to join, and a new one when a
+member is replaced or cut off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from idletrain.rounds.table import RoundState
 
 
 class JoinRequest(NamedTuple):
-    """A member's question, and where its answer goes."""
+    """A worker's request to join a group, and the future that takes the response."""
 
     lease: LeaseId
     address: str
@@ -23,15 +23,15 @@ class JoinRequest(NamedTuple):
 
 
 def common_step(offers: Iterable[Collection[int]]) -> int:
-    """The latest step that all can go on from; each can begin the round again."""
+    """Return the latest step that all can go on from; 0, the round's start, is always one."""
     return max(frozenset.intersection(*(frozenset({0, *steps}) for steps in offers)))
 
 
 class Rendezvous:
-    """The gangs of a run, one after the other.
+    """The groups of a run, one after the other.
 
     Args:
-        formed: Told the step that a gang goes on from, before its members are.
+        group_formed: Called with the step that a group goes on from, before its members get their responses.
     """
 
     def __init__(self, group_formed: Callable[[int], None]) -> None:
@@ -42,29 +42,29 @@ class Rendezvous:
     async def join(
         self, lease: LeaseId, address: str, steps: Collection[int], now: RoundState | None
     ) -> LockstepGroup | Reply:
-        """Wait until all have asked; who asks again is answered again.
+        """Wait until every subnet has a request, and return the group; a repeated request replaces the earlier one.
 
         Args:
-            lease: The member's.
-            address: Its worker's.
-            steps: Those that it can go on from; 0 need not be named.
+            lease: The member's lease.
+            address: Its worker's address.
+            steps: Steps that it can go on from; 0 need not be named.
             now: The run's state, None if it is over.
         """
         if not now:
             return Reply.STALE_ROUND
         if (reply := check_lease(now, lease)) is not Reply.ACCEPTED:
             return reply
-        answer: asyncio.Future[LockstepGroup | Reply] = asyncio.get_running_loop().create_future()
+        response: asyncio.Future[LockstepGroup | Reply] = asyncio.get_running_loop().create_future()
         if (before := self._requests.pop(lease.subnet, None)) and not before.response.done():
             before.response.set_result(Reply.NOT_LEASED)
-        self._requests[lease.subnet] = JoinRequest(lease, address, frozenset(steps), answer)
+        self._requests[lease.subnet] = JoinRequest(lease, address, frozenset(steps), response)
         self.answer_waiting(now)
-        return await answer
+        return await response
 
     def answer_waiting(self, now: RoundState | None) -> None:
-        """Answer those that have nothing to wait for in this state, or all if they are complete."""
-        for k, asked in list(self._requests.items()):
-            reply = check_lease(now, asked.lease) if now else Reply.STALE_ROUND
+        """Refuse requests whose lease no longer holds, and form a group once every subnet has a request."""
+        for k, request in list(self._requests.items()):
+            reply = check_lease(now, request.lease) if now else Reply.STALE_ROUND
             if reply is not Reply.ACCEPTED:
                 _resolve(self._requests.pop(k), reply)
         if not now or len(self._requests) < len(now.subnets):
@@ -73,11 +73,11 @@ class Rendezvous:
         members = [self._requests.pop(k) for k in range(len(now.subnets))]
         step = common_step(member.steps for member in members)
         self._group_formed(step)
-        gang = LockstepGroup(self._formed, step, tuple(member.address for member in members))
+        group = LockstepGroup(self._formed, step, tuple(member.address for member in members))
         for member in members:
-            _resolve(member, gang)
+            _resolve(member, group)
 
 
-def _resolve(request: JoinRequest, answer: LockstepGroup | Reply) -> None:
+def _resolve(request: JoinRequest, result: LockstepGroup | Reply) -> None:
     if not request.response.done():  # its connection may be gone
-        request.response.set_result(answer)
+        request.response.set_result(result)

@@ -1,4 +1,4 @@
-"""How wide each subnet is: what fits its node, then what lets the nodes finish together. Pure."""
+"""Chooses how wide each subnet is: it fits its node, and the nodes finish together. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SEARCH_STEPS = 64  # bisection steps of a share: to the last bit of a float; onl
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker brings.
+    """What a worker offers to a run.
 
     Attributes:
-        memory_bytes: For subnets.
-        steps_per_second: Of a reference step.
-        leases: How many it can hold at once.
+        memory_bytes: Memory for subnets.
+        steps_per_second: Its speed at a reference step.
+        leases: Subnets it can hold at once.
         streams: Whether it can train with its parameters on a disk (a GPU cannot).
-        cohort: Those of one compute the same bits.
+        cohort: Workers of one cohort compute the same bits.
     """
 
     memory_bytes: int
@@ -34,12 +34,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class OutOfCoreEstimate:
-    """What out-of-core training makes of a worker.
+    """Memory and time of out-of-core training, by a subnet's share.
 
     Attributes:
         least_bytes: The least memory in which a subnet of a given share can be trained at all.
-        seconds: Of one step of a subnet of a given share in a given memory; in core where it fits.
-        always: Whether subnets are to be as wide as asked for wherever that is possible.
+        seconds: Seconds of one step of a subnet of a given share in a given memory; in core where it fits.
+        always: Whether subnets get their full width wherever that is possible, even if it is slower.
     """
 
     least_bytes: Callable[[float], int]
@@ -54,23 +54,23 @@ def shares(
     neurons: int,
     out_of_core: OutOfCoreEstimate | None = None,
 ) -> tuple[float, ...]:
-    """Each subnet's share of every neuron group.
+    """Return each subnet's share of every neuron group.
 
     Subnets are dealt to the workers in turn, the most capable first; a worker that cannot hold the narrowest gets
     none. A worker half as fast gets subnets half as wide (in powers of two: finer would follow the measurement's
-    noise); none gets more than its memory holds, and what it cannot hold goes to those who can. If nobody can, the
-    shares add up to less than 1 and the rounds take turns over the network; or subnets are as wide as they should be
-    and trained out of core, where that is quicker: what counts is the seconds until every neuron had its turn.
+    noise); none gets more than its memory holds, and the rest goes to workers that can hold it. If none can, the
+    shares add up to less than 1 and the rounds take turns over the network; or subnets get their full width
+    and are trained out of core, where that is quicker: the measure is the seconds until every neuron was trained.
 
     Args:
         workers: At least one.
         subnets: How many subnets a round has.
         need_bytes: Bytes that training a subnet of a given share takes.
         neurons: Neurons of the smallest group (1 for a network that is not cut).
-        beyond: What out-of-core training makes possible, or None if it is not allowed.
+        out_of_core: Memory and time of out-of-core training, or None if it is not allowed.
 
     Raises:
-        RunError: the narrowest subnet fits no worker.
+        RunError: The narrowest subnet fits no worker.
     """
     if neurons == 1:
         return _in_core(workers, subnets, need_bytes, out_of_core)
@@ -98,8 +98,12 @@ def shares(
 
 @dataclass(frozen=True)
 class _Assignment:
-    """Subnets dealt to workers in turn: each subnet's worker, how many that worker gets, and how wide it should be
-    beside the others.
+    """Subnets dealt to workers in turn.
+
+    Attributes:
+        workers: Each subnet's worker.
+        turns: How many subnets that worker gets.
+        weights: Each subnet's width relative to the others.
     """
 
     workers: Sequence[Capacity]
@@ -110,16 +114,16 @@ class _Assignment:
     def of(cls, workers: Sequence[Capacity], subnets: int) -> _Assignment:
         ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
         fastest = max(worker.steps_per_second for worker in workers)
-        mine = [ranked[k % len(ranked)] for k in range(subnets)]
+        assigned = [ranked[k % len(ranked)] for k in range(subnets)]
         turns = [-(-(subnets - k % len(ranked)) // len(ranked)) for k in range(subnets)]
-        speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in mine]
-        return cls(mine, turns, [speed / turn for speed, turn in zip(speeds, turns, strict=True)])
+        speeds = [2.0 ** round(math.log2(worker.steps_per_second / fastest)) for worker in assigned]
+        return cls(assigned, turns, [speed / turn for speed, turn in zip(speeds, turns, strict=True)])
 
 
 def _widths(
     deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
 ) -> tuple[float, ...] | None:
-    """Shares that cover the network, trained out of core where they do not fit; None if that is impossible, too."""
+    """Return shares that cover the network, trained out of core where they do not fit; None if that is impossible."""
     if out_of_core is None:
         return None
     wide = tuple(weight / sum(deal.weights) for weight in deal.weights)
@@ -131,7 +135,7 @@ def _widths(
 
 
 def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreEstimate) -> float:
-    """Seconds of compute per local step until every neuron had its turn."""
+    """Return the seconds of compute per local step until every neuron was trained."""
     slowest = max(
         turn * out_of_core.seconds(share, steady(worker.memory_bytes))
         for share, worker, turn in zip(shares, deal.workers, deal.turns, strict=True)
@@ -142,7 +146,7 @@ def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutO
 def _in_core(
     workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
 ) -> tuple[float, ...]:
-    """Local SGD: every worker trains the whole network."""
+    """Return the shares of local SGD, where every worker trains the whole network."""
     largest = max(worker.memory_bytes for worker in workers)
     if need_bytes(1.0) > largest and (out_of_core is None or out_of_core.least_bytes(1.0) > largest):
         least = f", {out_of_core.least_bytes(1.0) >> 20} MiB out of core," if out_of_core else ""
@@ -155,15 +159,15 @@ def _in_core(
 
 
 def steady(memory_bytes: int) -> int:
-    """Memory to plan with: some less, in coarse steps, as what a worker measures is never twice the same. Its heir, and
-    the same job's next run, so get the same widths, and subnets that they can hold.
+    """Round memory down, because measurements vary, so that a replacement worker, and the same job's next run, get the
+    same widths.
     """
     step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY_BITS)
     return memory_bytes * 15 // 16 // step * step
 
 
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
-    """The largest share that fits where the narrowest does, by bisection."""
+    """Return the largest share that fits, by bisection; the narrowest is known to fit."""
     memory_bytes = steady(memory_bytes)
     if need_bytes(1.0) <= memory_bytes:
         return 1.0
@@ -175,7 +179,7 @@ def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: fl
 
 
 def _fill(weights: Sequence[float], caps: Sequence[float]) -> list[float]:
-    """Shares in proportion to weights, none above its cap, adding up to 1 as far as the caps allow."""
+    """Return shares in proportion to weights, none above its cap, adding up to 1 as far as the caps allow."""
     result = [0.0] * len(weights)
     free = set(range(len(weights)))
     left = 1.0

@@ -1,4 +1,4 @@
-"""Rows that come late change what they would have changed in time."""
+"""Late rows change the values by as much as they would have in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE = LeaseId("run", 1, 3, 1, 7)
 WIDTHS = (40, 300, 300, 3)
 
 
-def test_what_is_taken_without_some_rows_and_those_make_the_whole(small_program: Callable[..., Prepared]) -> None:
+def test_an_update_without_some_rows_and_its_late_rows_make_the_whole(small_program: Callable[..., Prepared]) -> None:
     prepared = small_program(widths=WIDTHS, norm="batch", exchange={"push": "int8"})
     program = prepared.program
     (subnet, _) = program.subnets(3, (0.5, 0.5))
@@ -29,40 +29,40 @@ def test_what_is_taken_without_some_rows_and_those_make_the_whole(small_program:
     assert codec
     got = np.random.default_rng(0).random(codec.rows) < 0.8
     rows = content[codec.first_row :].view(-1, ROW_BYTES)
-    came = content.clone()
-    came[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~got)] = 0
-    owed = LateRows(program)
-    owed.add(LEASE, subnet, PartialPayload(memoryview(came.numpy()), got, 1.0))
+    arrived = content.clone()
+    arrived[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~got)] = 0
+    late_rows = LateRows(program)
+    late_rows.add(LEASE, subnet, PartialPayload(memoryview(arrived.numpy()), got, 1.0))
     late = rows[torch.from_numpy(~got)].contiguous()
-    told = np.unpackbits(np.frombuffer(owed.missing(LEASE), np.uint8), count=codec.rows, bitorder="little")
-    assert np.array_equal(told.astype(bool), ~got)
-    lacking = owed.pop(LEASE)
-    assert lacking
-    change = owed.change(lacking, memoryview(late.numpy()).cast("B"))
+    missing = np.unpackbits(np.frombuffer(late_rows.missing(LEASE), np.uint8), count=codec.rows, bitorder="little")
+    assert np.array_equal(missing.astype(bool), ~got)
+    incomplete = late_rows.pop(LEASE)
+    assert incomplete
+    change = late_rows.change(incomplete, memoryview(late.numpy()).cast("B"))
     assert change is not None
     in_time = codec.decode(content, flat)[: subnet.parameters]
-    taken = codec.decode(came, flat, got)[: subnet.parameters]
-    assert not torch.equal(taken, in_time)
-    assert torch.allclose(taken + change, in_time, atol=1e-6)
-    assert owed.pop(LEASE) is None  # once
-    assert owed.missing(LEASE) == b""
+    accepted = codec.decode(arrived, flat, got)[: subnet.parameters]
+    assert not torch.equal(accepted, in_time)
+    assert torch.allclose(accepted + change, in_time, atol=1e-6)
+    assert late_rows.pop(LEASE) is None  # once
+    assert late_rows.missing(LEASE) == b""
 
 
-def test_rows_that_nobody_owes_or_too_few_change_nothing(small_program: Callable[..., Prepared]) -> None:
+def test_rows_that_are_not_missing_or_too_few_change_nothing(small_program: Callable[..., Prepared]) -> None:
     program = small_program(widths=WIDTHS, norm="batch", exchange={"push": "int8"}).program
     (subnet, _) = program.subnets(3, (0.5, 0.5))
     codec = encoding.codec(program, subnet, "push")
     assert codec
     got = np.arange(codec.rows) < codec.rows - 2
-    owed = LateRows(program)
-    owed.add(LEASE, subnet, PartialPayload(memoryview(bytearray(codec.nbytes)), got, 1.0))
-    assert owed.pop(LeaseId("run", 1, 3, 0, 7)) is None
+    late_rows = LateRows(program)
+    late_rows.add(LEASE, subnet, PartialPayload(memoryview(bytearray(codec.nbytes)), got, 1.0))
+    assert late_rows.pop(LeaseId("run", 1, 3, 0, 7)) is None
     later = LeaseId("run", 1, 4 + ROUNDS_KEPT, 0, 9)
-    lacking = owed.pop(LEASE)
-    assert lacking
-    assert owed.change(lacking, memoryview(bytearray(ROW_BYTES))) is None
-    assert owed.change(lacking, memoryview(bytearray(2 * ROW_BYTES))) is not None
-    owed.add(LEASE, subnet, lacking.partial)
-    owed.add(later, subnet, lacking.partial)
-    assert owed.pop(LEASE) is None
-    assert owed.pop(later)
+    incomplete = late_rows.pop(LEASE)
+    assert incomplete
+    assert late_rows.change(incomplete, memoryview(bytearray(ROW_BYTES))) is None
+    assert late_rows.change(incomplete, memoryview(bytearray(2 * ROW_BYTES))) is not None
+    late_rows.add(LEASE, subnet, incomplete.partial)
+    late_rows.add(later, subnet, incomplete.partial)
+    assert late_rows.pop(LEASE) is None
+    assert late_rows.pop(later)

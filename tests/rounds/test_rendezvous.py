@@ -1,4 +1,4 @@
-"""Who trains in lockstep with whom, and from which step on."""
+"""Groups that train in lockstep, and the step from which they go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from idletrain.rounds.rendezvous import Rendezvous, common_step
 from idletrain.rounds.table import RoundRules
 
 
-def test_the_latest_step_that_all_have_is_gone_on_from() -> None:
+def test_a_group_goes_on_from_the_latest_step_that_all_have() -> None:
     assert common_step([{30, 20, 10}, {20, 10}, {35, 20, 10}]) == 20
     assert common_step([{30, 20}, {40}]) == 0  # the round's beginning, which nobody need name
     assert common_step([set(), set()]) == 0
@@ -26,7 +26,7 @@ class World:
         rules = RoundRules(salvage=False, local_steps=50, rounds=1, lease_seconds=10, evaluate_every=1, lockstep=True)
         self.state = state.open_run(rules, "run", 1, 0, (1, 1), {}, 0.0, {})
         self.formed: list[int] = []
-        self.gangs = Rendezvous(self.formed.append)
+        self.rendezvous = Rendezvous(self.formed.append)
         self.leases: dict[int, LeaseId] = {}
         for name in "ab":
             self.do(WorkerJoined(now=0.0, worker=name, memory_bytes=10, leases=2))
@@ -34,18 +34,18 @@ class World:
     def do(self, event: Any) -> None:
         self.state, commands = state.advance(self.state, event)
         self.leases |= {c.lease.subnet: c.lease for c in commands if isinstance(c, GrantLease)}
-        self.gangs.answer_waiting(self.state)
+        self.rendezvous.answer_waiting(self.state)
 
     def ask(self, subnet: int, *steps: int) -> asyncio.Task[LockstepGroup | Reply]:
         lease = self.leases[subnet]
-        return asyncio.ensure_future(self.gangs.join(lease, f"tcp://{lease.attempt}", steps, self.state))
+        return asyncio.ensure_future(self.rendezvous.join(lease, f"tcp://{lease.attempt}", steps, self.state))
 
 
 def played(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 10))
 
 
-def test_a_gang_is_formed_when_every_subnet_s_worker_has_asked() -> None:
+def test_a_group_is_formed_when_every_subnet_has_a_request() -> None:
     async def scene() -> None:
         world = World()
         first = world.ask(0, 7)
@@ -57,22 +57,22 @@ def test_a_gang_is_formed_when_every_subnet_s_worker_has_asked() -> None:
     played(scene())
 
 
-def test_who_is_left_waits_for_the_heir_and_all_go_back_to_its_step() -> None:
+def test_the_others_wait_for_a_replacement_and_all_roll_back_to_its_step() -> None:
     async def scene() -> None:
         world = World()
         await asyncio.gather(world.ask(0), world.ask(1))
         world.do(WorkerLeft(now=1.0, worker="b"))
-        mine = world.ask(0, 31, 20)
+        first = world.ask(0, 31, 20)
         await asyncio.sleep(0)
-        assert not mine.done()
+        assert not first.done()
         world.do(WorkerJoined(now=2.0, worker="c", memory_bytes=10, leases=2))
-        assert await world.ask(1, 20) == await mine == LockstepGroup(2, 20, ("tcp://1", "tcp://3"))
+        assert await world.ask(1, 20) == await first == LockstepGroup(2, 20, ("tcp://1", "tcp://3"))
         assert world.formed == [0, 20]
 
     played(scene())
 
 
-def test_who_has_no_lease_any_more_does_not_wait() -> None:
+def test_a_worker_without_a_lease_does_not_wait() -> None:
     async def scene() -> None:
         world = World()
         waiting = world.ask(0)
@@ -81,13 +81,13 @@ def test_who_has_no_lease_any_more_does_not_wait() -> None:
         assert await waiting is Reply.NOT_LEASED
         late = world.ask(1)
         await asyncio.sleep(0)
-        world.gangs.answer_waiting(None)
+        world.rendezvous.answer_waiting(None)
         assert await late is Reply.STALE_ROUND
 
     played(scene())
 
 
-def test_who_asks_again_is_counted_once() -> None:
+def test_a_repeated_request_is_counted_once() -> None:
     async def scene() -> None:
         world = World()
         before = world.ask(0, 5)
@@ -100,16 +100,16 @@ def test_who_asks_again_is_counted_once() -> None:
     played(scene())
 
 
-def test_a_worker_that_was_replaced_does_not_displace_its_heir() -> None:
+def test_a_worker_that_was_replaced_does_not_displace_its_replacement() -> None:
     async def scene() -> None:
         world = World()
         old = world.leases[1]
         world.do(WorkerLeft(now=1.0, worker="b"))
         world.do(WorkerJoined(now=2.0, worker="c", memory_bytes=10, leases=2))
-        heir = world.ask(1)
+        replacement = world.ask(1)
         await asyncio.sleep(0)
-        assert await world.gangs.join(old, "tcp://b", [9], world.state) is Reply.NOT_LEASED
-        assert not heir.done()
-        assert await world.ask(0) == await heir
+        assert await world.rendezvous.join(old, "tcp://b", [9], world.state) is Reply.NOT_LEASED
+        assert not replacement.done()
+        assert await world.ask(0) == await replacement
 
     played(scene())

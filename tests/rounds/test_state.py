@@ -46,26 +46,26 @@ class World:
     """A run whose events a test chooses; carries out commands only as the test says, and checks each of them."""
 
     def __init__(self, **rules: object) -> None:
-        asked = {"salvage": False, "local_steps": STEPS, "rounds": 3, "lease_seconds": 10.0, "evaluate_every": 2}
+        settings_ = {"salvage": False, "local_steps": STEPS, "rounds": 3, "lease_seconds": 10.0, "evaluate_every": 2}
         needs = rules.pop("needs", (SMALL, LARGE, SMALL))
         staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
         self.needs, self.alone = needs, rules.pop("alone", frozenset())
         self.now = 0.0
         workers = {name: WorkerState(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
-        rules_ = RoundRules(**(asked | rules))
+        rules_ = RoundRules(**(settings_ | rules))
         self.state = state.open_run(rules_, "run", 1, round_, needs, staged, self.now, workers, self.alone)
         self.leases: list[GrantLease] = []
         self.running: list[GrantLease] = []  # attempts whose tasks have not ended
         self.to_store: list[int] = []
         self.stored: dict[tuple[int, int], int] = {}
         self.committed: list[Commit] = []
-        self.commit_due = self.look_due = False
+        self.commit_due = self.evaluation_due = False
         self.lost: list[LeaseLost] = []
         self.finished: str | None = None
         self.log: list[state.Command] = []
 
     def do(self, kind: type[RoundEvent], **fields: object) -> tuple[state.Command, ...]:
-        if kind is Pushed:  # of fewer steps than all, a mark, unless the test says otherwise
+        if kind is Pushed:  # of fewer steps than all, a checkpoint, unless the test says otherwise
             fields.setdefault("update", fields["steps"] == STEPS)
         event = kind(now=self.now, **fields)
         before = self.state
@@ -107,12 +107,12 @@ class World:
         self.commit_due = False
         self.do(Committed, needs=self.needs, exclusive=self.alone, snapshot_due=snapshot_due)
 
-    def look(self, accuracy: float | None = None) -> None:
-        self.look_due = False
+    def evaluate(self, accuracy: float | None = None) -> None:
+        self.evaluation_due = False
         self.do(Evaluated, accuracy=accuracy)
 
     def drive(self) -> None:
-        """A fair world: new workers come, whoever holds a lease finishes it, whatever was asked is done."""
+        """A fair world: new workers come, each lease is finished, every command is carried out."""
         for turn in range(200):
             if self.finished:
                 return
@@ -122,8 +122,8 @@ class World:
                 self.store(k)
             if self.commit_due:
                 self.commit()
-            if self.look_due:
-                self.look()
+            if self.evaluation_due:
+                self.evaluate()
             for given_ in list(self.running):
                 self.tell(Pushed, given_.lease, steps=STEPS)
                 self.end(given_.lease)
@@ -155,8 +155,8 @@ class World:
                 self.committed.append(command)
                 self.commit_due = True
             case Evaluate():
-                assert not self.look_due
-                self.look_due = True
+                assert not self.evaluation_due
+                self.evaluation_due = True
             case LeaseLost():
                 assert command.kept_steps >= 0
                 assert command.lost_steps >= 0
@@ -169,7 +169,7 @@ class World:
         now = self.state
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
-                assert new.steps >= old.steps, "steps that were safe at home are gone"
+                assert new.steps >= old.steps, "stored steps are gone"
         assert now.subnets == SubnetTable.of(now.subnets)
         if now.stage is RunStage.DONE:
             return
@@ -191,9 +191,9 @@ ACTIONS = (
     "notice",
     "beat",
     "push",
-    "mark",
+    "progress",
     "part",
-    "came",
+    "part",
     "fault",
     "foreign",
     "end",
@@ -202,13 +202,13 @@ ACTIONS = (
     "commit",
 )
 EVENTS = st.lists(
-    st.tuples(st.sampled_from((*ACTIONS, "look", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
+    st.tuples(st.sampled_from((*ACTIONS, "evaluate", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
 )
 ALONE = st.frozensets(st.integers(0, 2))
 
 
 def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one case an action)
-    """Turn a drawn action into an event that the runner could send in this state, or one that a zombie could."""
+    """Turn a drawn action into an event that the coordinator could send in this state, or one that a zombie could."""
     name = f"w{a % 4}"
     lease = world.leases[-1 - a % min(len(world.leases), 8)].lease if world.leases else None
     match action:
@@ -222,11 +222,11 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
             world.tell(Heartbeat, lease, steps=b % (STEPS + 1))
         case "push" if lease:
             world.tell(Pushed, lease, steps=STEPS)
-        case "mark" if lease:
+        case "progress" if lease:
             world.tell(Pushed, lease, steps=b % STEPS)
         case "part" if lease and world.state.rules.salvage:
             world.tell(Pushed, lease, steps=1 + b % STEPS, update=True)
-        case "came" if lease:
+        case "part" if lease:
             world.tell(
                 PartArrived, lease, steps=1 + b % STEPS, norm_fraction=b / 50 if world.state.rules.salvage else 0.0
             )
@@ -253,8 +253,8 @@ def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one 
             world.store(world.to_store[a % len(world.to_store)])
         case "commit" if world.commit_due:
             world.commit(snapshot_due=bool(b % 2))
-        case "look" if world.look_due:
-            world.look(None)
+        case "evaluate" if world.evaluation_due:
+            world.evaluate(None)
         case "illegal":
             refuse_illegal(world)
 
@@ -369,7 +369,7 @@ def test_a_worker_is_leased_a_second_subnet_when_there_is_one_for_everybody() ->
     assert not world.state.subnets[second.subnet].queued
 
 
-def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_is_done_go_on() -> None:
+def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_finished_workers_keep_their_leases() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 3)
     world.join("a", "b", leases=2)
     assert [(c.lease.subnet, c.worker) for c in world.leases] == [(0, "a"), (1, "b")]
@@ -379,7 +379,7 @@ def test_in_lockstep_each_subnet_has_a_worker_for_itself_and_the_leases_of_who_i
         assert world.tell(Pushed, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
         assert world.tell(Heartbeat, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
-    world.do(WorkerLeft, worker="a")  # its mark of all steps stays
+    world.do(WorkerLeft, worker="a")  # its checkpoint of all steps stays
     assert world.tell(Pushed, world.lease_of(2), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == [0, 1, 2]
 
@@ -400,14 +400,14 @@ def test_in_lockstep_machines_that_are_alike_train_together() -> None:
     assert {c.worker for c in world.leases[5:]} == {"a", "b", "f"}
 
 
-def test_in_lockstep_those_train_who_have_the_memory() -> None:
+def test_in_lockstep_the_cohort_with_enough_memory_trains() -> None:
     world = World(lockstep=True, needs=(LARGE,) * 2)
     world.join("a", "b", "c", memory_bytes=SMALL, cohort="small")
     world.join("d", "e", memory_bytes=LARGE, cohort="large")
     assert {c.worker for c in world.leases} == {"d", "e"}
 
 
-def test_in_lockstep_who_is_warned_leaves_its_mark_before_others_take_over() -> None:
+def test_in_lockstep_a_draining_worker_leaves_its_checkpoint_before_others_take_over() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b", cohort="Xeon")
     world.join("c", "d", cohort="Epyc")
@@ -420,7 +420,7 @@ def test_in_lockstep_who_is_warned_leaves_its_mark_before_others_take_over() -> 
     assert {(c.worker, c.step) for c in world.leases[2:]} == {("c", STEPS - 1), ("d", STEPS - 1)}
 
 
-def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
+def test_checkpoints_after_a_group_s_start_do_not_count() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
@@ -429,11 +429,11 @@ def test_what_is_home_of_steps_behind_a_gang_s_start_does_not_count() -> None:
     assert [subnet.steps for subnet in world.state.subnets] == [1, 1]
     assert world.tell(Pushed, world.lease_of(1), steps=STEPS) is Reply.ACCEPTED
     assert world.to_store == []
-    assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED  # again, of this gang
+    assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED  # again, of this group
     assert world.to_store == [0, 1]
 
 
-def test_a_gang_s_start_counts_as_home_only_where_it_is() -> None:
+def test_a_group_s_start_counts_as_stored_only_where_it_is() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b")
     assert world.tell(Pushed, world.lease_of(0), steps=STEPS) is Reply.ACCEPTED
@@ -442,14 +442,14 @@ def test_a_gang_s_start_counts_as_home_only_where_it_is() -> None:
     assert world.tell(Pushed, world.lease_of(0), steps=2) is Reply.ACCEPTED
 
 
-def test_otherwise_machines_of_any_kind_train() -> None:
+def test_without_lockstep_all_cohorts_train() -> None:
     world = World(needs=(SMALL,) * 2)
     world.join("a", cohort="Xeon")
     world.join("b", cohort="Epyc")
     assert {c.worker for c in world.leases} == {"a", "b"}
 
 
-def test_in_lockstep_who_is_done_and_gone_is_replaced_as_long_as_others_need_it() -> None:
+def test_in_lockstep_a_finished_worker_that_left_is_replaced_while_others_train() -> None:
     world = World(lockstep=True, needs=(SMALL,) * 2)
     world.join("a", "b", leases=2)
     world.tell(Pushed, world.lease_of(0), steps=STEPS)
@@ -478,7 +478,7 @@ def test_in_lockstep_a_small_subnet_makes_way_for_a_large_one() -> None:
     assert {(c.lease.subnet, c.worker) for c in world.leases[-2:]} == {(0, "small"), (1, ({"a", "b"} - {other}).pop())}
 
 
-def test_the_last_subnets_of_a_round_wait_for_whoever_is_done_first() -> None:
+def test_the_last_subnets_of_a_round_wait_for_the_worker_that_is_done_first() -> None:
     world = World(needs=(SMALL,) * 3, workers=("a", "b"))
     world.do(ClockTick)
     assert Counter(c.worker for c in world.leases) == {"a": 1, "b": 1}
@@ -551,7 +551,7 @@ def test_a_subnet_that_no_worker_can_hold_waits_for_one_that_can() -> None:
     assert [c.worker for c in world.leases] == ["large"]
 
 
-def test_a_lease_without_a_beat_is_over_after_its_seconds_and_goes_on_elsewhere_from_the_mark() -> None:
+def test_a_lease_without_a_beat_is_over_after_its_seconds_and_goes_on_elsewhere_from_the_checkpoint() -> None:
     world = World(needs=(SMALL,), lease_seconds=10.0)
     world.join("a")
     first = world.lease_of(0)
@@ -610,7 +610,7 @@ def test_a_killed_worker_s_steps_since_its_last_beat_are_estimated_at_its_pace()
 
 
 def test_a_beat_from_before_the_pull_does_not_make_lost_steps_negative() -> None:
-    """A new attempt beats with step 0 until it has pulled the mark that it goes on from."""
+    """A new attempt beats with step 0 until it has pulled the checkpoint that it goes on from."""
     world = World(needs=(SMALL,))
     world.join("a")
     world.tell(Pushed, world.lease_of(0), steps=3)
@@ -652,7 +652,7 @@ def test_a_worker_on_which_attempts_fail_twice_is_passed_over() -> None:
     assert world.commit_due
 
 
-def test_errors_after_the_update_is_home_do_not_count() -> None:
+def test_errors_after_the_update_is_stored_do_not_count() -> None:
     world = World(needs=(SMALL,), rounds=9)
     world.join("a")
     for _ in range(4):
@@ -661,8 +661,8 @@ def test_errors_after_the_update_is_home_do_not_count() -> None:
         world.end(lease, failed=True)
         world.store(0)
         world.commit()
-        if world.look_due:
-            world.look()
+        if world.evaluation_due:
+            world.evaluate()
     assert world.finished is None
 
 
@@ -672,16 +672,16 @@ def test_errors_after_the_update_is_home_do_not_count() -> None:
 def test_pushes_are_answered_by_what_became_of_their_lease() -> None:
     world = World(needs=(SMALL, SMALL))
     world.join("a", "b")
-    mine, other = world.lease_of(0), world.lease_of(1)
+    own, other = world.lease_of(0), world.lease_of(1)
     reply = {
-        "another run": world.tell(Pushed, replace(mine, run="x"), steps=STEPS),
-        "another epoch": world.tell(Pushed, replace(mine, epoch=0), steps=STEPS),
-        "another round": world.tell(Pushed, replace(mine, round=1), steps=STEPS),
-        "no such subnet": world.tell(Pushed, replace(mine, subnet=2), steps=STEPS),
+        "another run": world.tell(Pushed, replace(own, run="x"), steps=STEPS),
+        "another epoch": world.tell(Pushed, replace(own, epoch=0), steps=STEPS),
+        "another round": world.tell(Pushed, replace(own, round=1), steps=STEPS),
+        "no such subnet": world.tell(Pushed, replace(own, subnet=2), steps=STEPS),
         "a negative subnet": world.tell(Pushed, replace(other, subnet=-1), steps=STEPS),
-        "another attempt": world.tell(Pushed, replace(mine, attempt=77), steps=STEPS),
-        "mine": world.tell(Pushed, mine, steps=STEPS),
-        "mine again": world.tell(Pushed, mine, steps=STEPS),
+        "another attempt": world.tell(Pushed, replace(own, attempt=77), steps=STEPS),
+        "mine": world.tell(Pushed, own, steps=STEPS),
+        "mine again": world.tell(Pushed, own, steps=STEPS),
     }
     assert reply == {
         "another run": Reply.STALE_EPOCH,
@@ -695,7 +695,7 @@ def test_pushes_are_answered_by_what_became_of_their_lease() -> None:
     }
 
 
-def test_a_mark_that_arrives_after_a_later_one_is_a_duplicate_and_is_not_kept() -> None:
+def test_a_checkpoint_that_arrives_after_a_later_one_is_a_duplicate() -> None:
     world = World(needs=(SMALL,))
     world.join("a")
     assert world.do(Pushed, lease=world.lease_of(0), steps=3) == (Respond(Reply.ACCEPTED), KeepProgress(0))
@@ -782,28 +782,28 @@ def test_a_round_is_committed_when_all_is_staged_and_the_next_opens_with_its_own
     assert [s.need_bytes for s in world.state.subnets] == [LARGE, SMALL]
 
 
-def test_a_commit_waits_until_nobody_looks_at_the_network() -> None:
+def test_a_commit_waits_until_the_evaluation_ends() -> None:
     world = World(needs=(SMALL,), evaluate_every=1)
     world.join("a")
     world.finish_subnet(0)
     world.commit()
-    assert world.look_due
+    assert world.evaluation_due
     world.finish_subnet(0)
     assert not world.commit_due
-    world.look(0.5)
+    world.evaluate(0.5)
     assert world.commit_due
 
 
-def test_the_network_is_looked_at_every_so_many_rounds_when_a_snapshot_is_due_and_at_the_end() -> None:
+def test_the_network_is_evaluated_every_so_many_rounds_when_a_snapshot_is_due_and_at_the_end() -> None:
     world = World(needs=(SMALL,), rounds=5, evaluate_every=3)
     world.join("a")
     for due in (False, True, False, False, False):
         world.finish_subnet(0)
         world.commit(snapshot_due=due)
-        if world.look_due:
-            world.look()
-    looks = [c for c in world.log if isinstance(c, Evaluate)]
-    assert looks == [Evaluate(False, True), Evaluate(True, False), Evaluate(True, True)]
+        if world.evaluation_due:
+            world.evaluate()
+    evaluations = [c for c in world.log if isinstance(c, Evaluate)]
+    assert evaluations == [Evaluate(False, True), Evaluate(True, False), Evaluate(True, True)]
     assert world.finished == "completed"
 
 
@@ -812,11 +812,11 @@ def test_the_run_ends_when_the_target_accuracy_is_reached() -> None:
     world.join("a")
     world.finish_subnet(0)
     world.commit()
-    world.look(0.89)
+    world.evaluate(0.89)
     assert world.finished is None
     world.finish_subnet(0)
     world.commit()
-    world.look(0.9)
+    world.evaluate(0.9)
     assert world.finished == "reached"
 
 
@@ -842,14 +842,14 @@ def test_a_restart_after_the_last_commit_only_evaluates_and_ends(round_: int) ->
     world.join("a")
     world.do(ClockTick)
     assert world.leases == []
-    world.look(0.5)
+    world.evaluate(0.5)
     assert world.finished == "completed"
 
 
 # --- salvage --------------------------------------------------------------------------------------------------------
 
 
-def test_salvage_closes_a_round_whose_last_subnet_was_lost_with_the_mark_that_it_left() -> None:
+def test_salvage_closes_a_round_whose_last_subnet_was_lost_with_the_checkpoint_that_it_left() -> None:
     world = World(salvage=True, needs=(SMALL, SMALL))
     world.join("a", "b")
     world.tell(Pushed, world.lease_of(1), steps=2)
@@ -875,7 +875,7 @@ def test_salvage_reissues_a_lost_subnet_while_others_train_anyway() -> None:
     assert world.leases[-1].worker == "c"
 
 
-def test_salvage_trains_again_when_all_subnets_were_lost_before_any_mark() -> None:
+def test_salvage_trains_again_when_all_subnets_were_lost_before_any_checkpoint() -> None:
     """There is nothing to close the round with: without another lease the run would never end."""
     world = World(salvage=True, needs=(SMALL, SMALL))
     world.join("a", "b")
@@ -931,7 +931,7 @@ def test_salvage_goes_by_the_slowest_subnet_of_a_round_not_by_one_that_was_pulle
     assert world.commit_due
 
 
-def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
+def test_salvage_waits_longer_after_a_round_that_it_cut_short() -> None:
     world = World(salvage=True, needs=(SMALL, SMALL))
     world.join("a", "b")
     world.now = 4.0
@@ -949,7 +949,7 @@ def test_salvage_waits_longer_behind_a_round_that_it_cut_short() -> None:
     assert [c.cause for c in world.lost] == ["closed"]
 
 
-def test_salvage_takes_what_has_come_of_an_update_when_its_worker_dies() -> None:
+def test_salvage_stores_the_rows_of_an_update_in_flight_when_its_worker_dies() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
     world.do(ClockTick)
     lease = world.lease_of(0)
@@ -965,7 +965,7 @@ def test_salvage_takes_what_has_come_of_an_update_when_its_worker_dies() -> None
     assert world.committed[-1].staged == ((0, STEPS), (1, STEPS))
 
 
-def test_salvage_goes_on_from_the_mark_where_that_holds_more_than_what_has_come() -> None:
+def test_salvage_goes_on_from_a_checkpoint_that_holds_more_than_the_update_in_flight() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b", "c"))
     world.do(ClockTick)
     lease = world.lease_of(0)
@@ -981,7 +981,7 @@ def test_salvage_goes_on_from_the_mark_where_that_holds_more_than_what_has_come(
     assert world.lost[-1].norm_fraction == 0
 
 
-def test_salvage_closes_a_round_with_what_has_come_of_an_update() -> None:
+def test_salvage_closes_a_round_with_the_rows_of_an_update_in_flight() -> None:
     world = World(salvage=True, needs=(SMALL,) * 2, workers=("a", "b"))
     world.do(ClockTick)
     world.now += 1

@@ -1,4 +1,4 @@
-"""What a table knows of its subnets is what a look at each of them would tell."""
+"""A table's counts are what counting its subnets would give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How wide each subnet is."""
+"""The width of each subnet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_worker_with_two_turns_gets_half_the_width_twice() -> None:
     assert shares([Capacity(ROOMY, 1.0)] * 2, 3, need, 64) == pytest.approx((0.25, 0.5, 0.25))
 
 
-def test_what_a_small_worker_cannot_hold_goes_to_the_others() -> None:
+def test_the_rest_of_a_small_worker_s_share_goes_to_the_others() -> None:
     got = shares([Capacity(ROOMY, 1.0), Capacity(ROOMY, 1.0), Capacity(12 * MIB, 1.0)], 3, need, 64)
     assert got == pytest.approx((0.45, 0.45, 0.1), abs=1e-6)  # 11 MiB of the 12 are planned with
 
@@ -46,7 +46,7 @@ def test_a_fleet_that_is_too_small_covers_part_of_the_network() -> None:
 
 
 @given(st.integers(1 << 20, 1 << 45))
-def test_what_is_planned_with_is_somewhat_less_than_there_is(memory: int) -> None:
+def test_memory_is_rounded_down(memory: int) -> None:
     assert memory * 0.87 <= steady(memory) <= memory * 0.94
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_cannot_hold_the_narrowest_subnet_is_dealt_none() -> None:
     assert shares([roomy, Capacity(MIB, 9.0), roomy], 4, need, 64) == shares([roomy, roomy], 4, need, 64)
 
 
-def test_a_fleet_that_cannot_hold_the_narrowest_subnet_is_told_the_way_out() -> None:
+def test_a_fleet_that_cannot_hold_the_narrowest_subnet_is_refused_with_advice() -> None:
     with pytest.raises(RunError, match=r"narrowest subnet needs 2 MiB and the largest.* 1 MiB.*smaller training.batch"):
         shares([Capacity(MIB, 1.0)] * 2, 1, need, 64)
 

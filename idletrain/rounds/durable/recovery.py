@@ -1,4 +1,4 @@
-"""What a run directory says: the network after its last committed round, and what is staged of the next."""
+"""Reads a run directory: the network after its last committed round, and the staged updates of the next."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from idletrain.nn.program import Program
 from idletrain.rounds.durable import snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.updates import StagedUpdate
 
-FORMAT = 2  # of write-ahead log and updates; 1 had updates whose sums were not scaled
+FORMAT = 3  # of write-ahead log and updates; 1 had updates whose sums were not scaled, 2 other names in its records
 logger = logging.getLogger(__name__)
-READ_TRIES = 3  # a reader beside a run may see a snapshot pruned under its eyes; two in a row take two minutes
+READ_TRIES = 3  # a run may prune a snapshot while another process reads it; two in a row take two minutes
 
 
 @dataclass(frozen=True)
 class LateUpdate:
-    """What came late of an update of round `of`, and where it lies; numbered through the run."""
+    """Late rows of an update of round `of`, as a change on disk; numbered through the run."""
 
     number: int
     of: int
@@ -31,14 +31,15 @@ class LateUpdate:
 
 @dataclass(frozen=True)
 class History:
-    """A ledger's content, in order.
+    """The content of a write-ahead log.
 
     Attributes:
+        epochs: Heads that the run has had.
         shares: Per round, the subnets' shares of every group.
         staged: Per round, the durable updates by subnet.
-        steps: Per committed round, the steps of every subnet that it took.
-        repairs: Per round, what came late and is added at its commit; of the open round, all that was told.
-        repaired: How many there were.
+        steps: Per committed round, the local steps of every subnet in it.
+        late_updates: Per round, the late rows that its commit adds; for the open round, all that were recorded.
+        late_count: Late updates recorded so far.
         status: How the run ended, or None.
     """
 
@@ -53,17 +54,21 @@ class History:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are committed."""
+        """Number of committed rounds."""
         return len(self.steps)
 
 
 def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
-    """Sort a ledger's records by what they say."""
-    epochs, repaired, status, params = 0, 0, None, None
+    """Collect the records of a write-ahead log.
+
+    Raises:
+        RunError: The log has another format.
+    """
+    epochs, late_count, status, params = 0, 0, None, None
     shares: dict[int, tuple[float, ...]] = {}
     staged: dict[int, dict[int, StagedUpdate]] = {}
     steps: dict[int, dict[int, int]] = {}
-    repairs: dict[int, list[LateUpdate]] = {}
+    late_updates: dict[int, list[LateUpdate]] = {}
     for record in records:
         kind, round_ = record["kind"], record.get("round", 0)
         if kind == "epoch":
@@ -79,15 +84,16 @@ def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
         elif kind == "stage":
             staged.setdefault(round_, {})[record["subnet"]] = _staged(record)
         elif kind == "late_rows":
-            repairs.setdefault(round_, []).append(LateUpdate(record["number"], record["of"], _staged(record)))
-            repaired = record["number"]
+            late_updates.setdefault(round_, []).append(LateUpdate(record["number"], record["of"], _staged(record)))
+            late_count = record["number"]
         elif kind == "commit":
             steps[round_] = dict(record["staged"])
-            repairs[round_] = [r for r in repairs.get(round_, ()) if r.number in record.get("repairs", ())]
+            numbers = record.get("late_updates", ())
+            late_updates[round_] = [late for late in late_updates.get(round_, ()) if late.number in numbers]
             shares[round_ + 1] = tuple(record["next_shares"])
         elif kind == "end":
             status, params = record["status"], record["params_sha256"]
-    return History(epochs, shares, staged, steps, repairs, repaired, status, params)
+    return History(epochs, shares, staged, steps, late_updates, late_count, status, params)
 
 
 def _staged(record: write_ahead_log.LogRecord) -> StagedUpdate:
@@ -95,11 +101,11 @@ def _staged(record: write_ahead_log.LogRecord) -> StagedUpdate:
 
 
 def read_history(run_dir: Path) -> History:
-    """The account of a run, also while it is going on.
+    """Read the write-ahead log of a run, also while it is going on.
 
     Raises:
-        RunError: there is no such run.
-        DamageError: the ledger is damaged.
+        RunError: There is no such run.
+        DamageError: The log is damaged.
     """
     if not (run_dir / "wal").exists():
         known = sorted(path.parent.name for path in run_dir.parent.glob("*/wal"))
@@ -108,11 +114,11 @@ def read_history(run_dir: Path) -> History:
 
 
 def load_network(run_dir: Path, program: Program) -> tuple[Network, int]:
-    """The network after the last committed round, and how many those are.
+    """Return the network after the last committed round, and the number of committed rounds.
 
     Raises:
-        RunError: there is no such run.
-        DamageError: no snapshot leads there.
+        RunError: There is no such run.
+        DamageError: No snapshot leads there.
     """
     for tries_left in reversed(range(READ_TRIES)):
         try:
@@ -125,10 +131,10 @@ def load_network(run_dir: Path, program: Program) -> tuple[Network, int]:
 
 
 def restore(run_dir: Path, program: Program, past: History) -> Network:
-    """The newest sound snapshot, brought up to the last committed round by the updates since.
+    """Return the newest undamaged snapshot, brought up to the last committed round by the updates since.
 
     Raises:
-        DamageError: none leads there.
+        DamageError: No snapshot leads there.
     """
     network = Network.of(program)
     damaged: list[str] = []
@@ -149,15 +155,15 @@ def restore(run_dir: Path, program: Program, past: History) -> Network:
 
 
 def replay(run_dir: Path, program: Program, network: Network, past: History, round_: int) -> None:
-    """Commit a round from its staged updates.
+    """Commit a round from its staged updates and late rows.
 
     Raises:
-        DamageError: an update does not hold what was written.
+        DamageError: An update does not hold what was written.
     """
     subnets = program.subnets(round_, past.shares[round_])
     apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
-    for repair in past.late_updates.get(round_, ()):
-        apply_late(run_dir, program, network, round_, repair, past.shares, past.steps)
+    for late in past.late_updates.get(round_, ()):
+        apply_late(run_dir, program, network, round_, late, past.shares, past.steps)
 
 
 def apply(
@@ -171,7 +177,7 @@ def apply(
     """Write a round's staged updates into the network: the one place where parameters change.
 
     Raises:
-        DamageError: an update does not hold what was written; the network is as before.
+        DamageError: An update does not hold what was written; the network is as before.
     """
     path = updates.path_of(run_dir, round_)
     network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
@@ -186,10 +192,10 @@ def apply_late(
     shares: dict[int, tuple[float, ...]],
     steps: dict[int, dict[int, int]],
 ) -> None:
-    """Add what came late, behind the updates of round `round_`.
+    """Add late rows of an earlier round to the network; they lie in the update file of round `round_`.
 
     Raises:
-        DamageError: it does not hold what was written.
+        DamageError: The file does not hold what was written.
     """
     k, of = late.change.subnet, late.of
     if k not in steps[of]:  # the round ended without that update

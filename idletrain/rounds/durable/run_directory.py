@@ -1,6 +1,6 @@
-"""The durable side of a run: what the ledger says, the updates and snapshots on disk, the network in memory.
+"""The durable side of a run: write-ahead log, updates and snapshots on disk, and the network in memory.
 
-Every write waits for room when there is none. The network changes in `commit` alone, after the ledger says so.
+Every write waits for disk space when there is none. The network changes in `commit` alone, after the log says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INLINE_BYTES = 1 << 18  # written and checked in 0.1 ms, where a thread's turn o
 
 @dataclass(frozen=True)
 class Payload:
-    """A push that was found sound: its frames, and what its header says of them."""
+    """A push that passed its checks: its frames, training seconds and checksum."""
 
     frames: Sequence[memoryview]
     train_seconds: float
@@ -53,15 +53,15 @@ class RunDirectory:
 
     Attributes:
         network: The network after `round` committed rounds.
-        epoch: This head's number; what older heads leased is void.
-        shares: The open round's shares, or empty if nobody has planned it.
-        blocks: The open round's subnets as workers are told of them, once it has begun.
-        subnets: The same, cut.
+        epoch: This head's number; leases of older heads are void.
+        shares: The open round's shares, or empty if it is not planned yet.
+        blocks: The neurons of the open round's subnets, as leases describe them, once it has begun.
+        subnets: The same as layouts of tensors.
         staged: The open round's durable updates, by subnet.
 
     Raises:
-        DamageError: what is on disk does not lead to the last committed round.
-        OSError: there is no room for the first snapshot.
+        DamageError: The files do not lead to the last committed round.
+        OSError: There is no room for the first snapshot.
     """
 
     def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: CrashPoint, keep: int) -> None:
@@ -87,19 +87,24 @@ class RunDirectory:
         self._late_updates = self._sound_late_updates(past.late_updates.get(past.rounds, ()))
         self._writing = asyncio.Lock()
         self._stopping = False
-        written = [*self.staged.values(), *(repair.change for repair in self._late_updates)]
+        written = [*self.staged.values(), *(late.change for late in self._late_updates)]
         self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the write-ahead log."""
         self._wal.close()
 
     def stop_waiting(self) -> None:
-        """Wait no longer where there is no room: the run is to end."""
+        """Wait no longer for disk space: the run is to end."""
         self._stopping = True
 
     async def begin(self, shares: tuple[float, ...], *, drop: bool = False) -> None:
-        """Raise the epoch: from here on nothing that an older head leased is taken, or with `drop` was staged."""
+        """Begin a new epoch, so that pushes on older heads' leases are refused.
+
+        Args:
+            shares: The open round's shares.
+            drop: Whether to forget the updates that older heads staged of it.
+        """
         self.shares = shares
         self.staged = {} if drop else self.staged
         self._draw()
@@ -108,7 +113,7 @@ class RunDirectory:
         self._reached("epoch-recorded")
 
     async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, norm_fraction: float) -> None:
-        """Make an update durable: the payload first, then the ledger's word for it, and which share of it is there."""
+        """Make an update durable: the payload first, then the log's record of it."""
         path = updates.path_of(self.run_dir, self.round)
         staged = updates.StagedUpdate(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
         self.staged[subnet] = staged
@@ -120,7 +125,7 @@ class RunDirectory:
         self._reached("update-recorded")
 
     async def late_rows(self, of: int, subnet: int, payload: Payload) -> None:
-        """Make durable what came late of an update of round `of`; the open round's commit adds it to the network."""
+        """Make late rows of an update of round `of` durable; the open round's commit adds them to the network."""
         async with self._writing:
             path = updates.path_of(self.run_dir, self.round)
             size = payload.size_bytes
@@ -132,12 +137,12 @@ class RunDirectory:
             self._late_updates.append(recovery.LateUpdate(self._late_count, of, change))
 
     async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
-        """End the open round: the ledger says so, then the network changes."""
+        """Commit the open round: record it in the log, then change the network."""
 
         def seal() -> None:
             updates.sync(updates.path_of(self.run_dir, self.round))
-            repairs = [repair.number for repair in self._late_updates]
-            fields = {"round": self.round, "staged": staged, "repairs": repairs, "next_shares": next_shares}
+            numbers = [late.number for late in self._late_updates]
+            fields = {"round": self.round, "staged": staged, "late_updates": numbers, "next_shares": next_shares}
             self._wal.append("commit", durable=True, **fields)
 
         async with self._writing:
@@ -150,7 +155,7 @@ class RunDirectory:
             self._draw()
 
     async def snapshot(self) -> None:
-        """Write the network, then forget what only older snapshots needed."""
+        """Write the network, then remove old snapshots and the updates that only they needed."""
         started, round_ = time.monotonic(), self.round
         await self._durably(lambda: snapshots.write(self.run_dir, round_, self.network, self._reached))
         await asyncio.to_thread(snapshots.prune, self.run_dir, self._keep)
@@ -159,17 +164,15 @@ class RunDirectory:
         self._record("snapshot", round=round_, seconds=time.monotonic() - started)
 
     async def end(self, status: str) -> str:
-        """Note how the run ended; returns the parameters' SHA-256."""
+        """Record how the run ended; return the parameters' SHA-256."""
         digest = await asyncio.to_thread(self.network.sha256)
         await self._append("end", durable=True, status=status, rounds=self.round, params_sha256=digest)
         return digest
 
     def _apply(self) -> None:
         recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
-        for repair in self._late_updates:
-            recovery.apply_late(
-                self.run_dir, self._program, self.network, self.round, repair, self._shares, self._steps
-            )
+        for late in self._late_updates:
+            recovery.apply_late(self.run_dir, self._program, self.network, self.round, late, self._shares, self._steps)
 
     def _draw(self) -> None:
         self._shares[self.round] = self.shares
@@ -177,7 +180,7 @@ class RunDirectory:
         self.subnets = self._program.subnets(self.round, self.shares)
 
     def _sound(self, staged: dict[int, updates.StagedUpdate]) -> dict[int, updates.StagedUpdate]:
-        """What a head before us staged of the open round, without what a power cut spoilt."""
+        """Return the updates of the open round that an earlier head staged, without those that a power cut damaged."""
         sound = {}
         for k, update in staged.items():
             try:
@@ -188,26 +191,26 @@ class RunDirectory:
                 sound[k] = update
         return sound
 
-    def _sound_late_updates(self, repairs: Sequence[recovery.LateUpdate]) -> list[recovery.LateUpdate]:
-        """What a head before us took of late rows, without what a power cut spoilt."""
+    def _sound_late_updates(self, recorded: Sequence[recovery.LateUpdate]) -> list[recovery.LateUpdate]:
+        """Return the late updates that an earlier head recorded, without those that a power cut damaged."""
         sound = []
-        for repair in repairs:
+        for late in recorded:
             try:
-                updates.read(updates.path_of(self.run_dir, self.round), repair.change)
+                updates.read(updates.path_of(self.run_dir, self.round), late.change)
             except DamageError as error:
                 logger.warning("%s; it is left out", error)
             else:
-                sound.append(repair)
+                sound.append(late)
         return sound
 
     async def _append(self, kind: str, *, durable: bool = False, **fields: object) -> None:
         await self._durably(lambda: self._wal.append(kind, durable=durable, **fields), inline=not durable)
 
     async def _durably(self, write: Callable[[], None], *, inline: bool = False) -> None:
-        """Write, in a thread or `inline`; while there is no room, say so and try again until there is.
+        """Write, in a thread or `inline`; while there is no disk space, record that once and try again.
 
         Raises:
-            RunError: there is none, and the run was asked to end.
+            RunError: There is none, and the run is to end.
         """
         paused = False
         while True:
@@ -216,11 +219,11 @@ class RunDirectory:
             except OSError as error:
                 if error.errno not in NO_SPACE_ERRORS:
                     raise
-                why = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
+                reason = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
                 if self._stopping:
-                    raise RunError(f"stopped with {why}; free some and add --resume") from None
+                    raise RunError(f"stopped with {reason}; free some and add --resume") from None
                 if not paused:
-                    self._record("paused", reason=f"{why}; free some and the run goes on")
+                    self._record("paused", reason=f"{reason}; free some and the run goes on")
                 paused = True
                 await asyncio.sleep(ROOM_RETRY_SECONDS)
             else:

@@ -1,7 +1,7 @@
-"""A run directory's copy below an S3 prefix: what a lost head's successor starts from, and what a laptop reads.
+"""Copies a run directory below an S3 prefix, for the next head to start from and for a laptop to read.
 
-Files that grow (ledger, events) travel as parts named by their offset, all others whole. A copy is always a state that
-the run directory was in: the ledger's next part follows the files that it speaks of.
+Files that grow (write-ahead log, events) are copied as parts named by their offset, all others whole. A copy is always
+a state that the run directory was in: the log's next part follows the files that it refers to.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from idletrain.observe.records import parse
 from idletrain.storage import S3Prefix, write_whole
 
 logger = logging.getLogger(__name__)
-COPY_SECONDS = 1.0  # what a head that loses its machine has to do again, and how late a laptop learns of things
+COPY_SECONDS = 1.0  # how much work is lost with a head's machine, and how late a laptop sees events
 EVENTS = "events.jsonl"
 APPENDED_FILES = ("wal", EVENTS)
 
 
 class Mirror:
-    """Copies one run directory to one prefix.
+    """The copy of one run directory below one prefix.
 
     Args:
         run_dir: The run directory.
@@ -42,7 +42,7 @@ class Mirror:
         while True:
             try:
                 await asyncio.to_thread(self.copy)
-            except Exception as error:  # noqa: BLE001 (S3's client has retried; a run does not end for its copy's sake)
+            except Exception as error:  # noqa: BLE001 (S3's client has retried; a late copy does not end the run)
                 logger.warning("%s: the copy is late: %r", self._prefix.url, error)
             await asyncio.sleep(COPY_SECONDS)
 
@@ -52,21 +52,21 @@ class Mirror:
             self._copy()
 
     def _copy(self) -> None:
-        news = {name: self._news(name) for name in APPENDED_FILES}  # before the files that it speaks of
-        here = self._whole_files()
-        if not all(self._copy_whole(name) for name in here):
-            return  # what the ledger's news speak of is not there any more: the next pass finds what took its place
-        for name, content in news.items():
+        appended = {name: self._appended(name) for name in APPENDED_FILES}  # before the files they refer to
+        names = self._whole_files()
+        if not all(self._copy_whole(name) for name in names):
+            return  # a file that the log refers to was pruned meanwhile: the next pass copies its replacement
+        for name, content in appended.items():
             if content:
                 self._prefix.put(f"{name}/{self._sent[name]:015d}", content)
                 self._sent[name] += len(content)
-        gone = self._stamps.keys() - set(here)
+        gone = self._stamps.keys() - set(names)
         self._prefix.delete(gone)
         for name in gone:
             del self._stamps[name]
 
     def _whole_files(self) -> list[str]:
-        """Files that are copied whole, a snapshot's manifest behind its data; snapshots without one are not whole."""
+        """List the files to copy whole, a snapshot's manifest after its data; one without a manifest is unfinished."""
         manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
         snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
         curves = sorted(self._run_dir.glob("tensorboard/*"))
@@ -74,7 +74,7 @@ class Mirror:
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
     def _copy_whole(self, name: str) -> bool:
-        """Copy a file if it has changed; False if it was pruned meanwhile."""
+        """Copy a file if it has changed; return False if it was pruned meanwhile."""
         try:
             stat = (self._run_dir / name).stat()
             stamp = stat.st_mtime_ns, stat.st_size
@@ -85,8 +85,8 @@ class Mirror:
             return False
         return True
 
-    def _news(self, name: str) -> bytes:
-        """Whole lines behind what was sent."""
+    def _appended(self, name: str) -> bytes:
+        """Return the whole lines after the part that was sent."""
         path = self._run_dir / name
         if not path.exists():
             return b""
@@ -97,7 +97,7 @@ class Mirror:
 
 
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
-    """Make a run directory from its copy; False where there is none."""
+    """Make a run directory from its copy; return False if there is none."""
     keys = prefix.names()
     if not any(key.startswith("wal/") for key in keys):
         return False
@@ -111,7 +111,7 @@ def restore(prefix: S3Prefix, run_dir: Path) -> bool:
 
 
 def tail(prefix: S3Prefix, name: str, take: Callable[[bytes], None], after: str = "") -> str:
-    """Hand a growing file's new lines to `take`; returns what to pass as `after` next time."""
+    """Call `take` with a growing file's new lines; return what to pass as `after` next time."""
     for key in prefix.names(f"{name}/", after):
         take(_content(prefix, key))
         after = key
@@ -119,10 +119,10 @@ def tail(prefix: S3Prefix, name: str, take: Callable[[bytes], None], after: str 
 
 
 def events(prefix: S3Prefix) -> list[dict[str, Any]]:
-    """All events of a run so far."""
-    found: list[dict[str, Any]] = []
-    tail(prefix, EVENTS, lambda content: found.extend(parse(content.splitlines())))
-    return found
+    """Return all events of a run so far."""
+    result: list[dict[str, Any]] = []
+    tail(prefix, EVENTS, lambda content: result.extend(parse(content.splitlines())))
+    return result
 
 
 def append_events(prefix: S3Prefix, more: Iterable[Mapping[str, Any]]) -> None:
@@ -132,12 +132,12 @@ def append_events(prefix: S3Prefix, more: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _content(prefix: S3Prefix, key: str) -> bytes:
-    found = prefix.get(key)
-    return found.content if found else b""
+    stored = prefix.get(key)
+    return stored.content if stored else b""
 
 
 def _end_of(name: str, keys: list[str], prefix: S3Prefix) -> int:
-    """Where the copy of a growing file ends."""
+    """Return the byte at which the copy of a growing file ends."""
     if not keys:
         return 0
     return int(keys[-1].removeprefix(f"{name}/")) + len(_content(prefix, keys[-1]))

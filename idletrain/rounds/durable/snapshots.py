@@ -1,4 +1,4 @@
-"""Snapshots of the whole network: the data first, the manifest last, so that a snapshot is whole or not there."""
+"""Snapshots of the whole network: the data first, the manifest last, so that a snapshot is whole or absent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SNAPSHOT_CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
 
 
 def write(run_dir: Path, round_: int, network: Network, reached: CrashPoint) -> None:
-    """Write the network as it is after `round_` rounds.
+    """Write the network after `round_` rounds.
 
     Raises:
-        OSError: there is no room; no half snapshot stays.
+        OSError: There is no room; no half snapshot stays.
     """
     folder = run_dir / "snapshots" / f"{round_:08d}"
     content = network.flat.numpy().data.cast("B")
-    if _holds(folder, content):  # a head that died behind it wrote it; it may be the only one
+    if _holds(folder, content):  # a head that died afterwards wrote it; it may be the only one
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -49,7 +49,7 @@ def write(run_dir: Path, round_: int, network: Network, reached: CrashPoint) -> 
 
 
 def _holds(folder: Path, content: memoryview) -> bool:
-    """Whether a snapshot is whole and has this content."""
+    """Return whether a snapshot is whole and has this content."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         return manifest["sha256"] == hashlib.sha256(content).hexdigest() and bool(
@@ -60,7 +60,7 @@ def _holds(folder: Path, content: memoryview) -> bool:
 
 
 def rounds(run_dir: Path) -> list[int]:
-    """The rounds that have a whole snapshot, oldest first."""
+    """Return the rounds that have a whole snapshot, oldest first."""
     return sorted(int(manifest.parent.name) for manifest in (run_dir / "snapshots").glob("*/manifest.json"))
 
 
@@ -68,7 +68,7 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
     """Fill the network from a snapshot.
 
     Raises:
-        DamageError: it does not hold what was written.
+        DamageError: The files do not hold what was written.
     """
     folder = run_dir / "snapshots" / f"{round_:08d}"
     try:
@@ -83,8 +83,8 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
 
 
 def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest `keep` snapshots, and what a crash left of unfinished ones."""
-    kept = rounds(run_dir)[-keep:]
+    """Remove all but the newest `keep` snapshots, and unfinished ones that a crash left."""
+    newest = rounds(run_dir)[-keep:]
     for folder in (run_dir / "snapshots").iterdir():
-        if int(folder.name) not in kept and int(folder.name) <= kept[-1]:
+        if int(folder.name) not in newest and int(folder.name) <= newest[-1]:
             shutil.rmtree(folder)

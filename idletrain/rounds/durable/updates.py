@@ -1,4 +1,4 @@
-"""Staged updates on disk: one file a round, each subnet's payload at an offset that the ledger names."""
+"""Staged updates on disk: one file a round, each subnet's payload at an offset that the write-ahead log names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from idletrain.storage import sync_directory
 
 @dataclass(frozen=True)
 class StagedUpdate:
-    """One durable update: where its payload lies, and how many local steps it holds."""
+    """One durable update: the place of its payload in the round's file, and the local steps that it holds."""
 
     subnet: int
     steps: int
@@ -29,15 +29,15 @@ class StagedUpdate:
 
 
 def path_of(run_dir: Path, round_: int) -> Path:
-    """The update file of a round."""
+    """Return the path of a round's update file."""
     return run_dir / "updates" / f"{round_:08d}"
 
 
 def write(path: Path, offset: int, frames: Sequence[memoryview | bytes]) -> None:
-    """Put a payload at its place; it survives a killed process at once, a power cut after `sync`.
+    """Write a payload at its offset; it survives a killed process at once, a power cut after `sync`.
 
     Raises:
-        OSError: there is no room.
+        OSError: There is no room.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
@@ -63,10 +63,10 @@ def sync(path: Path) -> None:
 
 
 def read(path: Path, staged: StagedUpdate) -> Tensor:
-    """The flat buffer of a staged update, memory-mapped copy-on-write.
+    """Return the flat float32 buffer `[P]` of a staged update, memory-mapped copy-on-write.
 
     Raises:
-        DamageError: the file does not hold what was written.
+        DamageError: The file does not hold what was written.
     """
     try:
         content = np.memmap(path, np.uint8, "c", staged.offset, (staged.size_bytes,))

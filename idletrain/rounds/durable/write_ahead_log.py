@@ -1,4 +1,4 @@
-"""The append-only account of a run: one line a record, its CRC-32 in front, so that damage is found and named.
+"""The append-only log of a run: one line a record, its CRC-32 in front, so that damage is detected and located.
 
 8c736521 {"kind":"commit","n":7,"round":3}
 """
@@ -22,17 +22,17 @@ LogRecord = dict[str, Any]
 
 @dataclass(frozen=True)
 class LogContent:
-    """A ledger's records and where its sound part ends."""
+    """A log's records, and the byte at which its undamaged part ends."""
 
     records: tuple[LogRecord, ...]
     sound_bytes: int
 
 
 def read(path: Path) -> LogContent:
-    """Read and verify a ledger; a torn last line, as a crash leaves it, is not part of it.
+    """Read and verify a log; an incomplete last line, as a crash leaves it, is ignored.
 
     Raises:
-        DamageError: a line before the last does not hold what was written; the offset is named.
+        DamageError: A line before the last does not hold what was written; the message names the offset.
     """
     content = path.read_bytes() if path.exists() else b""
     records: list[LogRecord] = []
@@ -53,17 +53,17 @@ def read(path: Path) -> LogContent:
 
 
 class WriteAheadLog:
-    """An open ledger; threads may append to it.
+    """An open log; threads may append to it.
 
     Args:
-        path: The file; what follows its sound part is cut off.
+        path: The file; it is truncated after its undamaged part.
     """
 
     def __init__(self, path: Path) -> None:
-        reading = read(path)
-        self.records = list(reading.records)
+        content = read(path)
+        self.records = list(content.records)
         self._one_at_a_time = threading.Lock()
-        self._end = reading.sound_bytes
+        self._end = content.sound_bytes
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._file, self._end)
         sync_directory(path.parent)
@@ -72,7 +72,7 @@ class WriteAheadLog:
         """Add a record; `durable` waits until it would survive a power cut (a killed process never loses one).
 
         Raises:
-            OSError: there is no room; the ledger is as it was before.
+            OSError: There is no room; the log is as it was before.
         """
         with self._one_at_a_time:
             self._append({"kind": kind, "n": len(self.records), **fields}, durable)
@@ -81,7 +81,7 @@ class WriteAheadLog:
         line = _format(record)
         try:
             if os.pwrite(self._file, line, self._end) != len(line):
-                os.pwrite(self._file, line, self._end)  # raises what stopped the first at half
+                os.pwrite(self._file, line, self._end)  # raises the error that cut the first write short
                 raise OSError(28, "No space left on device")
             if durable:
                 os.fdatasync(self._file)
@@ -92,7 +92,7 @@ class WriteAheadLog:
         self.records.append(record)
 
     def close(self) -> None:
-        """Close the file, behind a write that is going on."""
+        """Close the file, after a write that is under way."""
         with self._one_at_a_time:
             os.close(self._file)
             self._file = -1
@@ -104,7 +104,7 @@ def _format(record: LogRecord) -> bytes:
 
 
 def _holds_record(line: bytes) -> bool:
-    """Whether a whole record follows damage in the same line: then it is not a torn end, but lost its line break."""
+    """Return whether a whole record follows damage in the same line: a line break was lost, not the line's end."""
     starts = (match.start() for match in re.finditer(rb"[0-9a-f]{8} \{", line))
     return any(_parse(line[start:]) for start in starts if start)
 

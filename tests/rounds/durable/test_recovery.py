@@ -1,4 +1,4 @@
-"""What a run directory says, and the network that it leads to."""
+"""The content of a run directory, and the network that it leads to."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     (run_dir / "updates").mkdir(parents=True)
     network = Network.of(program, prepared.network)
     snapshots.write(run_dir, 0, network, ignore)
-    ledger = WriteAheadLog(run_dir / "wal")
-    ledger.append("epoch", format=recovery.FORMAT, epoch=1, round=0, shares=SHARES, drop=False)
+    log = WriteAheadLog(run_dir / "wal")
+    log.append("epoch", format=recovery.FORMAT, epoch=1, round=0, shares=SHARES, drop=False)
     torch.manual_seed(0)
     for round_ in range(ROUNDS):
         staged, offset = {}, 0
@@ -44,14 +44,14 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
             frames = [flat.numpy().data.cast("B")]
             staged[k] = StagedUpdate(k, 3 - k, offset, flat.nbytes, checksum(frames))
             updates.write(updates.path_of(run_dir, round_), offset, frames)
-            ledger.append("stage", round=round_, attempt=1, **asdict(staged[k]))
+            log.append("stage", round=round_, attempt=1, **asdict(staged[k]))
             offset += flat.nbytes
         steps = {k: s.steps for k, s in staged.items()}
         recovery.apply(run_dir, program.subnets(round_, SHARES), network, round_, staged, steps)
-        ledger.append("commit", round=round_, staged=sorted(steps.items()), next_shares=SHARES)
+        log.append("commit", round=round_, staged=sorted(steps.items()), next_shares=SHARES)
         if round_ == 1:
             snapshots.write(run_dir, 2, network, ignore)
-    ledger.close()
+    log.close()
     return run_dir, prepared, network
 
 
@@ -94,11 +94,11 @@ def test_damage_that_no_snapshot_leads_around_is_refused_with_every_reason(run: 
         recovery.load_network(run_dir, prepared.program)
 
 
-def test_history_tells_what_is_committed_and_what_is_only_staged(run: tuple[Path, Prepared, Network]) -> None:
+def test_history_has_what_is_committed_and_what_is_only_staged(run: tuple[Path, Prepared, Network]) -> None:
     run_dir, _, _ = run
-    ledger = WriteAheadLog(run_dir / "wal")
-    ledger.append("stage", round=ROUNDS, attempt=9, **asdict(StagedUpdate(1, 3, 0, 8, 5)))
-    ledger.close()
+    log = WriteAheadLog(run_dir / "wal")
+    log.append("stage", round=ROUNDS, attempt=9, **asdict(StagedUpdate(1, 3, 0, 8, 5)))
+    log.close()
     past = recovery.read_history(run_dir)
     assert past.rounds == ROUNDS
     assert past.epochs == 1
@@ -110,12 +110,12 @@ def test_history_tells_what_is_committed_and_what_is_only_staged(run: tuple[Path
 
 def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Network]) -> None:
     run_dir, _, _ = run
-    ledger = WriteAheadLog(run_dir / "wal")
-    ledger.append("end", status="stopped", rounds=ROUNDS, params_sha256="abc")
-    past = recovery.history(ledger.records)
+    log = WriteAheadLog(run_dir / "wal")
+    log.append("end", status="stopped", rounds=ROUNDS, params_sha256="abc")
+    past = recovery.history(log.records)
     assert (past.status, past.params_sha256) == ("stopped", "abc")
-    ledger.append("epoch", format=recovery.FORMAT, epoch=2, round=ROUNDS, shares=[0.7, 0.3], drop=False)
-    ledger.close()
+    log.append("epoch", format=recovery.FORMAT, epoch=2, round=ROUNDS, shares=[0.7, 0.3], drop=False)
+    log.close()
     past = recovery.read_history(run_dir)
     assert (past.status, past.epochs, past.shares[ROUNDS]) == (None, 2, (0.7, 0.3))
 
@@ -144,5 +144,5 @@ def test_a_run_of_an_older_format_is_refused_by_its_number(tmp_path: Path) -> No
     log = WriteAheadLog(tmp_path / "wal")
     log.append("epoch", epoch=1, round=0, shares=SHARES, drop=False)
     log.close()
-    with pytest.raises(RunError, match=r"with another format \(1, this one reads 2\)"):
+    with pytest.raises(RunError, match=r"with another format \(1, this one reads 3\)"):
         recovery.read_history(tmp_path)

@@ -1,4 +1,4 @@
-"""What comes late of an update: added at the next commit, to the same bits by whoever reads the run directory."""
+"""Late rows of an update: added at the next commit, to the same bits for every reader of the run directory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def some_rounds(directory: RunDirectory) -> list[tuple[int, int, torch.Ten
     return late
 
 
-def test_what_comes_late_is_replayed_to_the_same_bits(opened: Callable[[], RunDirectory], tmp_path: Path) -> None:
+def test_late_rows_are_replayed_to_the_same_bits(opened: Callable[[], RunDirectory], tmp_path: Path) -> None:
     torch.manual_seed(0)
     journal = opened()
     asyncio.run(some_rounds(journal))
@@ -136,18 +136,18 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
     path.write_bytes(content)
 
     async def go_on() -> RunDirectory:
-        heir = opened()
-        assert [repair.change.subnet for repair in heir._late_updates] == [1]
-        await heir.begin(HALVES)
-        await train(heir)
-        return heir
+        successor = opened()
+        assert [late.change.subnet for late in successor._late_updates] == [1]
+        await successor.begin(HALVES)
+        await train(successor)
+        return successor
 
-    heir = asyncio.run(go_on())
-    heir.close()
-    restored, rounds = recovery.load_network(tmp_path / "run", heir._program)
+    successor = asyncio.run(go_on())
+    successor.close()
+    restored, rounds = recovery.load_network(tmp_path / "run", successor._program)
     assert rounds == 2
-    assert torch.equal(restored.flat, heir.network.flat)
+    assert torch.equal(restored.flat, successor.network.flat)
     (record,) = [r for r in recovery.write_ahead_log.read(tmp_path / "run" / "wal").records if r["kind"] == "commit"][
         1:
     ]
-    assert record["repairs"] == [2]
+    assert record["late_updates"] == [2]

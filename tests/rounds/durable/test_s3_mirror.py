@@ -57,8 +57,8 @@ def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix
     copy = Mirror(made, prefix)
     copy.copy()
     before = set(prefix.names())
-    with (made / "wal").open("ab") as ledger:
-        ledger.write(b"f\nthree\n")
+    with (made / "wal").open("ab") as log:
+        log.write(b"f\nthree\n")
     (made / "updates" / "0").unlink()
     snapshot(made, 5)
     copy.copy()
@@ -85,8 +85,8 @@ def test_the_next_head_goes_on_where_the_copy_ends(tmp_path: Path, prefix: S3Pre
     made = run_dir(tmp_path)
     Mirror(made, prefix).copy()
     s3_mirror.restore(prefix, tmp_path / "again")
-    with (tmp_path / "again" / "wal").open("ab") as ledger:
-        ledger.write(b"three\n")
+    with (tmp_path / "again" / "wal").open("ab") as log:
+        log.write(b"three\n")
     Mirror(tmp_path / "again", prefix).copy()
     s3_mirror.restore(prefix, tmp_path / "third")
     assert (tmp_path / "third" / "wal").read_bytes() == b"one\ntwo\nthree\n"
@@ -106,14 +106,14 @@ def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> No
 
     copy.copy()
     seen = s3_mirror.tail(prefix, "wal", take)
-    with (made / "wal").open("ab") as ledger:
-        ledger.write(b"f\n")
+    with (made / "wal").open("ab") as log:
+        log.write(b"f\n")
     copy.copy()
     s3_mirror.tail(prefix, "wal", take, seen)
     assert lines == [b"one", b"two", b"half"]
 
 
-def test_a_pass_that_finds_a_file_pruned_sends_no_ledger_that_speaks_of_it(
+def test_a_pass_that_finds_a_file_pruned_sends_no_log_that_refers_to_it(
     tmp_path: Path, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = run_dir(tmp_path)

@@ -1,4 +1,4 @@
-"""The ledger: a torn end is cut, damage before it is refused, and no room leaves it as it was."""
+"""The write-ahead log: a torn end is cut, damage before it is refused, and no room leaves it as it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = 5
 
 
 def written(path: Path, records: int = RECORDS) -> bytes:
-    """The content of a new ledger with this many records."""
+    """The content of a new log with this many records."""
     path.unlink(missing_ok=True)
     opened = write_ahead_log.WriteAheadLog(path)
     for n in range(records):
@@ -39,13 +39,13 @@ def test_records_are_numbered_from_zero_and_come_back_as_they_were(tmp_path: Pat
     assert records[-1]["status"] == "completed"
 
 
-def test_a_ledger_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert write_ahead_log.read(tmp_path / "none") == write_ahead_log.LogContent((), 0)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, 60))
-def test_a_torn_last_line_is_cut_and_its_number_given_anew(tmp_path: Path, cut: int) -> None:
+def test_a_torn_last_line_is_cut_and_its_number_is_given_again(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "wal"
     content = written(path)
     last = len(content.splitlines(keepends=True)[-1])
@@ -105,7 +105,7 @@ def test_a_missing_line_is_refused(tmp_path: Path) -> None:
         write_ahead_log.WriteAheadLog(tmp_path / "wal")
 
 
-def test_no_room_leaves_the_ledger_as_it_was_and_later_room_is_used(
+def test_no_room_leaves_the_log_as_it_was_and_later_room_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "wal"
