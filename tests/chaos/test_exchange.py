@@ -25,7 +25,7 @@ SGD = {"name": "sgd", "lr": 0.05}
 
 
 def marked(run: Run) -> set[str]:
-    """Workers whose present lease has left a mark."""
+    """Workers whose present lease has left a checkpoint."""
     attempts = {event["attempt"] for event in run.events("progress_saved")}
     return {worker for worker, event in run.busy().items() if event["attempt"] in attempts}
 
@@ -107,12 +107,12 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     assert (reply, taken) == (Reply.DUPLICATE, Reply.ACCEPTED)
     assert 0 < rows <= codec.rows
     (event,) = [e for e in run.events("staged") if (e["round"], e["subnet"]) == (0, lease.subnet)]
-    assert event["lost"] == rows / codec.rows
+    assert event["missing_rows"] == rows / codec.rows
     control.pace(0)
     control.release()
     assert head.exit_code() == 0, head.text
     run.check(None)
-    (late,) = run.records("repair")
+    (late,) = run.records("late_rows")
     assert (late["of"], late["subnet"]) == (0, lease.subnet)
 
 
@@ -139,7 +139,7 @@ def test_a_store_that_restarts_in_the_middle_of_a_push_takes_nothing_of_it(
     psutil.Process(head.pid).kill()
     head.exit_code()
     heir = run.launch("--resume", "--scheduler", cluster.address)
-    run.wait("leases of the heir", "leased", count=4)
+    run.wait("leases of the next head", "leased", count=4)
     assert ask_store(run.store(heir), send_rest) == [Reply.STALE_EPOCH, Reply.STALE_EPOCH]
     control.release()
     assert heir.exit_code() == 0, heir.text
@@ -171,7 +171,7 @@ def test_a_warned_worker_sends_its_change_under_salvage(make_run: Callable[..., 
     run = make_run(rounds=2, model=WIDE, training=training, preemption={"policy": "salvage", "progress_every": "1s"})
     control.pace(0.15)
     head = run.launch()
-    worker = until("a marked worker", lambda: marked(run) & run.workers().keys()).pop()
+    worker = until("a worker with a checkpoint", lambda: marked(run) & run.workers().keys()).pop()
     (mark,) = [event for event in run.events("progress_saved") if event["attempt"] == run.busy()[worker]["attempt"]]
     time.sleep(0.5)  # some steps more
     run.workers()[worker].send_signal(signal.SIGTERM)
@@ -196,9 +196,11 @@ def test_datagrams_of_killed_and_warned_workers_have_the_same_bits(
     head = run.launch()
     for how in (signal.SIGKILL, signal.SIGTERM):
         heirs = len([event for event in run.events("leased") if event["step"]])
-        worker = until("a marked worker", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+        worker = until(
+            "a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)]
+        )[0]
         worker.send_signal(how)
-        until("an heir", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
+        until("a replacement", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
@@ -225,14 +227,14 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
     control.pace(0)
     run.resume()
     end = run.check(None)
-    late = run.records("repair")
+    late = run.records("late_rows")
     assert len(late) >= 2
     assert repaired["round"] in {record["of"] for record in late}
     assert all(record["of"] < record["round"] for record in late)
     lacking = [record for record in run.records("stage") if record["norm_fraction"] < 1]
     assert lacking, "nothing came late"
     assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in lacking)
-    # The network of the ledger, what came late included, is the one that the last head ended with.
+    # The network of the write-ahead log, late rows included, is the one that the last head ended with.
     program = from_settings(run.job.model, run.job.data, run.job.training).program
     network, rounds = recovery.load_network(run.dir, program)
     assert rounds == end["rounds"] == 6

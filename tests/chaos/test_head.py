@@ -77,7 +77,7 @@ def test_nothing_outlives_a_killed_head(
     run = make_run(rounds=3)
     control.pace(0.05)
     head = run.launch()
-    run.wait("marks in the second round", "progress_saved", lambda e: e["round"] == 1)
+    run.wait("checkpoints in the second round", "progress_saved", lambda e: e["round"] == 1)
     family = head.survivors()
     assert len(family) >= 4  # the head, the scheduler and two workers
     head.send(signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_the_scheduler_dies(
     control.pace(0.05)
     head = run.launch()
     if when == "training":
-        run.wait("a mark in the second round", "progress_saved", lambda e: e["round"] == 1)
+        run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
     else:
         run.wait("the start", "run_started")
     before = staged_subnets(run)
@@ -124,7 +124,7 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     run = make_run(rounds=3)
     control.pace(0.05)
     head = run.launch()
-    run.wait("a mark in the second round", "progress_saved", lambda e: e["round"] == 1)
+    run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
     control.hold()
     second = run.launch("--resume")
     assert second.exit_code() == 1

@@ -64,8 +64,8 @@ def test_a_member_that_is_killed_sets_all_back_to_the_last_mark_and_changes_no_b
         return workers if len(workers) == MEMBERS else []
 
     for kills in (1, 2):
-        kill(until("marks of all members", all_marked)[0])
-        until("an heir", lambda expected=kills: len(gone_on(run)) >= expected)
+        kill(until("checkpoints of all members", all_marked)[0])
+        until("a replacement", lambda expected=kills: len(gone_on(run)) >= expected)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     assert [event["cause"] for event in run.events("lost")] == ["kill", "kill"]
@@ -83,7 +83,7 @@ def test_a_member_that_is_warned_leaves_a_mark_of_all_and_nothing_is_lost(
     assert not run.records("commit")
     victim = until("a worker", lambda: [p for at, p in run.workers().items() if at in run.busy()])[0]
     victim.send_signal(signal.SIGTERM)
-    until("an heir that goes on", lambda: gone_on(run))
+    until("a replacement that goes on", lambda: gone_on(run))
     control.pace(0)
     assert head.exit_code() == 0, head.text
     (lost,) = run.events("lost")
@@ -115,7 +115,7 @@ def test_members_that_lack_one_wait_and_the_run_says_so(
     workers = [cluster.idletrain_worker() for _ in range(MEMBERS)]
     control.pace(0.1)
     head = run.launch("--scheduler", cluster.address)
-    run.wait("marks", "progress_saved", count=MEMBERS)
+    run.wait("checkpoints", "progress_saved", count=MEMBERS)
     workers[0].send(signal.SIGKILL)
     missing = "3 subnets in lockstep need a worker each, whose machines are alike; 2 workers are here"
     run.wait("the head to miss a worker", "waiting", lambda event: missing in event["reason"])

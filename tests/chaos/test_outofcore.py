@@ -95,13 +95,13 @@ def test_parameters_that_do_not_fit_are_streamed_and_end_in_the_same_bits_whoeve
     run = make_run(**DEEP, memory=memory)
     control.pace(0.3)
     head = run.launch()
-    marked = run.wait("a mark, sent in parts", "progress_saved")
+    marked = run.wait("a checkpoint, sent in parts", "progress_saved")
     victim = next(event["worker"] for event in run.events("leased") if event["attempt"] == marked["attempt"])
     process = run.workers()[victim]
     process.kill()
     lost = run.wait("its loss", "lost", lambda event: event["subnet"] == marked["subnet"])
     assert lost["kept_steps"] >= marked["steps"]
-    run.wait("its heir to go on from the mark", "leased", lambda event: event["step"] >= marked["steps"])
+    run.wait("its replacement to go on from the checkpoint", "leased", lambda event: event["step"] >= marked["steps"])
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(parse_job(job_tree(tmp_path, **DEEP))))

@@ -71,7 +71,7 @@ def test_kills_and_notices_change_no_bit(
             held = marked(run)
             return [p for at, p in run.workers().items() if at in held and p.pid not in taken]
 
-        victim = dice.choice(until("a worker with a mark", targets))
+        victim = dice.choice(until("a worker with a checkpoint", targets))
         if len(taken) % 2:
             victim.send_signal(signal.SIGTERM)
         else:
@@ -82,7 +82,7 @@ def test_kills_and_notices_change_no_bit(
     run.check(train_alone(run.job))
     causes = {event["cause"] for event in run.events("lost")}
     assert causes >= {"kill", "notice"}
-    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a mark"
+    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a checkpoint"
     (started,) = run.events("run_started")
     assert (started["data"]["rows"], started["data"]["without_labels"]) == (600, 1)
 
@@ -99,7 +99,7 @@ def test_salvage_keeps_the_steps_of_shards_that_a_killed_worker_marked(
         held = marked(run)
         return [process for at, process in run.workers().items() if at in held]
 
-    kill(until("a worker with a mark", targets)[0])
+    kill(until("a worker with a checkpoint", targets)[0])
     lost = run.wait("the loss", "lost", lambda e: e["cause"] == "kill")
     control.pace(0)
     assert head.exit_code() == 0, head.text

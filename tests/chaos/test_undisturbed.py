@@ -26,7 +26,7 @@ def test_local_sgd_survives_a_kill_with_the_bits_of_one_process(make_run: Callab
     run = make_run(rounds=3, training={"method": "local-sgd", "subnets": 2})
     control.pace(0.05)
     head = run.launch()
-    run.wait("a mark in the second round", "progress_saved", lambda e: e["round"] == 1)
+    run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
     next(iter(run.workers().values())).kill()
     run.wait("the kill", "worker_left", lambda e: e["cause"] == "kill")
     control.pace(0)

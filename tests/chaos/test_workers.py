@@ -19,7 +19,7 @@ def kill(process: psutil.Process) -> None:
 
 
 def marked(run: Run) -> set[str]:
-    """The workers that hold a lease of which a mark is home."""
+    """The workers that hold a lease of which a checkpoint is stored."""
     marks = {event["attempt"] for event in run.events("progress_saved")}
     return {worker for worker, lease in run.busy().items() if lease["attempt"] in marks}
 
@@ -27,7 +27,7 @@ def marked(run: Run) -> set[str]:
 def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
     """In turn whoever is there, joining, idle or busy, and one that is known to be in the middle of a subnet."""
     run = make_run(rounds=6, subnets=4, nodes=4)
-    control.pace(0.05)  # a subnet takes a second or more, a mark holds two steps
+    control.pace(0.05)  # a subnet takes a second or more, a checkpoint holds two steps
     head = run.launch()
     dice = random.Random(0)
     killed: list[psutil.Process] = []
@@ -53,7 +53,7 @@ def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbe
     lost = run.events("lost")
     assert {event["cause"] for event in lost} <= {"kill", "lease"}
     assert [event for event in lost if event["kept_steps"]], "no kill hit a marked subnet"
-    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a mark"
+    assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a checkpoint"
     assert not head.survivors()
 
 
@@ -97,7 +97,7 @@ def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Ca
 def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
     make_run: Callable[..., Run], control: Control
 ) -> None:
-    """Whoever goes on from a mark asks for what the round began with, to tell the change from it."""
+    """A replacement that goes on from a checkpoint pulls the initial values, to encode its update as a delta."""
     exchange = {"pull": "int8", "push": "int4"}
     training = {"exchange": exchange, "optimizer": {"name": "sgd", "lr": 0.05}}
     run = make_run(rounds=2, model={"args": {"widths": [64, 256, 256, 10]}}, training=training)
@@ -105,9 +105,11 @@ def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
     head = run.launch()
     for take in (kill, lambda process: process.send_signal(signal.SIGTERM)):
         heirs = len([event for event in run.events("leased") if event["step"]])
-        worker = until("a marked worker", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+        worker = until(
+            "a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)]
+        )[0]
         take(worker)
-        until("an heir", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
+        until("a replacement", lambda least=heirs: len([e for e in run.events("leased") if e["step"]]) > least)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
@@ -159,7 +161,7 @@ def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[.
     warned = min(busy)
     run.workers()[warned].send_signal(signal.SIGUSR1)
     assert run.wait("the warning", "worker_at_risk")["worker"] == warned
-    marked = run.wait("its mark", "progress_saved")
+    marked = run.wait("its checkpoint", "progress_saved")
     assert run.busy()[warned]["subnet"] == marked["subnet"]
     assert 0 < marked["steps"] < 100
     control.pace(0)
@@ -170,7 +172,7 @@ def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[.
 
 def test_no_mark_goes_ahead_of_the_update_itself(make_run: Callable[..., Run], control: Control) -> None:
     run = make_run(rounds=3, local_steps=1)
-    control.pace(0.2)  # a mark would be due after every step
+    control.pace(0.2)  # a checkpoint would be due after every step
     head = run.launch()
     assert head.exit_code() == 0, head.text
     assert [event["reply"] for event in run.events("attempt_ended")] == ["accepted"] * 6
@@ -180,7 +182,7 @@ def test_all_at_once(make_run: Callable[..., Run], control: Control, undisturbed
     run = make_run(rounds=3)
     control.pace(0.1)
     head = run.launch()
-    run.wait("marks in the second round", "progress_saved", lambda e: e["round"] == 1 and e["steps"] > 4, count=2)
+    run.wait("checkpoints in the second round", "progress_saved", lambda e: e["round"] == 1 and e["steps"] > 4, count=2)
     victims = list(run.workers().values())
     assert len(victims) == 2
     for victim in victims:
@@ -221,7 +223,7 @@ def test_a_stopped_worker_comes_back_too_late(
     def is_sleepers(event: Event) -> bool:  # its first lease may be over before there is a mark
         return event["attempt"] in {e["attempt"] for e in run.events("leased") if e["worker"] == at}
 
-    attempt = run.wait("a mark of the sleeper", "progress_saved", is_sleepers)["attempt"]
+    attempt = run.wait("a checkpoint of the sleeper", "progress_saved", is_sleepers)["attempt"]
     for each in run.workers().values():  # the others wait, so that the subnet is still open when the push comes
         control.hold(each.pid)
     sleeper.suspend()
@@ -318,7 +320,7 @@ def test_a_stock_cluster(
     cluster.dask_worker("--nanny")
     control.pace(0.05)
     head = run.launch("--scheduler", cluster.address)
-    busy = run.wait("a mark", "progress_saved")
+    busy = run.wait("a checkpoint", "progress_saved")
     victim = run.workers()[next(e["worker"] for e in run.events("leased") if e["attempt"] == busy["attempt"])]
     kill(victim)
     lost = run.wait("the loss", "lost")
@@ -352,7 +354,7 @@ def test_salvage(make_run: Callable[..., Run], control: Control) -> None:
     control.pace(0.05)
     head = run.launch()
     for round_ in (1, 2):
-        run.wait("a mark", "progress_saved", lambda e, r=round_: e["round"] == r and e["steps"] > 2)
+        run.wait("a checkpoint", "progress_saved", lambda e, r=round_: e["round"] == r and e["steps"] > 2)
         worker = until("a busy worker", lambda: run.busy().keys() & run.workers().keys())
         process = run.workers()[min(worker)]
         process.send_signal(signal.SIGKILL if round_ == 1 else signal.SIGTERM)
