@@ -25,6 +25,8 @@ from idletrain.job import Job
 from idletrain.observe import time_use
 from idletrain.observe.records import Record
 from idletrain.observe.summary import summary_of
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
 
 WORKERS = 4
@@ -101,7 +103,11 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Record]:
             for work in (local.keep_workers(fleet, WORKERS, lambda *_kind, **_fields: None), take_workers(), end())
         ]
         try:
-            await launch(job, prepared_of(job), RunOptions(scheduler=address, sinks=(sink,)))
+            await launch(
+                job,
+                prepared_of(job),
+                RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), sinks=(sink,)),
+            )
         finally:
             for task in beside:
                 task.cancel()

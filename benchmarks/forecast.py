@@ -44,6 +44,7 @@ from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.records import Record
 from idletrain.observe.time_use import ROUND_PARTS
+from idletrain.providers.scheduler import RunningCluster
 from idletrain.run import RunOptions, launch
 
 OFF, LOOK_SECONDS = 0.15, 10.0
@@ -142,7 +143,9 @@ async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Li
             ticks.append(Ticks.now())
 
     job.run_dir.mkdir(parents=True)
-    await launch(job, prepared, RunOptions(cluster=(address, Security()), sinks=(note,), forecast=expectation))
+    await launch(
+        job, prepared, RunOptions(provider=RunningCluster(address, Security()), sinks=(note,), forecast=expectation)
+    )
     in_rounds = ticks[warm_up - 1].share_until(ticks[-1])
     return {"kind": "look", "seconds": seconds, "rounds": rounds[warm_up:], "stolen": (in_look, in_rounds)}
 

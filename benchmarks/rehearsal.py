@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.report import arguments, at_most, report
 from benchmarks.runs import of_kind
-from idletrain.cli.cloud import SANDBOXES
+from idletrain.cloud.sandbox.provider import SANDBOXES
 from idletrain.observe.records import Record
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix

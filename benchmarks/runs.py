@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.records import Record, Sink
+from idletrain.providers.local import LocalProcesses
+from idletrain.providers.protocol import LaunchRequest
 from idletrain.run import RunOptions, launch
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
@@ -52,7 +54,9 @@ def prepared_of(job: Job) -> Prepared:
 async def run(job: Job, sinks: Iterable[Sink] = (), churn_seconds: float | None = None) -> list[Record]:
     """Run a job on local workers; returns its events."""
     events: list[Record] = []
-    options = RunOptions(churn_seconds=churn_seconds, sinks=(events.append, *sinks))
+    options = RunOptions(
+        provider=LocalProcesses(LaunchRequest(churn_seconds=churn_seconds)), sinks=(events.append, *sinks)
+    )
     await launch(job, prepared_of(job), options)
     return events
 

@@ -34,6 +34,8 @@ from benchmarks.runs import of_kind, prepared_of, scheduler_pid, temporary_job
 from idletrain.cluster import dask_scheduler
 from idletrain.job import Job
 from idletrain.observe.records import Record
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
 
 ROUND_SECONDS = 60.0  # of the round that the targets are for
@@ -148,7 +150,11 @@ async def measured(job: Job, workers: int) -> tuple[list[Record], Meter]:
                 }
             )
             with meter.running():
-                await launch(job, prepared_of(job), RunOptions(scheduler=address, sinks=(events.append,)))
+                await launch(
+                    job,
+                    prepared_of(job),
+                    RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), sinks=(events.append,)),
+                )
     return events, meter
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,30 +19,33 @@ from torch import nn
 
 from idletrain.errors import JobError, RunError, user_code
 from idletrain.export import finished_module
-from idletrain.job import parse_job
+from idletrain.job import Job, parse_job
 from idletrain.nn.data.arrays import ArraySource, FileSource, MapStyleSource, Samples, as_samples
 from idletrain.nn.ist.groups import to_meta
-from idletrain.nn.prepare import prepare
+from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose_display
-from idletrain.observe.records import Record, Recorder
+from idletrain.observe.records import Record, Recorder, Sink
 from idletrain.observe.sinks import WatchSettings
 from idletrain.observe.summary import Summary
+from idletrain.providers.local import LocalProcesses
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import load_network
-from idletrain.run import RunOptions, check_run, launch
+from idletrain.run import Composition, RunOptions, compose
 from idletrain.storage import write_whole
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a training gave.
+    """The result of a training.
 
     Attributes:
         module: The trained module, in evaluation mode, its BatchNorm statistics estimated.
-        records: Every event of the run, in order (`idletrain.observe.records` tells what they hold).
-        summary: Their sum: accuracy, goodput, preemptions, `params_sha256`, ...
-        run_dir: Where the run's durable state is.
+        records: Every event of the run, in order (their fields are documented in `idletrain.observe.records`).
+        summary: Totals of the events: accuracy, goodput, preemptions, `params_sha256`, ...
+        run_dir: The directory that holds the run's durable state.
     """
 
     module: nn.Module
@@ -88,13 +91,13 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         local_steps: Steps of each between two exchanges.
         rounds: Rounds to train.
         batch_size: Samples a step and subnet.
-        optimizer: As in a job file, for example `{"name": "adamw", "lr": 1e-3}`; SGD with lr 0.1 if None.
-        seed: Decides every random number.
+        optimizer: As in a job file, such as `{"name": "adamw", "lr": 1e-3}`; SGD with lr 0.1 if None.
+        seed: Seed of every random number.
         evaluate_every: Rounds between two evaluations on `test`.
         workers: Worker processes to start here, or to wait for with `scheduler`.
-        name: The run's name; made up from the time if None.
+        name: The run's name; derived from the time if None.
         run_dir: Directory of runs.
-        resume: Go on with the run of that name.
+        resume: Continue the run of that name.
         scheduler: Address of a Dask cluster whose workers train.
         on_event: Called with every event as it happens; the run waits for it.
         on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
@@ -104,7 +107,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.
-        RunError: the run cannot go on; with `resume` it can later.
+        RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
     job = parse_job(
@@ -130,31 +133,35 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         }
     )
     watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
-    options = RunOptions(scheduler=scheduler, resume=resume, watch=watch, summary=summary)
-    check_run(job, options)
+    provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
     source = _ArrayData(train, job.run_dir / "data" / "train")
     test_source = None if test is None else _ArrayData(test, job.run_dir / "data" / "test")
-    model = job.model
-    prepared = prepare(
-        module,
-        source,
-        test_source,
-        loss,
-        job.training,
-        exclude=model.exclude,
-        table=model.groups,
-        fixed=model.fixed,
-        memory=job.memory,
-    )
+
+    def prepare_module(job: Job) -> Prepared:
+        return prepare(
+            module,
+            source,
+            test_source,
+            loss,
+            job.training,
+            exclude=job.model.exclude,
+            table=job.model.groups,
+            fixed=job.model.fixed,
+            memory=job.memory,
+        )
+
+    options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary)
+    composition = compose(job, options, prepare=prepare_module)
+    prepared = composition.prepared
     with user_code(
         "fit: cannot travel to workers (", "); keep open files, locks and sockets out of data, module and loss"
     ):
         cloudpickle.dumps((prepared.program, test_source))
 
     def write() -> None:
-        for given in (source, test_source):
-            if given:
-                given.write()
+        for arrays in (source, test_source):
+            if arrays:
+                arrays.write()
         pickled = cloudpickle.dumps(replace(prepared, module=to_meta(module), network=()))
         write_whole(job.run_dir / "program.pkl", pickled)
 
@@ -162,10 +169,10 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     display = choose_display(False, Console(), summary)
     sinks = (records.append, display, *([on_event] if on_event else []))
     with display:
-        ending = _run(partial(launch, job, prepared), replace(options, sinks=sinks), write)
-    if ending.status == "stopped":
-        raise KeyboardInterrupt(f"stopped after round {ending.rounds}; fit(name={job.name!r}, resume=True) goes on")
-    if ending.status == "diverged":
+        outcome = _run(composition, sinks, write)
+    if outcome.status == "stopped":
+        raise KeyboardInterrupt(f"stopped after round {outcome.rounds}; fit(name={job.name!r}, resume=True) goes on")
+    if outcome.status == "diverged":
         raise RunError("the training diverges (NaN in three attempts); lower the optimizer's lr")
     network, _ = load_network(job.run_dir, prepared.program)
     return FitResult(finished_module(prepared, network), tuple(records), summary.as_record(), job.run_dir)
@@ -173,11 +180,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
 @dataclass(frozen=True)
 class _ArrayData:
-    """What `fit` was given, as a source: as it is in this process, as files to map for all others.
+    """Data passed to `fit`, as a source: the arrays themselves in this process, memory-mapped files in all others.
 
     Attributes:
         data: A pair of arrays or a Dataset.
-        folder: Where arrays are written when the run has begun, by their digest: workers may have them mapped.
+        folder: Where arrays are written once the run has started, named by their digest; workers map them.
     """
 
     data: Any
@@ -191,13 +198,13 @@ class _ArrayData:
         return self.samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as files; a Dataset as it is."""
+        """Pickle arrays as paths of their files; a Dataset as it is."""
         if not isinstance(self.samples, ArraySource):
             return MapStyleSource, (self.data,)
         return FileSource, (str(self.file("x")), str(self.file("y")), f"data.{self.folder.name}")
 
     def file(self, name: str) -> Path:
-        """Where the inputs, `x`, or the labels, `y`, of arrays are."""
+        """Return the file of the inputs, `x`, or of the labels, `y`."""
         return (self.folder / f"{name}-{self._digest}.npy").resolve()
 
     @cached_property
@@ -210,10 +217,10 @@ class _ArrayData:
         return digest.hexdigest()[:16]
 
     def write(self) -> None:
-        """Put arrays where workers map them, unless a sitting before has.
+        """Write arrays where workers map them, unless the run has them from before a resumption.
 
         Raises:
-            JobError: it had other ones.
+            JobError: the run began with other data.
         """
         if not isinstance(self.samples, ArraySource):
             return
@@ -231,29 +238,27 @@ class _ArrayData:
                 partial.replace(self.file(name))
 
 
-def _run(
-    work: Callable[[RunOptions], Coroutine[Any, Any, RunOutcome]], options: RunOptions, write: Callable[[], None]
-) -> RunOutcome:
-    """Run a launch to its end, also where an event loop runs already (a notebook): there Ctrl-C stops it too.
+def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], None]) -> RunOutcome:
+    """Train to the end, also where an event loop runs already (a notebook): there Ctrl-C stops it too.
 
     Args:
-        work: The launch.
-        options: Its options.
+        composition: The run.
+        sinks: Called with every event.
         write: Called once the run directory is this run's.
     """
     stops: list[Callable[[], object]] = []
 
-    def begun(stop: Callable[[], None], _record: Recorder) -> None:
+    def on_begun(stop: Callable[[], None], _record: Recorder) -> None:
         write()
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
 
-    launching = work(replace(options, on_begun=begun))
+    training = composition.launch(sinks=sinks, on_begun=on_begun)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(launching)
+        return asyncio.run(training)
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(asyncio.run, launching)
+        running = thread.submit(asyncio.run, training)
         while True:
             try:
                 return running.result()

@@ -251,7 +251,7 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
 def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idletrain.run.CLUSTER_CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.providers.scheduler.CLUSTER_CONNECT_SECONDS", 1)
     with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()

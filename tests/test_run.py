@@ -11,6 +11,8 @@ import pytest
 from idletrain.cluster import dask_scheduler
 from idletrain.errors import JobError, RunError
 from idletrain.job import CheckpointSettings, Job, parse_job
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, check_run, launch, settle
 
 
@@ -28,9 +30,14 @@ def begun(to: Path, **sections: Any) -> Job:
     return first
 
 
-def faults(asked: Job, **options: Any) -> tuple[str, ...]:
+def on(scheduler: str, churn_seconds: float | None = None) -> ExistingScheduler:
+    """A provider of the workers of a Dask cluster."""
+    return ExistingScheduler(LaunchRequest(scheduler=scheduler, churn_seconds=churn_seconds))
+
+
+def faults(job: Job, **options: Any) -> tuple[str, ...]:
     with pytest.raises(JobError) as caught:
-        check_run(asked, RunOptions(**options))
+        check_run(job, RunOptions(**options))
     return caught.value.faults
 
 
@@ -98,7 +105,7 @@ def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
 def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, address: str) -> None:
-    check_run(job(tmp_path), RunOptions(scheduler=address))
+    check_run(job(tmp_path), RunOptions(provider=on(address)))
 
 
 @pytest.mark.parametrize(
@@ -113,12 +120,12 @@ def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, addres
     ],
 )
 def test_other_schedulers_are_refused(tmp_path: Path, address: str, told: str) -> None:
-    (only,) = faults(job(tmp_path), scheduler=address)
+    (only,) = faults(job(tmp_path), provider=on(address))
     assert only.startswith(told)
 
 
 def test_churn_is_for_local_workers_and_all_faults_are_told_at_once(tmp_path: Path) -> None:
-    told = faults(begun(tmp_path), scheduler="tcp://10.0.0.5:1", churn_seconds=5.0)
+    told = faults(begun(tmp_path), provider=on("tcp://10.0.0.5:1", churn_seconds=5.0))
     assert [fault.split(":")[0] for fault in told] == ["name", "--scheduler", "--churn"]
 
 
@@ -147,7 +154,7 @@ def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_any
 ) -> None:
     asked = job(tmp_path / "runs")
     with pytest.raises(JobError, match=told):
-        asyncio.run(launch(asked, None, RunOptions(scheduler=address)))  # type: ignore[arg-type]
+        asyncio.run(launch(asked, None, RunOptions(provider=on(address))))  # type: ignore[arg-type]
     assert not asked.run_dir.exists()
 
 

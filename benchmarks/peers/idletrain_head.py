@@ -19,6 +19,7 @@ from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import parse_job
 from idletrain.nn.prepare import from_settings
 from idletrain.observe.records import Record
+from idletrain.providers.scheduler import RunningCluster
 from idletrain.run import RunOptions, launch
 
 
@@ -35,7 +36,7 @@ async def lead(spec: Spec) -> None:
     job.run_dir.mkdir(parents=True)
     async with dask_scheduler.started(job.run_dir, host=spec.address, port=spec.port) as address:
         say("serving", address=address)
-        await launch(job, prepared, RunOptions(cluster=(address, Security()), sinks=(_print,)))
+        await launch(job, prepared, RunOptions(provider=RunningCluster(address, Security()), sinks=(_print,)))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def fabric(
 async def _measure(address: str | None, nodes: int | None, preset: PresetName) -> Fabric:
     from idletrain.fabric.measuring import cluster, presets
     from idletrain.fabric.measuring.measure import measure_fabric
-    from idletrain.run import check_reachable
+    from idletrain.providers.scheduler import check_reachable
 
     if address:
         await check_reachable(address)
@@ -137,7 +137,7 @@ def _processes_per_node(nodes: int, surveyed: int) -> float:
 
 async def _workers_of(scheduler: str) -> list[str]:
     """A cluster by what it is made of now."""
-    from idletrain.run import check_reachable
+    from idletrain.providers.scheduler import check_reachable
 
     told = await check_reachable(scheduler)
     return [scheduler, *sorted(str(worker["host"]) for worker in told["workers"].values())]
@@ -155,7 +155,8 @@ async def _probe(address: str | None, count: int, job: Job) -> FleetFigures | No
     from idletrain.autotune.probe import probe_fleet
     from idletrain.fabric.measuring import cluster
     from idletrain.fabric.measuring.nodes import occupied
-    from idletrain.run import check_reachable, worker_bytes
+    from idletrain.providers.local import worker_bytes
+    from idletrain.providers.scheduler import check_reachable
 
     if address:
         await check_reachable(address)

@@ -30,14 +30,6 @@ PROGRAM = (sys.executable, "-m", "idletrain")
 app = typer.Typer(no_args_is_help=True, help="Run jobs again and again, at set times.")
 
 
-class LaunchTarget(enum.StrEnum):
-    """Where a scheduled run's nodes come from."""
-
-    local = "local"
-    sandbox = "sandbox"
-    aws = "aws"
-
-
 class TriggerName(enum.StrEnum):
     """What starts a scheduled run."""
 
@@ -75,7 +67,7 @@ def add(
     cron: Annotated[str, typer.Option(help="minute hour day-of-month month day-of-week.", show_default=False)],
     tz: Annotated[str | None, typer.Option(help="The times' zone (Europe/Paris); the machine's otherwise.")] = None,
     cloud: Annotated[
-        LaunchTarget | None, typer.Option(help="Where nodes come from; local, or aws with --on aws.")
+        str | None, typer.Option(help="The provider of nodes (local, sandbox, aws, ...); local, or aws with --on aws.")
     ] = None,
     on: Annotated[TriggerName | None, typer.Option(help="What starts the runs; crontab if there is one.")] = None,
     if_running: Annotated[IfRunning, typer.Option(help="What if the run before goes on.")] = IfRunning.skip,
@@ -94,7 +86,7 @@ def add(
         tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
         job=str(job.absolute()),
         directory=str(Path.cwd()),
-        cloud=(cloud or (LaunchTarget.aws if on is TriggerName.aws else LaunchTarget.local)).value,
+        cloud=cloud or ("aws" if on is TriggerName.aws else "local"),
         on=where.value,
         if_running=if_running.value,
         created=utc_now(),
@@ -188,7 +180,7 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
     Raises:
         JobError: something is; with all that is.
     """
-    from idletrain.job import NO_IMAGE, load_job
+    from idletrain.job import load_job
     from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
 
     faults += [f for f in (name_fault(schedule.name), cron_fault(schedule.cron), zone_fault(schedule.tz)) if f]
@@ -204,13 +196,24 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
 
         faults += eventbridge.faults(schedule, job.cloud.image if job else "unknown")
     else:
-        if schedule.cloud == LaunchTarget.aws and job and job.cloud.image is None:
-            faults.append(NO_IMAGE)
+        faults += _provider_faults(schedule.cloud, job)
         if schedule.on != TriggerName.loop and (fault := _triggers()[schedule.on].fault()):
             faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
     return job
+
+
+def _provider_faults(name: str, job: Job | None) -> tuple[str, ...]:
+    """Return what the provider of a schedule's nodes refuses."""
+    from idletrain.providers.protocol import LaunchRequest
+    from idletrain.providers.table import provider_named
+
+    try:
+        provider = provider_named(name, LaunchRequest())
+    except JobError as error:
+        return error.faults
+    return tuple(provider.faults(job)) if job else ()
 
 
 def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:

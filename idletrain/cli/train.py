@@ -1,21 +1,22 @@
-"""`idletrain launch`, `plan`, `evaluate` and `export`: what makes a network of a job, and what one does with it."""
+"""Train a job's network, plan it, evaluate it, export it: `idletrain launch`, `plan`, `evaluate` and `export`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from idletrain.cli.arguments import JobFile, RunName, bytes_option, read_job, run_dir_of, seconds_option
-from idletrain.cli.cloud import CloudName
 from idletrain.cli.fabric import choose_settings
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
 from idletrain.job import Job
+from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
+from idletrain.providers.table import provider_named
 
 INTERRUPTED_EXIT = 130
 app = typer.Typer()
@@ -27,21 +28,31 @@ def launch(
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
     churn: Annotated[float | None, typer.Option(parser=seconds_option, help="Take a worker this often (15s).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with this job's run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a round, and a last one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue this job's run.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per round, and one at the end.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="The run's name; the job's otherwise.")] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Train on spot machines of a cloud.")] = False,
-    cloud: Annotated[CloudName, typer.Option(help="Which cloud, with --spot.")] = CloudName.aws,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before machines are paid for.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Start it, and leave it to itself.")] = False,
-    trace: Annotated[Path | None, typer.Option(help="A recorded trace by which the sandbox takes nodes.")] = None,
-    speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded.")] = 1.0,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="Train on a cloud's spot machines; AWS without --cloud.")
+    ] = False,
+    cloud: Annotated[
+        str | None, typer.Option(help="Where machines come from: aws, sandbox, or an installed provider's name.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start machines that cost money without asking.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Start the run and return.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace of preemptions, replayed by the sandbox.")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded the trace is replayed.")] = 1.0,
     allow_control: Annotated[
         bool, typer.Option("--allow-control", help="Let the dashboard's page drain and kill workers.")
     ] = False,
-    on_round: Annotated[str | None, typer.Option(help="A shell command after a round; JSON on its input.")] = None,
+    on_round: Annotated[
+        str | None, typer.Option(help="A shell command to run after each round, with JSON on its input.")
+    ] = None,
     webhook: Annotated[
-        str | None, typer.Option(envvar="IDLETRAIN_WEBHOOK", help="POST a JSON summary there at the run's end.")
+        str | None, typer.Option(envvar="IDLETRAIN_WEBHOOK", help="POST a JSON summary to this URL at the run's end.")
     ] = None,
     log_to: Annotated[list[str] | None, typer.Option(help="mlflow or wandb, if installed; repeat for both.")] = None,
 ) -> None:
@@ -50,49 +61,49 @@ def launch(
     from idletrain.observe.sinks import WatchSettings
 
     watch = WatchSettings(on_round=on_round, webhook=webhook, log_to=log_to or ())
-    if spot:
-        asked = SpotOptions(cloud, resume, yes, detach, as_json, churn, trace, speed, watch, allow_control)
-        launch_spot(settings, asked)
+    request = LaunchRequest(scheduler=scheduler, churn_seconds=churn, trace=trace, speed=speed, detach=detach)
+    provider = provider_named(cloud or ("aws" if spot else "scheduler" if scheduler else "local"), request)
+    if isinstance(provider, CloudProvider):
+        launch_spot(settings, provider, SpotOptions(resume, yes, detach, as_json, watch, allow_control))
         return
+    assert isinstance(provider, WorkerProvider)
 
     from rich.console import Console
 
     from idletrain.observe import display
     from idletrain.observe.forecast_record import ForecastTracker
     from idletrain.observe.provenance import command_line
-    from idletrain.run import RunOptions, check_run, settle
+    from idletrain.run import RunOptions, compose
+
+    def report(text: str) -> None:
+        if not as_json:
+            typer.echo(f"idletrain: {text}", err=True)
+
+    def decide(job: Job) -> tuple[Job, ForecastTracker | None]:
+        if not provider.measurable:
+            return job, None
+        decided, choice = choose_settings(job, provider.scheduler, report)
+        return decided, ForecastTracker(choice.expected.as_record(), choice.why) if choice else None
 
     options = RunOptions(
-        scheduler=scheduler,
+        provider=provider,
         resume=resume,
-        churn_seconds=churn,
         watch=watch,
         allow_control=allow_control,
         command=command_line(sys.argv),
     )
-    check_run(settings, options)
-    if settings.model.args.get("sampler") == "auto":
-        _report_progress(as_json, "trying samplers for a minute")
-    said = settle(settings)
-    _report_progress(as_json, "reading the model and the data")
-    prepared = _prepare(said)
-    settings, choice = choose_settings(said, scheduler, lambda text: _report_progress(as_json, text))
-    if settings != said:
-        prepared = _prepare(settings)
-    if choice:
-        options = replace(options, forecast=ForecastTracker(choice.expected.as_record(), choice.why))
-    console = Console()
-    shown = display.choose_display(as_json, console, options.summary)
+    composition = compose(settings, options, decide=decide, report=report)
+    shown = display.choose_display(as_json, Console(), options.summary)
     with shown:
-        ending = asyncio.run(_launch(settings, prepared, options, shown))
+        outcome = asyncio.run(composition.launch(sinks=(shown,)))
     if not as_json:
         again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
-        again += f" --scheduler {scheduler}" if scheduler else ""
-        for line in display.final_lines(shown.summary, _ending_text(ending.status, again)):
+        again += (f" --cloud {cloud}" if cloud else "") + (f" --scheduler {scheduler}" if scheduler else "")
+        for line in display.final_lines(shown.summary, _ending_text(outcome.status, again)):
             typer.echo(line)
-    if ending.status == "stopped":
+    if outcome.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
-    if ending.status == "diverged":
+    if outcome.status == "diverged":
         raise typer.Exit(1)
 
 
@@ -107,13 +118,14 @@ def plan(
     from rich.console import Console
 
     from idletrain.cli.plan_table import plan_table
+    from idletrain.run import prepare_job
 
-    said = read_job(job, nodes)
+    written = read_job(job, nodes)
     if memory:
-        said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": memory})})
-    prepared = _prepare(said)  # whatever is wrong with the job comes before what takes seconds
-    settings, choice = choose_settings(said, scheduler, typer.echo, always=True)
-    prepared = prepared if settings == said else _prepare(settings)
+        written = written.model_copy(update={"nodes": written.nodes.model_copy(update={"memory": memory})})
+    prepared = prepare_job(written)  # a fault of the job shows before seconds of measuring
+    settings, choice = choose_settings(written, scheduler, typer.echo, always=True)
+    prepared = prepared if settings == written else prepare_job(settings)
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 
@@ -134,11 +146,11 @@ def evaluate(
         typer.echo(json.dumps({"rounds": loaded.rounds, **score, **ranking, **sparse}))
     else:
         typer.echo(f"round {loaded.rounds}: {score_text(**score)}")
-        for kind in ("P", "nDCG", "PSP") if ranking else ():
-            typer.echo("  ".join(f"{kind}@{k} {ranking[f'{kind}@{k}']:.4f}" for k in (1, 3, 5)))
+        for metric in ("P", "nDCG", "PSP") if ranking else ():
+            typer.echo("  ".join(f"{metric}@{k} {ranking[f'{metric}@{k}']:.4f}" for k in (1, 3, 5)))
         if sparse:
-            found = f"{sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}"
-            typer.echo(f"sparse inference through the tables: {found}")
+            scores = f"{sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}"
+            typer.echo(f"sparse inference through the tables: {scores}")
 
 
 @app.command()
@@ -154,23 +166,6 @@ def export(
     loaded = load_run(run_dir_of(run))
     save(loaded.module(), to)
     typer.echo(f"{to}: the network after round {loaded.rounds}")
-
-
-def _prepare(job: Job) -> Any:
-    from idletrain.nn.prepare import from_settings
-
-    return from_settings(job.model, job.data, job.training, job.memory)
-
-
-async def _launch(job: Job, prepared: Any, options: Any, sink: Any) -> Any:
-    from idletrain.run import launch as run
-
-    return await run(job, prepared, replace(options, sinks=(sink,)))
-
-
-def _report_progress(quiet: bool, text: str) -> None:
-    if not quiet:
-        typer.echo(f"idletrain: {text}", err=True)
 
 
 def _ending_text(status: str, again: str) -> str:

@@ -1,4 +1,4 @@
-"""`idletrain status` and `report`: how runs stand and how they went, from their records."""
+"""Show runs from their records: `idletrain status` and `report`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli.arguments import RunName, run_dir_of
-from idletrain.cli.cloud import CloudName, Region, account_of, prefix_of, read_events, run_status
+from idletrain.cli.cloud import Region, prefix_of, read_events, run_status
 from idletrain.errors import RunError
+from idletrain.providers.table import cloud_named
 
 app = typer.Typer()
 
@@ -19,19 +20,19 @@ app = typer.Typer()
 def status(
     run: RunName,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
-    cloud: Annotated[CloudName | None, typer.Option(help="Of a run in a cloud, from any machine.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="The cloud that the run is in: aws, sandbox, ...")] = None,
     region: Region = None,
 ) -> None:
-    """Show how a run stands, while it goes on or after."""
+    """Show the state of a run, while it trains or after."""
     import json
 
     from idletrain.observe import display
 
     if cloud:
-        with account_of(cloud, region) as account:
+        with cloud_named(cloud).account(region) as account:
             summary, why = run_status(account, run)
     else:
-        summary, why = _standing(run_dir_of(run)), ""
+        summary, why = _local_summary(run_dir_of(run)), ""
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
@@ -50,7 +51,7 @@ def report(
     to: Annotated[
         Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
     ] = None,
-    cloud: Annotated[CloudName | None, typer.Option(help="Of runs in a cloud, from any machine.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="The cloud that the runs are in: aws, sandbox, ...")] = None,
     region: Region = None,
 ) -> None:
     """Write how a run went, or how several compare, to one HTML file; print the short form."""
@@ -58,27 +59,29 @@ def report(
 
     from idletrain.observe import report as reports
 
-    found: list[tuple[str, list[Any]]] = []
+    events_of_runs: list[tuple[str, list[Any]]] = []
     if cloud:
-        with account_of(cloud, region) as account:
-            found = [(run, read_events(prefix_of(account, run))) for run in runs]
+        with cloud_named(cloud).account(region) as account:
+            events_of_runs = [(run, read_events(prefix_of(account, run))) for run in runs]
     else:
-        found = [(run, _events(run)) for run in runs]
-    past = [reports.PastRun.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in found]
-    for one in past:
-        for line in reports.short(one):
+        events_of_runs = [(run, _events(run)) for run in runs]
+    past_runs = [
+        reports.PastRun.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in events_of_runs
+    ]
+    for past_run in past_runs:
+        for line in reports.short(past_run):
             typer.echo(line)
     local = len(runs) == 1 and not cloud and not runs[0].startswith("s3://")
     file = to or (run_dir_of(runs[0]) if local else Path()) / "report.html"
     try:
-        file.write_text(reports.report_page(past))
+        file.write_text(reports.report_page(past_runs))
     except OSError as error:
         raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
     typer.echo(f"  {file}")
 
 
-def _standing(run_dir: Path) -> Any:
-    """The summary of a run on this machine, as it stands."""
+def _local_summary(run_dir: Path) -> Any:
+    """Return the summary of a run on this machine; `interrupted` if no head holds its directory."""
     from idletrain.observe.summary import summarise
     from idletrain.rounds.durable.recovery import read_history
     from idletrain.storage import has_head
@@ -91,7 +94,7 @@ def _standing(run_dir: Path) -> Any:
 
 
 def _events(run: str) -> list[Any]:
-    """A run's events, from its directory or from below its prefix."""
+    """Return a run's events, from its directory or from below its s3:// prefix."""
     from idletrain.observe.records import read
     from idletrain.storage import S3Prefix
 
@@ -106,8 +109,8 @@ def _events(run: str) -> list[Any]:
             return events
     if file.parent.is_dir():
         raise RunError(f"run {run} has no records in {file} yet; look again once it trains")
-    there = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
-    known = f"there are: {', '.join(there)}" if there else "there is none at all"
+    names = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
+    known = f"there are: {', '.join(names)}" if names else "there is none at all"
     raise RunError(
         f"there is no run {file.parent.name} in {file.parent.parent}; {known}; of one in a cloud, add --cloud"
     )

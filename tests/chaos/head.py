@@ -15,6 +15,9 @@ from pathlib import Path
 
 from idletrain.job import load_job
 from idletrain.nn.prepare import from_settings
+from idletrain.providers.local import LocalProcesses
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
 
 
@@ -28,7 +31,9 @@ def main() -> None:
 
     job = load_job(Path(sys.argv[1]))
     prepared = from_settings(job.model, job.data, job.training)
-    options = RunOptions(scheduler=asked.get("scheduler"), resume=asked.get("resume", False), reached=reached)
+    scheduler = asked.get("scheduler")
+    provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
+    options = RunOptions(provider=provider, resume=asked.get("resume", False), reached=reached)
     ending = asyncio.run(launch(job, prepared, options))
     print(json.dumps({"status": ending.status, "params_sha256": ending.params_sha256}))
 

@@ -14,10 +14,10 @@ import pytest
 from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox, ids_of
 
-from idletrain.cli import cloud
 from idletrain.cloud import record
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.sandbox import provider as sandbox
 from idletrain.errors import JobError, RunError
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
@@ -213,12 +213,12 @@ def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
 def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
     error: Any, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud, "SANDBOXES", tmp_path)
+    monkeypatch.setattr(sandbox, "SANDBOXES", tmp_path)
     mine = tmp_path / str(os.getpid())
     (tmp_path / "999999999").mkdir()  # of a launch that was killed: no process has this number
 
     def rehearse() -> Any:
-        with cloud.sandbox([]) as process:
+        with sandbox.sandbox_process([]) as process:
             (mine / "address.json").write_text("{}")
             (mine / "i-1.log").write_text("why")
             if error:

@@ -20,6 +20,8 @@ from idletrain.fabric.measuring import cluster
 from idletrain.fabric.measuring.nodes import occupied
 from idletrain.job import Job, parse_job
 from idletrain.nn.prepare import from_settings
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
 
 
@@ -192,7 +194,13 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
 
             address = client.scheduler.address
             prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
-            running = asyncio.ensure_future(launch(settings, prepared, RunOptions(scheduler=address, on_begun=took)))
+            running = asyncio.ensure_future(
+                launch(
+                    settings,
+                    prepared,
+                    RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), on_begun=took),
+                )
+            )
             await begun.wait()
             while not await occupied(client):
                 await asyncio.sleep(0.05)

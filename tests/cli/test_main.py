@@ -145,7 +145,7 @@ def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("idletrain.run.CLUSTER_CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.providers.scheduler.CLUSTER_CONNECT_SECONDS", 1)
     (tmp_path / "job.yaml").write_text(GOOD)
     code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
     assert code == 2

@@ -1,0 +1,168 @@
+"""Provide the rehearsal cloud: a process on this machine that answers as AWS does, and machines that are processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.provider import AwsProvider
+from idletrain.errors import JobError, RunError
+from idletrain.job import Job
+from idletrain.observe.records import Record
+
+# A folder per sandbox, named by its process: its address while it is open, and its logs.
+SANDBOXES = Path("~/.cache/idletrain/sandboxes").expanduser()
+IMAGE = "idletrain"  # any name: the sandbox runs the installed package
+NOTICE = "5s"  # AWS gives two minutes; a rehearsal shows the same in less
+
+
+class SandboxProvider(AwsProvider):
+    """AWS' interfaces, answered by a process that a launch starts and that ends with it; see `CloudProvider`."""
+
+    costs_money = False
+    outlives_command = False
+    boot_reason = "for its head to boot, which takes some seconds"
+
+    def faults(self, job: Job) -> list[str]:
+        faults, trace = [], self._request.trace
+        if not _in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):
+            faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
+        elif self._request.detach:
+            faults.append("--detach: the sandbox ends with this command; leave it out")
+        if trace and not trace.is_file():
+            faults.append(f"--trace: {trace} is not a file; name one with lines `milliseconds,add|remove,node`")
+        return faults
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Start a sandbox and make it this process' cloud, unless the environment names one already."""
+        if _in_sandbox():
+            yield
+            return
+        with sandbox_process(self._reclaim_arguments()) as process:
+            _await_address(process)
+            yield
+
+    @contextlib.contextmanager
+    def account(self, region: str | None) -> Iterator[Account]:
+        """Yield the account of this process' sandbox; else of the newest one that a launch has open."""
+        if not _in_sandbox():
+            _enter_sandbox(json.loads(_newest_sandbox().read_text()))
+            region = None
+        with super().account(region) as account:
+            yield account
+
+    def launch_region(self, _job: Job) -> str | None:
+        """Return None: a sandbox has one region, whatever its name."""
+
+    def image(self, job: Job) -> str:
+        return job.cloud.image or IMAGE
+
+    def image_fault(self, _account: Account, _image: str) -> str | None:
+        """Return None: a rehearsal runs the installed package."""
+
+    def interrupted_text(self, _run: str, _address: str) -> str:
+        return "idletrain: stopped; nothing is left of the rehearsal"
+
+    def seen_from_here(self, event: Record) -> Record:
+        return event
+
+    def tunnel_command(self, _account: Account, _head: str, _port: str) -> list[str] | None:
+        """Return None: the head is a process of this machine."""
+
+    def _reclaim_arguments(self) -> list[str]:
+        """Return how the sandbox takes nodes back, as arguments of its process."""
+        request, arguments = self._request, ["--notice", NOTICE]
+        if request.churn_seconds:
+            arguments += ["--churn", f"{request.churn_seconds}s"]
+        if request.trace:
+            arguments += ["--trace", str(request.trace), "--speed", str(request.speed)]
+        return arguments
+
+
+@contextlib.contextmanager
+def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a sandbox while the context lasts; it prints its address once it answers.
+
+    Its logs are deleted behind the context, except after a failure: then they stay until the next sandbox opens.
+    """
+    logs = SANDBOXES / str(os.getpid())
+    for old in SANDBOXES.glob("[0-9]*"):
+        if old == logs or not psutil.pid_exists(int(old.name)):
+            shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
+    failed = False
+    try:
+        with (logs / "sandbox.log").open("w") as log, _process(logs, arguments, log) as process:
+            yield process
+    except Exception as error:
+        failed = not isinstance(error, JobError)  # a job that is refused has started no machine
+        raise
+    finally:
+        if failed:
+            (logs / "address.json").unlink(missing_ok=True)
+            sys.stderr.write(f"idletrain: the machines' logs are in {logs}, until the next sandbox opens\n")
+        else:
+            shutil.rmtree(logs)
+
+
+@contextlib.contextmanager
+def _process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "idletrain.cloud.sandbox", "--logs", str(logs), *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()  # which leaving the context does not after a Ctrl-C
+
+
+def _await_address(process: subprocess.Popen[str]) -> None:
+    """Wait until a sandbox answers and make it this process' cloud.
+
+    Raises:
+        RunError: it does not start.
+    """
+    assert process.stdout is not None
+    line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
+    if not line:
+        raise RunError(f"the sandbox did not start; see {own / 'sandbox.log'}, and install idletrain[sandbox]")
+    (own / "address.json").write_text(line)
+    _enter_sandbox(json.loads(line))
+
+
+def _enter_sandbox(address: dict[str, str]) -> None:
+    """Point AWS' own configuration at a sandbox; its keys are not secret, as they open nothing else."""
+    os.environ |= {
+        "AWS_ENDPOINT_URL": address["endpoint"],
+        "AWS_DEFAULT_REGION": address["region"],
+        "AWS_ACCESS_KEY_ID": "sandbox",
+        "AWS_SECRET_ACCESS_KEY": "sandbox",
+    }
+    for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        os.environ.pop(variable, None)
+
+
+def _in_sandbox() -> bool:
+    """Return True if a sandbox is this process' cloud already."""
+    return "AWS_ENDPOINT_URL" in os.environ
+
+
+def _newest_sandbox() -> Path:
+    addresses = [path for path in SANDBOXES.glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+    if not addresses:
+        raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+    return max(addresses, key=lambda path: path.stat().st_mtime)

@@ -1,0 +1,59 @@
+"""Provide worker processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import torch
+from distributed.security import Security
+
+from idletrain.cluster import dask_scheduler, local
+from idletrain.job import Job
+from idletrain.nn.memory import HEAD_RESERVE_BYTES
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.worker.memory_limits import available_bytes
+
+
+class LocalProcesses:
+    """Worker processes on this machine, replaced when one is lost; see `WorkerProvider`."""
+
+    scheduler: str | None = None
+    measurable = True
+    dashboard_port: int | None = dask_scheduler.DASHBOARD_PORT
+
+    def __init__(self, request: LaunchRequest = LaunchRequest()) -> None:  # noqa: B008 (frozen)
+        self._churn_seconds = request.churn_seconds
+
+    def faults(self, _job: Job) -> list[str]:
+        return []
+
+    async def check(self) -> None:
+        """Do nothing: this machine is always there."""
+
+    @contextlib.asynccontextmanager
+    async def cluster(self, job: Job, record: Callable[..., None]) -> AsyncIterator[tuple[str, Security]]:
+        """Start a scheduler on loopback and the job's number of workers; end them all behind the context."""
+        async with dask_scheduler.started(job.run_dir) as address:
+            fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs")
+            tasks = [asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record))]
+            if self._churn_seconds:
+                tasks.append(asyncio.ensure_future(local.churn(fleet, self._churn_seconds)))
+            try:
+                yield address, Security()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await fleet.close()
+
+
+def worker_bytes(job: Job) -> int:
+    """Return the bytes that each local worker may use: what the job says, or an equal share of what is free here."""
+    if job.nodes.memory:
+        return job.nodes.memory
+    free = available_bytes() - HEAD_RESERVE_BYTES
+    if torch.cuda.is_available():  # all workers train on it
+        free = min(free, torch.cuda.mem_get_info()[0])
+    return max(free // job.nodes.count, 1)

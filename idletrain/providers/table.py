@@ -1,0 +1,49 @@
+"""List the providers by name: the package's own here, others by the entry-point group `idletrain.providers`.
+
+A provider is a class that takes a `LaunchRequest`. It is imported when it is asked for, so that the command line
+starts quickly.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from idletrain.errors import JobError
+from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider, WorkerProvider
+
+GROUP = "idletrain.providers"
+BUILT_IN = {
+    "local": "idletrain.providers.local:LocalProcesses",
+    "scheduler": "idletrain.providers.scheduler:ExistingScheduler",
+    "sandbox": "idletrain.cloud.sandbox.provider:SandboxProvider",
+    "aws": "idletrain.cloud.aws.provider:AwsProvider",
+}
+
+
+def provider_named(name: str, request: LaunchRequest) -> Provider:
+    """Return the provider of that name.
+
+    Raises:
+        JobError: there is none, or it implements neither protocol.
+    """
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    table = installed | {known: EntryPoint(known, value, GROUP) for known, value in BUILT_IN.items()}
+    if name not in table:
+        raise JobError(f"--cloud: there is no provider {name}; there are: {', '.join(sorted(table))}")
+    provider = table[name].load()(request)
+    if not isinstance(provider, WorkerProvider | CloudProvider):
+        raise JobError(f"--cloud: {table[name].value} is neither a WorkerProvider nor a CloudProvider; update it")
+    return cast("Provider", provider)
+
+
+def cloud_named(name: str, request: LaunchRequest = LaunchRequest()) -> CloudProvider:  # noqa: B008 (frozen)
+    """Return the provider of that name, which must have machines of its own.
+
+    Raises:
+        JobError: there is none, or runs on it have their head on the launching machine.
+    """
+    provider = provider_named(name, request)
+    if not isinstance(provider, CloudProvider):
+        raise JobError(f"--cloud: runs on {name} have their head on the machine that launched them; leave it out")
+    return provider
