@@ -248,11 +248,11 @@ def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], No
     """
     stops: list[Callable[[], object]] = []
 
-    def on_begun(stop: Callable[[], None], _record: Recorder) -> None:
+    def on_start(stop: Callable[[], None], _record: Recorder) -> None:
         write()
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
 
-    training = composition.launch(sinks=sinks, on_begun=on_begun)
+    training = composition.launch(sinks=sinks, on_start=on_start)
     try:
         asyncio.get_running_loop()
     except RuntimeError:

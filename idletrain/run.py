@@ -39,7 +39,7 @@ class RunOptions:
 
     Attributes:
         provider: Where the workers come from.
-        on_begun: Called once the run has started, with a function that stops it and one that records an event.
+        on_start: Called once the run has started, with a function that stops it and one that records an event.
         resume: Continue the run of that name.
         summary: Accumulates the run's events, those from before a resumption too, each before the sinks get it.
         sinks: Called with every event.
@@ -51,7 +51,7 @@ class RunOptions:
     """
 
     provider: WorkerProvider = field(default_factory=LocalProcesses)
-    on_begun: OnStart = lambda _stop, _record: None
+    on_start: OnStart = lambda _stop, _record: None
     resume: bool = False
     summary: Summary = field(default_factory=Summary)
     sinks: Iterable[Sink] = ()
@@ -76,19 +76,19 @@ class Composition:
     prepared: Prepared
     options: RunOptions
 
-    async def launch(self, *, sinks: Iterable[Sink] = (), on_begun: OnStart | None = None) -> RunOutcome:
+    async def launch(self, *, sinks: Iterable[Sink] = (), on_start: OnStart | None = None) -> RunOutcome:
         """Train to the end.
 
         Args:
             sinks: Called with every event, after the options' own.
-            on_begun: Replaces the options' own.
+            on_start: Replaces the options' own.
 
         Raises:
             JobError: the provider's workers cannot be reached.
             RunError: the run cannot continue.
         """
         options = replace(self.options, sinks=(*self.options.sinks, *sinks))
-        options = replace(options, on_begun=on_begun) if on_begun else options
+        options = replace(options, on_start=on_start) if on_start else options
         return await _train(self.job, self.prepared, options)
 
 
@@ -213,7 +213,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
                 page = await page_of(client, first_port=provider.dashboard_port)
                 facts = provenance(job, options.command, *page) | _row_census(prepared)
                 coordinator = Coordinator(job, prepared, directory, client, record, facts)
-                options.on_begun(coordinator.stop, record)
+                options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(coordinator.stop), _recording_failure(record, directory):
                         return await coordinator.run(job.nodes.count)

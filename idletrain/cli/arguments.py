@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, and how their text is read."""
+"""Define the arguments and options that several commands share, and parse their text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bytes_option(text: str) -> int:
 
 
 def read_job(path: Path, nodes: int | None, name: str | None = None) -> Job:
-    """A job file with what the command line says otherwise."""
+    """Read a job file; replace its name and number of nodes by those of the command line."""
     tree = load_job(path).model_dump(exclude_unset=True)
     tree |= {"name": name} if name else {}
     tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}

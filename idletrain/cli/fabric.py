@@ -1,4 +1,4 @@
-"""`idletrain fabric`: reads arguments, measures or compares, prints, and writes files; and what a job gets of it."""
+"""Measure the network between nodes: `idletrain fabric`; and choose a job's open settings by such measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 
 from idletrain.errors import JobError, RefusedError, RunError
 
-if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
+if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --help` stays quick
     from distributed import Client
 
     from idletrain.autotune.forecast import AutotuneChoice, FleetFigures
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` 
     from idletrain.job import Job
 
 app = typer.Typer()
-LOCAL_NODES = 4  # or as many as there are cores, but two
-MAX_PROBED = 8  # local workers: of more, each gets so much less of the machine
-FREE = {"rounds", "local_steps", "seed", "evaluate_every"}  # of a job's training: neither makes a step longer
+LOCAL_NODES = 4  # at most the number of cores, at least two
+MAX_PROBED = 8  # local workers that are measured: with more, each gets too little of the machine
+UNTIMED = {"rounds", "local_steps", "seed", "evaluate_every"}  # settings of `training` that change no step's time
 
 
 class PresetName(enum.StrEnum):
-    """How much is measured."""
+    """How much to measure."""
 
     quick = "quick"
     full = "full"
@@ -41,14 +41,18 @@ def fabric(
     scheduler: Annotated[str | None, typer.Option(help="Measure this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Worker processes on this machine.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The JSON with all samples, or fabric.json; the page goes beside it.")
+        Path | None,
+        typer.Option(help="The JSON file of all samples; fabric.json otherwise. An HTML page is written beside it."),
     ] = None,
-    preset: Annotated[PresetName, typer.Option(help="A minute, or as long as it takes.")] = PresetName.quick,
+    preset: Annotated[
+        PresetName, typer.Option(help="quick takes a minute, full as long as it needs.")
+    ] = PresetName.quick,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two such files: do the fabrics differ?", metavar="A.json B.json")
+        tuple[Path, Path] | None,
+        typer.Option(help="Compare two such files: do the networks differ?", metavar="A.json B.json"),
     ] = None,
 ) -> None:
-    """Measure the network between nodes, and tell what it does to training."""
+    """Measure the network between nodes, and print what it does to training."""
     if compare and (scheduler or nodes or preset is not PresetName.quick):
         raise JobError("--compare: measures nothing; leave out --scheduler, --nodes and --preset")
     if compare:
@@ -65,10 +69,10 @@ def fabric(
 
     from idletrain.fabric.analysis import page, tables
 
-    found = asyncio.run(_measure(scheduler, nodes, preset))
-    Console().print(tables.terminal_text(found))
-    _write(out, found.as_json())
-    _write(out.with_suffix(".html"), page.fabric_page(found))
+    measured = asyncio.run(_measure(scheduler, nodes, preset))
+    Console().print(tables.terminal_text(measured))
+    _write(out, measured.as_json())
+    _write(out.with_suffix(".html"), page.fabric_page(measured))
     typer.echo(f"{out}, {out.with_suffix('.html')}")
 
 
@@ -90,12 +94,12 @@ async def _measure(address: str | None, nodes: int | None, preset: PresetName) -
 
 
 def choose_settings(
-    job: Job, scheduler: str | None, say: Callable[[str], None], *, always: bool = False
+    job: Job, scheduler: str | None, report: Callable[[str], None], *, always: bool = False
 ) -> tuple[Job, AutotuneChoice | None]:
-    """The job with what it leaves open chosen for its fleet, and the choice; said, with its reasons.
+    """Choose the settings that the job leaves open for its fleet; report them with the reasons.
 
-    A fleet is looked at once a day for the same network and data, and for a launch only if there is something to
-    choose: `always` says otherwise. One that is at work is left alone, and the job is taken as it is.
+    A fleet is measured once a day for the same network and data, and only if there is something to choose or `always`
+    is given. A fleet that is busy is not disturbed: then the job keeps its default settings.
     """
     from idletrain.autotune import choose, probe
     from idletrain.nn.data.arrays import CACHE
@@ -104,15 +108,15 @@ def choose_settings(
         return job, None
     folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MAX_PROBED)
     here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count, job.nodes.memory)
-    where = asyncio.run(_workers_of(scheduler)) if scheduler else here
-    training = job.training.model_dump(exclude=FREE, exclude_unset=True)
-    key = probe.fleet_key(*where, job.model, job.data, job.memory, training)
+    fleet_id = asyncio.run(_workers_of(scheduler)) if scheduler else here
+    training = job.training.model_dump(exclude=UNTIMED, exclude_unset=True)
+    key = probe.fleet_key(*fleet_id, job.model, job.data, job.memory, training)
     fleet = probe.load_figures(folder, key, now)
     if fleet is None and (always or choose.leaves_open(job)):
-        say("looking at the fleet for some seconds, to see what it can do")
-        fleet, why = _probed(scheduler, count, job)
+        report("measuring the fleet for some seconds")
+        fleet, why = _try_probe(scheduler, count, job)
         if fleet is None:
-            say(f"{why}: the job is taken as it is")
+            report(f"{why}: the job runs with its default settings")
         else:
             probe.save_figures(folder, key, fleet, now)
     if fleet is None:
@@ -121,34 +125,35 @@ def choose_settings(
         job, fleet if scheduler else fleet.sharing_cores(_processes_per_node(job.nodes.count, count))
     )
     for line in choose.choice_lines(choice):
-        say(line)
+        report(line)
     return job, choice
 
 
-def _processes_per_node(nodes: int, surveyed: int) -> float:
-    """How much longer a step of so many local nodes takes than when fewer shared this machine: a GPU is shared by all,
-    cores by as many more as there are.
+def _processes_per_node(nodes: int, measured: int) -> float:
+    """Return how much longer a local step takes with `nodes` workers than with the `measured` ones.
+
+    A GPU is shared by all workers, cores only by as many as exceed their number.
     """
     import torch
 
     cores = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
-    return max(nodes, cores) / max(surveyed, cores)
+    return max(nodes, cores) / max(measured, cores)
 
 
 async def _workers_of(scheduler: str) -> list[str]:
-    """A cluster by what it is made of now."""
+    """Return a scheduler's address and its workers' hosts, which identify the cluster as it is now."""
     from idletrain.providers.scheduler import check_reachable
 
-    told = await check_reachable(scheduler)
-    return [scheduler, *sorted(str(worker["host"]) for worker in told["workers"].values())]
+    identity = await check_reachable(scheduler)
+    return [scheduler, *sorted(str(worker["host"]) for worker in identity["workers"].values())]
 
 
-def _probed(scheduler: str | None, count: int, job: Job) -> tuple[FleetFigures | None, str]:
-    """A fleet, or why it is not looked at: a launch has its own ways to wait for workers and to turn them away."""
+def _try_probe(scheduler: str | None, count: int, job: Job) -> tuple[FleetFigures | None, str]:
+    """Measure a fleet; return None and the reason if that fails: the launch handles missing workers itself."""
     try:
-        return asyncio.run(_probe(scheduler, count, job)), "the fleet is at work"
+        return asyncio.run(_probe(scheduler, count, job)), "the fleet is busy"
     except (RunError, RefusedError) as error:
-        return None, f"the fleet cannot be looked at ({error})"
+        return None, f"the fleet cannot be measured ({error})"
 
 
 async def _probe(address: str | None, count: int, job: Job) -> FleetFigures | None:
@@ -167,10 +172,10 @@ async def _probe(address: str | None, count: int, job: Job) -> FleetFigures | No
 
 
 async def _check_free(client: Client, address: str) -> None:
-    """Leave a cluster alone that works, unless a person says otherwise.
+    """Refuse to measure a busy cluster unless the user confirms it.
 
     Raises:
-        RunError: it works.
+        RunError: it is busy.
     """
     from idletrain.fabric.measuring.nodes import occupied
 
@@ -190,13 +195,13 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
     from idletrain.fabric.analysis import compare, page, tables
     from idletrain.fabric.analysis.samples import from_json
 
-    read = []
+    fabrics = []
     for path in (first, second):
         try:
-            read.append(from_json(path.read_bytes(), str(path)))
+            fabrics.append(from_json(path.read_bytes(), str(path)))
         except OSError as error:
             raise JobError(f"--compare: {path} cannot be read ({error.strerror}); name two files of --out") from None
-    differences = compare.compare(read[0], read[1])
+    differences = compare.compare(fabrics[0], fabrics[1])
     Console().print(tables.comparison_text(differences))
     if to:
         html = to.with_suffix(".html")
@@ -205,7 +210,7 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
 
 
 def _check_writable(out: Path) -> None:
-    """Find out before a minute of measuring and not behind it."""
+    """Open a file for writing before a minute of measuring, so that a fault shows at once."""
     new = not out.exists()
     _write(out, None)
     if new:

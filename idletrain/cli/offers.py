@@ -1,4 +1,4 @@
-"""What a person sees of the market: the table of offers, and the plan that `launch --spot` asks about."""
+"""Print the market's offers as a table, and the plan that `launch --spot` asks to confirm."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ NAMED_TYPES = 3  # fit a line of 80 columns
 
 
 def table(offers: Sequence[Offer], estimate: bool, rows: int = ROWS) -> RenderableType:
-    """The best offers, a line a type with all its zones, the cheapest zone first and its price.
+    """Return a table of the best offers: a line per type with all its zones, the cheapest first, and its price there.
 
     Args:
-        offers: Of one market, ranked.
-        estimate: Whether on-demand prices are estimates.
-        rows: How many types.
+        offers: Offers of one market, ranked.
+        estimate: True if on-demand prices are estimates.
+        rows: Number of types to show.
     """
     by_type: dict[str, list[Offer]] = {}
     for offer in offers:
         by_type.setdefault(offer.type.name, []).append(offer)
     shown = list(by_type.values())[:rows]
-    gpus = any(same[0].type.gpus for same in shown)
+    gpus = any(of_type[0].type.gpus for of_type in shown)
     result = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left", caption_justify="left")
     result.title = _title(offers)
     result.caption = _caption(len(by_type) - len(shown), estimate)
@@ -37,12 +37,12 @@ def table(offers: Sequence[Offer], estimate: bool, rows: int = ROWS) -> Renderab
     numbers = ("\nvCPU", "\nRAM", *(["\nGPU"] if gpus else []), "\nslots", "\n$/h", "$ per\nslot-h", "on-\ndemand")
     for heading in (*numbers, "\nsaving"):
         result.add_column(heading, justify="right", no_wrap=True)
-    for same in shown:
-        best = same[0]
+    for of_type in shown:
+        best = of_type[0]
         on_demand, saving = _on_demand(best)
         result.add_row(
             best.type.name,
-            _zones(same),
+            _zones(of_type),
             str(best.type.vcpus),
             f"{best.type.memory_bytes / GIB:g}",
             *([_gpus(best)] if gpus else []),
@@ -56,19 +56,19 @@ def table(offers: Sequence[Offer], estimate: bool, rows: int = ROWS) -> Renderab
 
 
 def _zones(offers: Sequence[Offer]) -> str:
-    """What tells zones of a region apart: `bac`, or `-lax-1a b` with local zones."""
+    """Return the zones without their region's name: `bac`, or `-lax-1a b` with local zones."""
     names = [offer.zone.removeprefix(_region(offer.zone)) for offer in offers]
     return "".join(names) if all(len(name) == 1 for name in names) else " ".join(names)
 
 
 def _price(usd: float) -> str:
-    """Four digits or more, in the same width: `0.0336`, `1.550`, `407.7`."""
+    """Format USD with at least four digits in the same width: `0.0336`, `1.550`, `407.7`."""
     digits = next((d for bound, d in ((1, 4), (10, 3), (100, 2)) if usd < bound), 1)
     return f"{usd:.{digits}f}"
 
 
 def _region(zone: str) -> str:
-    """`eu-west-1` of `eu-west-1a`; a local zone such as `us-west-2-lax-1a` keeps its own part."""
+    """Return `eu-west-1` for `eu-west-1a`, and `us-west-2` for the local zone `us-west-2-lax-1a`."""
     area, direction, number = zone.split("-")[:3]
     return f"{area}-{direction}-{number.rstrip('abcdefghijklmnopqrstuvwxyz')}"
 
@@ -89,7 +89,7 @@ def _gpus(offer: Offer) -> str:
 
 
 def _on_demand(offer: Offer) -> tuple[str, str]:
-    """The on-demand price and what is saved, as far as known."""
+    """Return the on-demand price and the share saved; "" for what is unknown."""
     if offer.on_demand_usd_per_hour is None:
         return "", ""
     saving = 1 - offer.usd_per_hour / offer.on_demand_usd_per_hour
@@ -97,11 +97,11 @@ def _on_demand(offer: Offer) -> tuple[str, str]:
 
 
 def spot_plan_lines(quote: Quote, estimate: bool) -> list[str]:
-    """What a user is told before machines are asked for.
+    """Return the plan that the user confirms before machines start, a line each.
 
     Args:
-        quote: The fleet.
-        estimate: Whether on-demand prices are estimates.
+        quote: The fleet and its prices.
+        estimate: True if on-demand prices are estimates.
     """
     return [f"{label:<10} {text}" for label, text in _plan(quote, estimate)]
 
@@ -146,7 +146,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """`4 h`, `1 h 25 min` or `50 min`, whole minutes, rounded down."""
+    """Format a duration as `4 h`, `1 h 25 min` or `50 min`, rounded down to whole minutes."""
     hours, minutes = divmod(int(seconds // 60), 60)
     parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (minutes > 0 or hours == 0)
     return " ".join(parts)

@@ -1,4 +1,4 @@
-"""`idletrain schedule`: reads arguments, checks all of them before anything is written, and prints."""
+"""Manage schedules: `idletrain schedule`. All arguments are checked before anything is written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` 
     from idletrain.schedules.store import ScheduleStore
 
 LAST_SHOWN = 3
-MINUTES_FROM = 120.0  # seconds: what took longer is told in minutes
+MINUTES_FROM = 120.0  # seconds: longer durations are printed in minutes
 PROGRAM = (sys.executable, "-m", "idletrain")
-app = typer.Typer(no_args_is_help=True, help="Run jobs again and again, at set times.")
+app = typer.Typer(no_args_is_help=True, help="Run jobs repeatedly, at set times.")
 
 
 class TriggerName(enum.StrEnum):
-    """What starts a scheduled run."""
+    """The program that starts scheduled runs."""
 
     crontab = "crontab"
     systemd = "systemd"
@@ -40,14 +40,14 @@ class TriggerName(enum.StrEnum):
 
 
 class IfRunning(enum.StrEnum):
-    """What happens to a run whose predecessor still goes on."""
+    """What to do with a run that is due while the one before still trains."""
 
     skip = "skip"
     queue = "queue"
 
 
 class Trigger(Protocol):
-    """Something on this machine that runs a command at given minutes of every hour."""
+    """A program on this machine that runs a command at given minutes of every hour."""
 
     def fault(self) -> str | None: ...
     def install(self, name: str, minutes: Sequence[int], command: Sequence[str]) -> None: ...
@@ -56,7 +56,7 @@ class Trigger(Protocol):
 
 ScheduleName = Annotated[str, typer.Argument(help="The schedule's name.", show_default=False)]
 Directory = Annotated[
-    Path | None, typer.Option(help="Where schedules are kept.", show_default="~/.config/idletrain/schedules")
+    Path | None, typer.Option(help="The directory of the schedules.", show_default="~/.config/idletrain/schedules")
 ]
 
 
@@ -65,86 +65,94 @@ def add(
     name: ScheduleName,
     job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
     cron: Annotated[str, typer.Option(help="minute hour day-of-month month day-of-week.", show_default=False)],
-    tz: Annotated[str | None, typer.Option(help="The times' zone (Europe/Paris); the machine's otherwise.")] = None,
+    tz: Annotated[str | None, typer.Option(help="The time zone (Europe/Paris); the machine's otherwise.")] = None,
     cloud: Annotated[
         str | None, typer.Option(help="The provider of nodes (local, sandbox, aws, ...); local, or aws with --on aws.")
     ] = None,
-    on: Annotated[TriggerName | None, typer.Option(help="What starts the runs; crontab if there is one.")] = None,
-    if_running: Annotated[IfRunning, typer.Option(help="What if the run before goes on.")] = IfRunning.skip,
+    on: Annotated[
+        TriggerName | None, typer.Option(help="The program that starts the runs; crontab if there is one.")
+    ] = None,
+    if_running: Annotated[IfRunning, typer.Option(help="What to do if the run before still trains.")] = IfRunning.skip,
     directory: Directory = None,
 ) -> None:
     """Run a job at set times, such as --cron "0 2 * * *" --tz Europe/Paris for every night at two."""
     from idletrain.schedules import cron as times
     from idletrain.schedules.execute import machine_zone, utc_now
 
-    book = _book(directory)
+    store = _store(directory)
     faults: list[str] = []
-    where = on or _default_trigger(faults)
-    asked = times.Schedule(
+    trigger = on or _default_trigger(faults)
+    schedule = times.Schedule(
         name=name,
         cron=cron,
         tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
         job=str(job.absolute()),
         directory=str(Path.cwd()),
         cloud=cloud or ("aws" if on is TriggerName.aws else "local"),
-        on=where.value,
+        on=trigger.value,
         if_running=if_running.value,
         created=utc_now(),
     )
-    settings = _checked(asked, book, faults)
-    book.add(asked)
+    settings = _checked(schedule, store, faults)
+    store.add(schedule)
     try:
-        _install(asked, settings, book)
+        _install(schedule, settings, store)
     except BaseException:
         with contextlib.suppress(IdletrainError):
-            _uninstall(asked, book)
-        book.remove(name)
+            _uninstall(schedule, store)
+        store.remove(name)
         raise
-    following = next(times.times(cron, asked.tz, asked.created))
-    typer.echo(f"{name}: next on {_local(following, asked)}, by {where.value}")
-    if where is TriggerName.loop:
+    following = next(times.times(cron, schedule.tz, schedule.created))
+    typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger.value}")
+    if trigger is TriggerName.loop:
         typer.echo("keep `idletrain schedule run` running: it starts what is due")
-    if where is TriggerName.systemd:
+    if trigger is TriggerName.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
 
 @app.command(name="list")
 def list_(directory: Directory = None) -> None:
-    """Show the schedules, when each is next due, and what came of its last runs."""
+    """Show the schedules, when each is next due, and how its last runs ended."""
     from idletrain.schedules.cron import times
     from idletrain.schedules.execute import utc_now
 
-    book = _book(directory)
-    for name in book.names():
-        asked = book.get(name)
+    store = _store(directory)
+    for name in store.names():
+        schedule = store.get(name)
         try:
-            last = [_execution_text(execution, asked, goes_on) for execution, goes_on in _last(asked, book)]
-        except IdletrainError as error:  # an account out of reach hides no other schedule
+            last = [
+                _execution_text(execution, schedule, is_running) for execution, is_running in _last(schedule, store)
+            ]
+        except IdletrainError as error:  # an account that cannot be reached must not hide the other schedules
             last = [f"unknown: {error}"]
-        following = next(times(asked.cron, asked.tz, utc_now()))
-        typer.echo(f"{name}: {asked.cron} {asked.tz}, {asked.cloud} nodes, started by {asked.on}")
-        typer.echo(f"  job   {asked.job}")
-        typer.echo(f"  next  {_local(following, asked)}")
-        for label, told in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
-            typer.echo(f"  {label:<5} {told}")
-    if not book.names():
+        following = next(times(schedule.cron, schedule.tz, utc_now()))
+        typer.echo(f"{name}: {schedule.cron} {schedule.tz}, {schedule.cloud} nodes, started by {schedule.on}")
+        typer.echo(f"  job   {schedule.job}")
+        typer.echo(f"  next  {_local(following, schedule)}")
+        for label, line in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
+            typer.echo(f"  {label:<5} {line}")
+    if not store.names():
         typer.echo("there are no schedules; `idletrain schedule add` makes one")
 
 
 @app.command()
 def remove(name: ScheduleName, directory: Directory = None) -> None:
-    """Forget a schedule and whatever started it; a run that goes on is left alone."""
-    book = _book(directory)
-    asked = book.get(name)
-    _uninstall(asked, book)
-    book.remove(name)
+    """Remove a schedule and its trigger; a run that trains now continues."""
+    store = _store(directory)
+    schedule = store.get(name)
+    _uninstall(schedule, store)
+    store.remove(name)
     typer.echo(f"{name}: removed")
 
 
 @app.command()
 def run(
-    name: Annotated[str | None, typer.Argument(help="One schedule, now; else all, when due, for ever.")] = None,
-    if_due: Annotated[bool, typer.Option("--if-due", help="Only if a scheduled time has come or was missed.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="A schedule to run now; all schedules when they are due otherwise.")
+    ] = None,
+    if_due: Annotated[
+        bool, typer.Option("--if-due", help="Run only if a scheduled time has come or was missed.")
+    ] = False,
     directory: Directory = None,
 ) -> None:
     """Run one schedule now; or, without a name, wait and run whatever is due."""
@@ -152,33 +160,33 @@ def run(
     from idletrain.schedules.cron import result
     from idletrain.schedules.execute import execute, serve, utc_now
 
-    book = _book(directory)
+    store = _store(directory)
     if name is None:
         stop = threading.Event()
-        typer.echo(f"{len(book.names())} schedules in {book.directory}; Ctrl-C ends this and what it started")
+        typer.echo(f"{len(store.names())} schedules in {store.directory}; Ctrl-C ends this and what it started")
         with on_ending(stop.set):
-            serve(book, lambda due: _command(due, book), stop)
+            serve(store, lambda due: _command(due, store), stop)
         return
     if not if_due:
-        book.get(name)
-        typer.echo(f"{name}: runs now; its output goes to {book.path(name, 'log')}")
-    done = execute(book, name, PROGRAM, utc_now(), if_due=if_due)
+        store.get(name)
+        typer.echo(f"{name}: runs now; its output goes to {store.path(name, 'log')}")
+    done = execute(store, name, PROGRAM, utc_now(), if_due=if_due)
     if done is None:
         return
-    asked = book.get(name) if name in book.names() else None
+    schedule = store.get(name) if name in store.names() else None
     typer.echo(f"{name}: {done.run}: {result(done, running=False)}")
     if done.exit_code:
-        typer.echo(f"its output is in {book.path(name, 'log')}" if asked else "its schedule was removed meanwhile")
+        typer.echo(f"its output is in {store.path(name, 'log')}" if schedule else "its schedule was removed meanwhile")
         raise typer.Exit(done.exit_code)
     if done.note and not if_due:
         raise typer.Exit(1)
 
 
 def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job:
-    """The schedule's job, if nothing is wrong with either.
+    """Return the schedule's job after checking both.
 
     Raises:
-        JobError: something is; with all that is.
+        JobError: with every fault of either.
     """
     from idletrain.job import load_job
     from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
@@ -225,7 +233,7 @@ def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        store.path(schedule.name, "job").write_text(json.dumps(job.as_tree()))  # what runs there from now on
+        store.path(schedule.name, "job").write_text(json.dumps(job.as_tree()))  # the job that AWS runs from now on
         aws_resources.install(Account(job.cloud.region), schedule, job, _packed(job), version("idletrain"))
     elif schedule.on != TriggerName.loop:
         _triggers()[schedule.on].install(schedule.name, wake_minutes(schedule.cron), _command(schedule.name, store))
@@ -236,14 +244,14 @@ def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        job = _job_there(schedule, store)
+        job = _job_on_aws(schedule, store)
         aws_resources.remove(Account(job.cloud.region), schedule.name, job)
     elif schedule.on != TriggerName.loop:
         _triggers()[schedule.on].remove(schedule.name)
 
 
 def _packed(job: Job) -> bytes | None:
-    """The user's own code, if the job brings any."""
+    """Return the archive of the user's own code, or None if the job has no `workdir`."""
     if job.workdir is None:
         return None
     from idletrain.cloud.workdir import pack
@@ -251,8 +259,8 @@ def _packed(job: Job) -> bytes | None:
     return pack(Path(job.workdir))
 
 
-def _job_there(schedule: Schedule, store: ScheduleStore) -> Job:
-    """The job that a schedule on AWS was added with."""
+def _job_on_aws(schedule: Schedule, store: ScheduleStore) -> Job:
+    """Return the job that a schedule on AWS was added with."""
     from idletrain.job import Job
 
     return Job.model_validate_json(store.path(schedule.name, "job").read_text())
@@ -266,20 +274,20 @@ def _triggers() -> dict[str, Trigger]:
 
 
 def _default_trigger(faults: list[str]) -> TriggerName:
-    """What can start runs on this machine; tells of a fault where nothing can."""
-    for on, trigger in _triggers().items():
+    """Return the first trigger that works on this machine; add a fault if there is none."""
+    for name, trigger in _triggers().items():
         if trigger.fault() is None:
-            return TriggerName(on)
+            return TriggerName(name)
     faults.append("--on: there is neither cron nor systemd for you here; use --on loop")
     return TriggerName.loop
 
 
 def _command(name: str, store: ScheduleStore) -> list[str]:
-    """What crontab, systemd and the loop call; all absolute, for they know nothing of where it was added."""
+    """Return the command that crontab, systemd and the loop call; with absolute paths, as it runs in any directory."""
     return [*PROGRAM, "schedule", "run", name, "--if-due", "--directory", str(store.directory)]
 
 
-def _book(directory: Path | None) -> ScheduleStore:
+def _store(directory: Path | None) -> ScheduleStore:
     from idletrain.schedules.store import ScheduleStore
 
     return ScheduleStore(directory or _config_home() / "idletrain" / "schedules")
@@ -294,14 +302,14 @@ def _local(at: datetime, schedule: Schedule) -> str:
 
 
 def _last(schedule: Schedule, store: ScheduleStore) -> list[tuple[Execution, bool]]:
-    """A schedule's last executions, and whether each goes on."""
+    """Return a schedule's last executions, each with True if it is still running."""
     from idletrain.schedules.execute import running
 
     if schedule.on == TriggerName.aws:
         from idletrain.cloud.aws.account import Account
         from idletrain.schedules import aws_resources
 
-        job = _job_there(schedule, store)
+        job = _job_on_aws(schedule, store)
         return aws_resources.history(Account(job.cloud.region), schedule.name, job, LAST_SHOWN)
     history, held = store.history(schedule.name), running(store, schedule.name)
     newest = next((e for e in reversed(history) if e.started), None)

@@ -211,7 +211,9 @@ def _faults(job: Job) -> tuple[str, ...]:
 def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:
     faults = options.watch.faults()
     if options.detach and options.watch != WatchSettings():
-        faults.append("--on-round, --webhook, --log-to: are told by this command while it follows; leave out --detach")
+        faults.append(
+            "--on-round, --webhook, --log-to: work only while this command follows the run; leave out --detach"
+        )
     faults += provider.faults(job)
     if faults:
         raise JobError(faults)

@@ -70,7 +70,7 @@ async def lead_run(
     composition = await _compose(job, options, identity, scheduler)
     limits: list[asyncio.Task[None]] = []
 
-    def on_begun(stop: Callable[[], None], record: Recorder) -> None:
+    def on_start(stop: Callable[[], None], record: Recorder) -> None:
         controller.attach(record)
         limits.append(asyncio.ensure_future(_watch_limits(run, controller, stop, record)))
 
@@ -78,7 +78,7 @@ async def lead_run(
     mirror = Mirror(job.run_dir, prefix)
     mirroring = asyncio.ensure_future(mirror.keep())
     try:
-        outcome = await composition.launch(on_begun=on_begun)
+        outcome = await composition.launch(on_start=on_start)
     finally:
         controller.detach()  # before anything is awaited: the recorder is closed
         for task in (mirroring, *limits):

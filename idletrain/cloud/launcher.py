@@ -1,6 +1,6 @@
-"""Starts a run in a cloud and follows it, from the user's machine: plan, ask, write down, make, look.
+"""Start a run in a cloud and follow it, from the user's machine: plan, write the record, start machines, read events.
 
-After the head has started nothing here is needed any more: the run goes on with the laptop closed.
+Once the head has started, nothing here is needed any more: the run continues with the laptop closed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from idletrain.observe.summary import summary_of
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import CrashPoint, S3Prefix
 
-SLOT_BYTES = 2 << 30  # of a job that does not say: what importing torch takes, and a subnet of 100 MB seven times
+SLOT_BYTES = 2 << 30  # if the job does not say: importing torch, and seven times a subnet of 100 MB
 FOLLOW_SECONDS = 1.0
-ALIVE_CHECK_SECONDS = 15.0  # a head that trains tells something every few seconds
-RUN_SILENCE_SECONDS = 120.0  # of a head that trains
-BOOT_SECONDS = 600.0  # of one that boots, pulls its image, or takes everything down
-HEAD_END_SECONDS = 120.0  # it shuts its machine down behind its last write
+ALIVE_CHECK_SECONDS = 15.0  # a head that trains writes an event every few seconds
+RUN_SILENCE_SECONDS = 120.0  # the longest a head that trains may be silent
+BOOT_SECONDS = 600.0  # the same for one that boots, pulls its image, or ends everything
+HEAD_END_SECONDS = 120.0  # its machine shuts down after its last write
 PROFILE_ROLES = ("head", "worker")
 MARKETS_OF_POLICY: Mapping[str, tuple[Market, ...]] = {
     "spot": ("spot",),
@@ -48,7 +48,17 @@ MARKETS_OF_POLICY: Mapping[str, tuple[Market, ...]] = {
 
 @dataclass(frozen=True)
 class SpotPlan:
-    """What a run would be made of, before anything is."""
+    """The machines of a run, before any is started.
+
+    Attributes:
+        job: The job to run.
+        site: The network that the machines start in.
+        quote: What they cost.
+        offers: The pools that nodes may come from, the best first.
+        heads: The pools that the head may come from, the best first.
+        estimate: True if on-demand prices are estimates.
+        packed: The archive of the user's own code, or None.
+    """
 
     job: Job
     site: LaunchSite
@@ -60,13 +70,13 @@ class SpotPlan:
 
 
 def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> SpotPlan:
-    """Look at the market and at the account.
+    """Choose a run's machines by the market's prices and the account's network, quotas and bucket.
 
     Args:
         job: What to run.
-        account: Where.
-        cache: For what the market says.
-        spent_usd: What earlier sittings of the run have cost.
+        account: The account that pays.
+        cache: Directory of cached prices.
+        spent_usd: USD that the run has cost before this launch.
 
     Raises:
         JobError: no machine fits, the budget is too small, or the account lacks something.
@@ -74,9 +84,11 @@ def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0
     nodes = job.nodes
     site = account.site(job.cloud.ami, gpu=nodes.gpu > 0)
     with explained():
-        found = pricing.fetch(account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(cache))
-    offers = _pools(job, found, site)
-    heads, head_price = _heads(job, found, site, offers)
+        market = pricing.fetch(
+            account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(cache)
+        )
+    offers = _pools(job, market, site)
+    heads, head_price = _heads(job, market, site, offers)
     quote = Quote(
         pools=instance_types.Pools(offers),
         nodes=nodes.count,
@@ -87,23 +99,23 @@ def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0
         budget_usd=nodes.budget_usd,
         spent_usd=spent_usd,
     )
-    faults = (
+    checks = (
         *data_faults(job, account.bucket),
         _deadline_fault(quote),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
         doctor.quota_fault(account, nodes.count, offers),
     )
-    if found_faults := [fault for fault in faults if fault]:
-        raise JobError(found_faults)
+    if faults := [fault for fault in checks if fault]:
+        raise JobError(faults)
     return SpotPlan(
-        job, site, quote, offers, heads, found.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
+        job, site, quote, offers, heads, market.estimate, workdir.pack(Path(job.workdir)) if job.workdir else None
     )
 
 
 def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
-    """What a run's sittings have cost so far, whoever saw their machines end."""
-    told, alive, now = s3_mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
-    return cost.accrued([*told, *machine_log.closing_records(told, alive, now)], now).spent_usd
+    """Return the USD that a run has cost so far, machines whose end no head recorded included."""
+    events, alive, now = s3_mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
+    return cost.accrued([*events, *machine_log.closing_records(events, alive, now)], now).spent_usd
 
 
 def start(
@@ -117,43 +129,43 @@ def start(
     allow_control: bool = False,
     reached: CrashPoint = lambda _name: None,
 ) -> RunRecord:
-    """Make a run's machines; what was made is taken down again if that fails half way.
+    """Start a run's machines; end whatever was created if that fails half way.
 
     Args:
-        plan: What to make.
-        account: Where.
+        plan: The machines.
+        account: The account that pays.
         prefix: The run's prefix.
         image: The container image that machines run.
-        resume: Go on with the run that is there.
-        command: What was called, for the run's records.
-        allow_control: Whether the dashboard's page may drain and kill workers.
-        reached: Called behind everything that is made, with its name.
+        resume: Continue the run that the prefix holds.
+        command: The command line, for the run's records.
+        allow_control: True if the dashboard's page may drain and kill workers.
+        reached: Called after each resource is created, with its name.
 
     Raises:
-        JobError: the name is taken, there is nothing to resume, or it cannot be gone on with as asked.
+        JobError: the name is taken, there is nothing to resume, or the job differs from the run's first one.
         RunError: the cloud refuses.
     """
     _refuse_namesake(account, plan.job.name, prefix)
-    made = _write_down(plan, account, prefix, resume, command=command, allow_control=allow_control)
+    run = _write_record(plan, account, prefix, resume, command=command, allow_control=allow_control)
     reached("record")
     try:
-        _make(plan, made, account, prefix, image, reached)
+        _create_resources(plan, run, account, prefix, image, reached)
     except BaseException:
-        teardown.down(account, made.run, prefix)
+        teardown.down(account, run.run, prefix)
         raise
-    return made
+    return run
 
 
 def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
-    """Hand a run's events to a display until the run has ended.
+    """Pass a run's events to a sink until the run has ended; return its record.
 
-    Reads the run's prefix alone, but looks whether the head is still there when nothing comes.
+    Reads the run's prefix alone, and checks with the account whether the head is alive when no event comes.
 
     Raises:
-        RunError: the head gave up, is gone, or is not heard of any more.
+        RunError: the head failed, is gone, or has been silent for too long.
     """
-    seen, heard, looked = "", time.monotonic(), time.monotonic()
-    why, first = "", leader_lease.renewed(prefix)  # or, before the head has taken it, by a sitting before
+    last_read, heard, checked = "", time.monotonic(), time.monotonic()
+    why, first = "", leader_lease.renewed(prefix)  # before this head has taken the lease: of the head before
     beat = first
 
     def take(content: bytes) -> None:
@@ -161,38 +173,38 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
             sink(event)
 
     while True:
-        if time.monotonic() - max(heard, looked) > ALIVE_CHECK_SECONDS:
-            looked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
+        if time.monotonic() - max(heard, checked) > ALIVE_CHECK_SECONDS:
+            checked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
             before, beat = beat, leader_lease.renewed(prefix)
-            heard = looked if beat != before else heard  # it waits for nodes, or for a long round's end
-        now = record.read(prefix)  # behind the look: a head that was done is gone, too
-        last = s3_mirror.tail(prefix, "events.jsonl", take, seen)
-        if last != seen:
-            seen, heard = last, time.monotonic()
-        if now.failure:
-            raise RunError(now.failure)
-        if now.state == "ended":
-            return now
+            heard = checked if beat != before else heard  # the head waits for nodes, or for the end of a long round
+        run = record.read(prefix)  # after the check: a head whose run has ended is gone, too
+        last = s3_mirror.tail(prefix, "events.jsonl", take, last_read)
+        if last != last_read:
+            last_read, heard = last, time.monotonic()
+        if run.failure:
+            raise RunError(run.failure)
+        if run.state == "ended":
+            return run
         if why:
-            raise RunError(f"{now.run}: {why}")
-        patience = RUN_SILENCE_SECONDS if beat != first and now.state == "running" else BOOT_SECONDS
+            raise RunError(f"{run.run}: {why}")
+        patience = RUN_SILENCE_SECONDS if beat != first and run.state == "running" else BOOT_SECONDS
         if time.monotonic() - heard > patience:
             raise RunError(
-                f"the head of {now.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
+                f"the head of {run.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
                 f"then go on with --resume or end it with `idletrain down {prefix.url}`"
             )
         time.sleep(FOLLOW_SECONDS)
 
 
 def head_is_lost(account: Account, run: RunRecord) -> str:
-    """Why a run has no head any more, as a sentence; nothing while it has one, or is in another region."""
+    """Return why a run has no head any more, as a sentence; "" while it has one, or is in another region."""
     if account.region != run.site.region:
         return ""
     return teardown.lost_head(account.instances(run.run, (*ALIVE_STATES, *ENDED)), run, time.time())
 
 
 def outlive(account: Account, run: str) -> None:
-    """Wait for the head's own end, behind which nothing of a run is left.
+    """Wait until the head's machine has ended, after which nothing of a run is left.
 
     Raises:
         RunError: it does not end.
@@ -206,15 +218,18 @@ def outlive(account: Account, run: str) -> None:
 
 
 def node_need(job: Job) -> NodeNeed:
-    """What one subnet of a job needs of a machine, and how many of a machine's slots the job makes use of."""
+    """Return the memory and GPUs that one subnet of a job needs, and how many slots of one machine the job can use."""
     slots = math.ceil(job.training.subnets / job.nodes.count)
     return NodeNeed(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
 
 
 def data_faults(job: Job, bucket: str) -> list[str]:
-    """What of a job's data in S3 machines could not read; whether it is there is seen when it is read here."""
+    """Return a sentence for each S3 path of the data that the machines may not read.
+
+    That the data exists is checked when it is read here.
+    """
     readable = tuple(f"s3://{bucket}/{folder}/" for folder in (iam.DATA_PREFIX, "runs"))
-    if job.cloud.profiles != CloudSettings().profiles:  # then they may read what the user lets them
+    if job.cloud.profiles != CloudSettings().profiles:  # roles of the user's own may read other buckets
         readable = ("s3://",)
     return [
         f"data: machines may not read {path}; copy it below {readable[0]}, or name roles that may in cloud.profiles"
@@ -224,17 +239,17 @@ def data_faults(job: Job, bucket: str) -> list[str]:
 
 
 def _pools(job: Job, market: pricing.MarketSnapshot, site: LaunchSite) -> tuple[Offer, ...]:
-    """The pools to ask for, in each market that the job allows; of two, one may have nothing."""
+    """Choose the pools in each market that the job allows; where there are two, one may have none."""
     need, nodes = node_need(job), job.nodes
     faults: list[str] = []
     offers: tuple[Offer, ...] = ()
     for kind in MARKETS_OF_POLICY[nodes.spot_policy]:
         try:
-            there = market.offers(need, kind, nodes.max_price, site.subnets)
+            available = market.offers(need, kind, nodes.max_price, site.subnets)
         except JobError as error:
             faults += error.faults
         else:
-            offers += instance_types.diversify(there, (need.most_slots or 1) * nodes.count).offers
+            offers += instance_types.diversify(available, (need.most_slots or 1) * nodes.count).offers
     if not offers:
         raise JobError(faults)
     return offers
@@ -243,8 +258,9 @@ def _pools(job: Job, market: pricing.MarketSnapshot, site: LaunchSite) -> tuple[
 def _heads(
     job: Job, market: pricing.MarketSnapshot, site: LaunchSite, offers: Sequence[Offer]
 ) -> tuple[tuple[Pool, ...], float]:
-    """Where the head may come from and what it costs, the same in all zones: that of the best nodes first, as traffic
-    between zones is paid for.
+    """Return the head's pools and its USD an hour, the same in all zones.
+
+    The zone of the best nodes comes first, because traffic between zones is paid for.
     """
     type_ = job.cloud.head
     price = market.on_demand_prices.get(type_)
@@ -261,7 +277,7 @@ def _heads(
 
 
 def _deadline_fault(quote: Quote) -> str:
-    """A run whose last minutes are its only ones would be paid for and train nothing."""
+    """Return a sentence if a run is too short: it would be paid for and train nothing."""
     if quote.deadline_seconds > 2 * NOTICE_LEFT_SECONDS:
         return ""
     return (
@@ -272,21 +288,21 @@ def _deadline_fault(quote: Quote) -> str:
 
 
 def _refuse_namesake(account: Account, run: str, prefix: S3Prefix) -> None:
-    """What a run has made is found by the run's name: of two with one name, either would take the other down."""
+    """Refuse a second run of the same name: resources are found by it, so either run would end the other's."""
     tagged = [*(i.tags for i in account.instances(run)), *(i.tags for i in account.remnants(run))]
-    if elsewhere := sorted({tags[TAG + "prefix"] for tags in tagged if tags.get(TAG + "prefix")} - {prefix.url}):
+    if other_prefixes := sorted({tags[TAG + "prefix"] for tags in tagged if tags.get(TAG + "prefix")} - {prefix.url}):
         raise JobError(
-            f"name: a run {run} is there already, in {elsewhere[0]}; choose another --name, or end that one with "
-            f"`idletrain down {elsewhere[0]}`"
+            f"name: a run {run} is there already, in {other_prefixes[0]}; choose another --name, or end that one with "
+            f"`idletrain down {other_prefixes[0]}`"
         )
 
 
-def _write_down(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bool, **asked: Any) -> RunRecord:
-    """The record, before anything is made; of a run that goes on, the one that is there with a new deadline."""
+def _write_record(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bool, **options: Any) -> RunRecord:
+    """Write the run record before creating resources; on resume, replace it by one with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
     pools = tuple(Pool(offer.market, offer.type.name, offer.zone) for offer in plan.offers)
-    made = RunRecord(
+    run = RunRecord(
         run=job.name,
         job=job.as_tree(),
         tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
@@ -301,44 +317,47 @@ def _write_down(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bool
         | {job.cloud.head: plan.quote.head_usd_per_hour},
         need_bytes=node_need(job).memory_bytes,
         most_slots=node_need(job).most_slots or 1,
-        **asked,
+        **options,
     )
     if not resume:
-        record.claim(prefix, made)
-        return made
-    before = record.read(prefix)
+        record.claim(prefix, run)
+        return run
+    previous = record.read(prefix)
     past = summary_of(s3_mirror.events(prefix))
-    if faults := resume_faults(job, Job.model_validate(before.job), past.status, past.rounds):
+    if faults := resume_faults(job, Job.model_validate(previous.job), past.status, past.rounds):
         raise JobError(faults)
     teardown.down(account, job.name, prefix)
-    if not account.instances(job.name, ("shutting-down",)):  # else its head may write for a moment yet
+    if not account.instances(job.name, ("shutting-down",)):  # else its head may still write for a moment
         leader_lease.end(prefix)
     spent = cost.accrued(s3_mirror.events(prefix), now).spent_usd
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
     tags = requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
-    made = replace(made, generation=before.generation + 1, spent_usd=spent, deadline=until, tags=tags)
-    prefix.put(record.RUN_RECORD_KEY, made.as_json())
-    return made
+    run = replace(run, generation=previous.generation + 1, spent_usd=spent, deadline=until, tags=tags)
+    prefix.put(record.RUN_RECORD_KEY, run.as_json())
+    return run
 
 
-def _make(plan: SpotPlan, made: RunRecord, account: Account, prefix: S3Prefix, image: str, reached: CrashPoint) -> None:
+def _create_resources(
+    plan: SpotPlan, run: RunRecord, account: Account, prefix: S3Prefix, image: str, reached: CrashPoint
+) -> None:
+    """Upload the user's code, create the group, identities and launch template, and start the head."""
     if plan.packed is not None:
         prefix.put(workdir.WORKDIR_KEY, plan.packed)
-    group = account.make_group(made.run, made.site.vpc, made.tags)
+    group = account.make_group(run.run, run.site.vpc, run.tags)
     reached("group")
-    until = datetime.datetime.fromtimestamp(made.deadline, datetime.UTC)
-    account.put_identities(made.run, certificates.issue(made.run, PROFILE_ROLES, until), made.tags)
+    until = datetime.datetime.fromtimestamp(run.deadline, datetime.UTC)
+    account.put_identities(run.run, certificates.issue(run.run, PROFILE_ROLES, until), run.tags)
     reached("identities")
     gpu = plan.job.nodes.gpu > 0
-    text = user_data.user_data(made.deadline, image, gpu=gpu)
-    site = replace(made.site, group=group)
+    text = user_data.user_data(run.deadline, image, gpu=gpu)
+    site = replace(run.site, group=group)
     head_profile, node_profile = plan.job.cloud.profiles
-    template = account.make_template(requests.launch_template(made.run, site, node_profile, text, made.tags))
+    template = account.make_template(requests.launch_template(run.run, site, node_profile, text, run.tags))
     site = replace(site, template=template)
     record.update(prefix, site=site)
     reached("template")
-    head_text = user_data.user_data(made.deadline, image) if gpu else ""
+    head_text = user_data.user_data(run.deadline, image) if gpu else ""
     account.start_head(
-        [requests.head(site, pool, head_profile, made.tags, made.generation, head_text) for pool in made.heads]
+        [requests.head(site, pool, head_profile, run.tags, run.generation, head_text) for pool in run.heads]
     )
     reached("head")

@@ -198,7 +198,7 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
                 launch(
                     settings,
                     prepared,
-                    RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), on_begun=took),
+                    RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), on_start=took),
                 )
             )
             await begun.wait()
@@ -224,7 +224,7 @@ def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fabric, "_probe", busy)
     said: list[str] = []
     assert fabric.choose_settings(job(), None, said.append) == (job(), None)
-    assert said[-1] == "the fleet is at work: the job is taken as it is"
+    assert said[-1] == "the fleet is busy: the job runs with its default settings"
 
 
 def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,4 +234,6 @@ def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: py
     monkeypatch.setattr(fabric, "_probe", empty)
     said: list[str] = []
     assert fabric.choose_settings(job(), None, said.append) == (job(), None)
-    assert said[-1] == "the fleet cannot be looked at (the cluster has no worker): the job is taken as it is"
+    assert (
+        said[-1] == "the fleet cannot be measured (the cluster has no worker): the job runs with its default settings"
+    )
