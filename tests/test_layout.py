@@ -13,6 +13,8 @@ ELSEWHERE = {
     "cli/train.py": "cli/test_main.py",
     "cli/watch.py": "cli/test_main.py",
     "cli/worker.py": "cli/test_main.py",
+    "cloud/aws/provider.py": "cli/test_cloud.py",
+    "cloud/sandbox/provider.py": "cli/test_cloud.py",
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
     "exchange/datagram/session.py": "exchange/test_store.py",
     "exchange/datagram_server.py": "exchange/test_store.py",
@@ -26,6 +28,9 @@ ELSEWHERE = {
     "fabric/measuring/tasks.py": "fabric/measuring/test_measure.py",  # and test_rank.py
     "fabric/measuring/nodes.py": "fabric/measuring/test_measure.py",
     "fabric/measuring/training.py": "fabric/measuring/test_collective_process.py",
+    "providers/local.py": "chaos",
+    "providers/protocol.py": "providers/test_table.py",
+    "providers/scheduler.py": "test_run.py",
     "worker/process.py": "chaos",  # a process that is warned and killed
     "rounds/membership.py": "chaos",
     "rounds/protocol.py": "rounds/test_state.py",
