@@ -11,9 +11,10 @@ import pytest
 from idletrain.cluster import dask_scheduler
 from idletrain.errors import JobError, RunError
 from idletrain.job import CheckpointSettings, Job, parse_job
+from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
-from idletrain.run import RunOptions, check_run, launch, settle
+from idletrain.run import RunOptions, check_run, compose, launch, settle
 
 
 def job(to: Path, **sections: Any) -> Job:
@@ -21,7 +22,7 @@ def job(to: Path, **sections: Any) -> Job:
     return parse_job({**tree, "checkpoint": {"to": str(to)}, **sections})
 
 
-def begun(to: Path, **sections: Any) -> Job:
+def existing(to: Path, **sections: Any) -> Job:
     """A job whose run exists."""
     first = job(to, **sections)
     first.run_dir.mkdir(parents=True)
@@ -43,12 +44,12 @@ def faults(job: Job, **options: Any) -> tuple[str, ...]:
 
 def test_a_new_run_and_the_resumption_of_one_may_start(tmp_path: Path) -> None:
     check_run(job(tmp_path), RunOptions())
-    check_run(begun(tmp_path), RunOptions(resume=True))
+    check_run(existing(tmp_path), RunOptions(resume=True))
 
 
 def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
-    (told,) = faults(begun(tmp_path))
-    assert told == f"name: run t exists in {tmp_path}/t; add --resume to go on with it or name another"
+    (message,) = faults(existing(tmp_path))
+    assert message == f"name: run t exists in {tmp_path}/t; add --resume to go on with it or name another"
 
 
 def test_a_run_that_does_not_exist_is_not_resumed(tmp_path: Path) -> None:
@@ -58,29 +59,29 @@ def test_a_run_that_does_not_exist_is_not_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_on_this_machine_is_not_written_to_a_folder_called_s3(tmp_path: Path) -> None:
-    asked = job(tmp_path).model_copy(update={"checkpoint": CheckpointSettings(to="s3://bucket/runs")})
-    (fault,) = faults(asked)
+    wanted = job(tmp_path).model_copy(update={"checkpoint": CheckpointSettings(to="s3://bucket/runs")})
+    (fault,) = faults(wanted)
     assert fault.startswith("checkpoint.to: s3://bucket/runs is for runs in a cloud, with --spot")
 
 
 def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: Path) -> None:
-    begun(tmp_path)
-    told = faults(
+    existing(tmp_path)
+    messages = faults(
         job(tmp_path, training={"seed": 7, "subnets": 8}, preemption={"policy": "salvage"}, model={"factory": "d.e:f"}),
         resume=True,
     )
-    assert [fault.split(":")[0] for fault in told] == [
+    assert [fault.split(":")[0] for fault in messages] == [
         "model",
         "training.subnets",
         "training.seed",
         "preemption.policy",
     ]
-    assert "training.seed: 7 is not what the run began with, 0; take that or another name" in told
+    assert "training.seed: 7 is not what the run began with, 0; take that or another name" in messages
 
 
 def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> None:
     chosen = {"method": "local-sgd", "subnets": 2, "local_steps": 25, "exchange": {"pull": "bf16"}}
-    begun(tmp_path, training=chosen)
+    existing(tmp_path, training=chosen)
     again = job(tmp_path, training={"rounds": 500})
     check_run(again, RunOptions(resume=True))
     found = settle(again).training
@@ -90,17 +91,17 @@ def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> Non
 
 
 def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
-    begun(tmp_path)
+    existing(tmp_path)
     more = job(tmp_path, training={"rounds": 500, "evaluate_every": 3}, nodes={"count": 9}, stop={"accuracy": 0.9})
     check_run(more, RunOptions(resume=True))
 
 
 def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
     cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "cosine"}, "rounds": 10}}
-    first = begun(tmp_path, **cosine)
+    first = existing(tmp_path, **cosine)
     assert first.training.rounds == 10
-    (told,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
-    assert told.startswith("training.rounds: 20 is not what the run began with, 10")
+    (message,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
+    assert message.startswith("training.rounds: 20 is not what the run began with, 10")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
@@ -109,7 +110,7 @@ def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, addres
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         (
             "localhost:8786",
@@ -119,14 +120,14 @@ def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, addres
         ("tcp://10.0.0.5:8786", "--scheduler: tcp://10.0.0.5:8786 is on another machine without TLS; use a tls://"),
     ],
 )
-def test_other_schedulers_are_refused(tmp_path: Path, address: str, told: str) -> None:
+def test_other_schedulers_are_refused(tmp_path: Path, address: str, message: str) -> None:
     (only,) = faults(job(tmp_path), provider=on(address))
-    assert only.startswith(told)
+    assert only.startswith(message)
 
 
 def test_churn_is_for_local_workers_and_all_faults_are_told_at_once(tmp_path: Path) -> None:
-    told = faults(begun(tmp_path), provider=on("tcp://10.0.0.5:1", churn_seconds=5.0))
-    assert [fault.split(":")[0] for fault in told] == ["name", "--scheduler", "--churn"]
+    messages = faults(existing(tmp_path), provider=on("tcp://10.0.0.5:1", churn_seconds=5.0))
+    assert [fault.split(":")[0] for fault in messages] == ["name", "--scheduler", "--churn"]
 
 
 def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
@@ -143,23 +144,51 @@ def test_the_scheduler_of_a_run_is_gone_after_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("tcp://127.0.0.1:9", r"--scheduler: tcp://127.0.0.1:9 cannot be reached .*; check the address"),
         ("tls://127.0.0.1:9", r"--scheduler: tls://127.0.0.1:9 asks for TLS .*; name the client's certificates"),
     ],
 )
 def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_anything_is_made(
-    tmp_path: Path, address: str, told: str
+    tmp_path: Path, address: str, message: str
 ) -> None:
-    asked = job(tmp_path / "runs")
-    with pytest.raises(JobError, match=told):
-        asyncio.run(launch(asked, None, RunOptions(provider=on(address))))  # type: ignore[arg-type]
-    assert not asked.run_dir.exists()
+    wanted = job(tmp_path / "runs")
+    with pytest.raises(JobError, match=message):
+        asyncio.run(launch(wanted, None, RunOptions(provider=on(address))))  # type: ignore[arg-type]
+    assert not wanted.run_dir.exists()
 
 
 def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    asked = job(tmp_path / "file" / "runs")
+    wanted = job(tmp_path / "file" / "runs")
     with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
-        asyncio.run(launch(asked, None, RunOptions()))  # type: ignore[arg-type]
+        asyncio.run(launch(wanted, None, RunOptions()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rounds", "prepared"), [(120, [120]), (7, [120, 7])])
+def test_a_run_is_composed_of_the_decided_job_and_prepared_again_only_if_the_decision_changes_it(
+    tmp_path: Path, rounds: int, prepared: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def prepare(job: Job) -> Any:
+        seen.append(job.training.rounds)
+        return job.training.rounds
+
+    def decide(job: Job) -> tuple[Job, ForecastTracker]:
+        training = job.training.model_copy(update={"rounds": rounds})
+        return job.model_copy(update={"training": training}), forecast
+
+    forecast = ForecastTracker({}, ("by hand",))
+    wanted = job(tmp_path / "runs", training={"rounds": 120})
+    composition = compose(wanted, RunOptions(), prepare=prepare, decide=decide)
+    assert seen == prepared
+    assert (composition.prepared, composition.job.training.rounds) == (rounds, rounds)
+    assert composition.options.forecast is forecast
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_cannot_start_is_refused_before_it_is_prepared(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="add --resume to go on with it"):
+        compose(existing(tmp_path), RunOptions(), prepare=lambda _job: pytest.fail("it was prepared"))

@@ -166,7 +166,7 @@ def logs(
     region: Region = None,
 ) -> None:
     """Print what happened in a run."""
-    from idletrain.cloud.launcher import follow as follow_run
+    from idletrain.cloud.follow import follow as follow_run
     from idletrain.observe.display import LineDisplay, folding
     from idletrain.observe.summary import Summary
 

@@ -105,6 +105,7 @@ def _run(
     from rich.console import Console
 
     from idletrain.cloud import launcher
+    from idletrain.cloud.follow import wait_for_head_end
     from idletrain.observe import display
     from idletrain.observe.provenance import command_line
     from idletrain.observe.summary import Summary
@@ -130,7 +131,7 @@ def _run(
         with watching(options.watch, shown.summary, None) as watcher, shown:
             ended = _follow(run, provider, account, prefix, shown, watcher)
         if ended:
-            launcher.outlive(account, run.run)
+            wait_for_head_end(account, run.run)
     except KeyboardInterrupt:
         ended = False
     if not ended:
@@ -145,7 +146,7 @@ def _follow(run: Any, provider: CloudProvider, account: Any, prefix: Any, shown:
     Returns:
         False if the user interrupts a run that goes on without this command.
     """
-    from idletrain.cloud import launcher
+    from idletrain.cloud.follow import follow
     from idletrain.observe import display
 
     summary = shown.summary
@@ -158,7 +159,7 @@ def _follow(run: Any, provider: CloudProvider, account: Any, prefix: Any, shown:
     sink = display.folding(summary, show_new)
     sink({"kind": "waiting", "s": 0.0, "t": run.created, "reason": provider.boot_reason})
     try:
-        launcher.follow(prefix, as_seen_from_here(provider, sink), account)
+        follow(prefix, as_seen_from_here(provider, sink), account)
     except KeyboardInterrupt:
         if not provider.outlives_command:
             raise

@@ -1,4 +1,4 @@
-"""Start a run in a cloud and follow it, from the user's machine: plan, write the record, start machines, read events.
+"""Start a run in a cloud from the user's machine: plan, write the record, create resources, start the head.
 
 Once the head has started, nothing here is needed any more: the run continues with the laptop closed.
 """
@@ -16,28 +16,21 @@ from typing import Any
 
 from idletrain.cloud import leader_lease, machine_log, record, teardown, workdir
 from idletrain.cloud.aws import doctor, iam, instance_types, pricing, requests, user_data
-from idletrain.cloud.aws.account import ALIVE_STATES, Account, explained
+from idletrain.cloud.aws.account import Account, explained
 from idletrain.cloud.aws.instance_types import Market, NodeNeed, Offer
 from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
-from idletrain.cloud.machine_log import ENDED
 from idletrain.cloud.quote import Quote
 from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS, DesiredFleet
 from idletrain.cloud.record import RunRecord
 from idletrain.cluster import certificates
-from idletrain.errors import JobError, RunError
+from idletrain.errors import JobError
 from idletrain.job import CloudSettings, Job, resume_faults
 from idletrain.observe import cost
-from idletrain.observe.records import Sink, parse
 from idletrain.observe.summary import summary_of
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import CrashPoint, S3Prefix
 
 SLOT_BYTES = 2 << 30  # if the job does not say: importing torch, and seven times a subnet of 100 MB
-FOLLOW_SECONDS = 1.0
-ALIVE_CHECK_SECONDS = 15.0  # a head that trains writes an event every few seconds
-RUN_SILENCE_SECONDS = 120.0  # the longest a head that trains may be silent
-BOOT_SECONDS = 600.0  # the same for one that boots, pulls its image, or ends everything
-HEAD_END_SECONDS = 120.0  # its machine shuts down after its last write
 PROFILE_ROLES = ("head", "worker")
 MARKETS_OF_POLICY: Mapping[str, tuple[Market, ...]] = {
     "spot": ("spot",),
@@ -154,67 +147,6 @@ def start(
         teardown.down(account, run.run, prefix)
         raise
     return run
-
-
-def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
-    """Pass a run's events to a sink until the run has ended; return its record.
-
-    Reads the run's prefix alone, and checks with the account whether the head is alive when no event comes.
-
-    Raises:
-        RunError: the head failed, is gone, or has been silent for too long.
-    """
-    last_read, heard, checked = "", time.monotonic(), time.monotonic()
-    why, first = "", leader_lease.renewed(prefix)  # before this head has taken the lease: of the head before
-    beat = first
-
-    def take(content: bytes) -> None:
-        for event in parse(content.splitlines()):
-            sink(event)
-
-    while True:
-        if time.monotonic() - max(heard, checked) > ALIVE_CHECK_SECONDS:
-            checked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
-            before, beat = beat, leader_lease.renewed(prefix)
-            heard = checked if beat != before else heard  # the head waits for nodes, or for the end of a long round
-        run = record.read(prefix)  # after the check: a head whose run has ended is gone, too
-        last = s3_mirror.tail(prefix, "events.jsonl", take, last_read)
-        if last != last_read:
-            last_read, heard = last, time.monotonic()
-        if run.failure:
-            raise RunError(run.failure)
-        if run.state == "ended":
-            return run
-        if why:
-            raise RunError(f"{run.run}: {why}")
-        patience = RUN_SILENCE_SECONDS if beat != first and run.state == "running" else BOOT_SECONDS
-        if time.monotonic() - heard > patience:
-            raise RunError(
-                f"the head of {run.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
-                f"then go on with --resume or end it with `idletrain down {prefix.url}`"
-            )
-        time.sleep(FOLLOW_SECONDS)
-
-
-def head_is_lost(account: Account, run: RunRecord) -> str:
-    """Return why a run has no head any more, as a sentence; "" while it has one, or is in another region."""
-    if account.region != run.site.region:
-        return ""
-    return teardown.lost_head(account.instances(run.run, (*ALIVE_STATES, *ENDED)), run, time.time())
-
-
-def outlive(account: Account, run: str) -> None:
-    """Wait until the head's machine has ended, after which nothing of a run is left.
-
-    Raises:
-        RunError: it does not end.
-    """
-    deadline = time.monotonic() + HEAD_END_SECONDS
-    while left := account.instances(run):
-        if time.monotonic() > deadline:
-            names = ", ".join(machine.id for machine in left)
-            raise RunError(f"run {run} has ended, but not {names}; end it with `idletrain down {run}`")
-        time.sleep(FOLLOW_SECONDS)
 
 
 def node_need(job: Job) -> NodeNeed:

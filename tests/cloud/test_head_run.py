@@ -1,4 +1,4 @@
-"""A head's work proper, with a worker of this machine and a fleet whose machines sleep."""
+"""A head trains a run with a worker of this machine and a fleet whose machines sleep."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
     run = replace(run, job=parse_job({**DIGITS, "name": run.run}).as_tree())
     record.claim(prefix, run)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # which the work adds to
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which the run adds to
 
     async def check() -> str:
         async with dask_scheduler.started(tmp_path, identity=identities["head"]) as address:
-            keeper = FleetController(account, run, address)
-            await keeper.check()
+            controller = FleetController(account, run, address)
+            await controller.check()
             (machine,) = account.instances(run.run)
-            _lose_at_the_end(monkeypatch, cloud, keeper, machine.id)
+            _lose_at_the_end(monkeypatch, cloud, controller, machine.id)
             fleet = LocalFleet(address, 1 << 30, tmp_path / "logs", options=options)
             try:
                 fleet.start(1)
-                await head_run.lead_run(run, prefix, keeper, identities["head"], address)
+                await head_run.lead_run(run, prefix, controller, identities["head"], address)
             finally:
                 await fleet.close()
         return machine.id
@@ -72,12 +72,12 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
 
 
 def _lose_at_the_end(patch: pytest.MonkeyPatch, cloud: Sandbox, controller: FleetController, machine: str) -> None:
-    """Take the machine when the last round is done and the run's results are on their way, and have the keeper look."""
-    bring_home, loop = head_run._upload_results, asyncio.get_running_loop()
+    """Take the machine while the results are uploaded after the last round, and have the controller check."""
+    upload, loop = head_run._upload_results, asyncio.get_running_loop()
 
-    def late(*what: Any) -> None:
+    def late(*arguments: Any) -> None:
         cloud.ask("POST", "take", instance=machine)
         asyncio.run_coroutine_threadsafe(controller.check(), loop).result(30)
-        bring_home(*what)
+        upload(*arguments)
 
     patch.setattr(head_run, "_upload_results", late)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 from rehearsal import RECORD, Sandbox
 
-from idletrain.cloud import launcher, leader_lease, machine_log, record, teardown
+from idletrain.cloud import launcher, machine_log, record, teardown
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
 from idletrain.errors import JobError, RunError
@@ -195,52 +193,3 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     teardown.down(account, "night", prefix)
     with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
         launcher.make_spot_plan(tight, account, cache, 3.6 * worst)
-
-
-def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
-    record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
-    prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
-    seen: list[Any] = []
-    with pytest.raises(RunError, match="the data is gone; bring it back"):
-        launcher.follow(prefix, seen.append, account)
-    assert seen == [{"kind": "waiting"}]
-
-
-def test_following_gives_up_on_a_head_that_is_not_heard_of(
-    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record.claim(prefix, RECORD)
-    monkeypatch.setattr(launcher, "BOOT_SECONDS", 0.5)
-    with pytest.raises(RunError, match="has said nothing for"):
-        launcher.follow(prefix, lambda _event: None, account)
-
-
-def test_a_head_that_only_renews_its_lease_is_alive(
-    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record.claim(prefix, replace(RECORD, run="beating", created=time.time()))
-    for name, seconds in (("ALIVE_CHECK_SECONDS", 0.2), ("RUN_SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
-        monkeypatch.setattr(launcher, name, seconds)
-    over = threading.Event()
-
-    def lead() -> None:
-        for beat in range(1, 8):
-            time.sleep(0.5)
-            prefix.put(leader_lease.LEADER_LEASE_KEY, json.dumps({"holder": "i-1", "renewed": float(beat)}).encode())
-        over.set()
-
-    leading = threading.Thread(target=lead)
-    leading.start()
-    with pytest.raises(RunError, match="has said nothing for 2 s"):
-        launcher.follow(prefix, lambda _event: None, account)
-    assert over.is_set()
-    leading.join()
-
-
-def test_following_tells_that_a_head_is_gone_which_said_nothing(
-    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
-    monkeypatch.setattr(launcher, "ALIVE_CHECK_SECONDS", 0.5)
-    with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
-        launcher.follow(prefix, lambda _event: None, account)

@@ -1,0 +1,66 @@
+"""Following a run: every event arrives, and a head that is gone or silent is noticed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rehearsal import RECORD
+
+from idletrain.cloud import follow, leader_lease, record
+from idletrain.cloud.aws.account import Account
+from idletrain.errors import RunError
+from idletrain.storage import S3Prefix
+
+
+def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
+    record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
+    seen: list[Any] = []
+    with pytest.raises(RunError, match="the data is gone; bring it back"):
+        follow.follow(prefix, seen.append, account)
+    assert seen == [{"kind": "waiting"}]
+
+
+def test_following_gives_up_on_a_head_that_is_not_heard_of(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, RECORD)
+    monkeypatch.setattr(follow, "BOOT_SECONDS", 0.5)
+    with pytest.raises(RunError, match="has said nothing for"):
+        follow.follow(prefix, lambda _event: None, account)
+
+
+def test_a_head_that_only_renews_its_lease_is_alive(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="beating", created=time.time()))
+    for name, seconds in (("ALIVE_CHECK_SECONDS", 0.2), ("RUN_SILENCE_SECONDS", 1.5), ("BOOT_SECONDS", 1.5)):
+        monkeypatch.setattr(follow, name, seconds)
+    over = threading.Event()
+
+    def lead() -> None:
+        for beat in range(1, 8):
+            time.sleep(0.5)
+            prefix.put(leader_lease.LEADER_LEASE_KEY, json.dumps({"holder": "i-1", "renewed": float(beat)}).encode())
+        over.set()
+
+    leading = threading.Thread(target=lead)
+    leading.start()
+    with pytest.raises(RunError, match="has said nothing for 2 s"):
+        follow.follow(prefix, lambda _event: None, account)
+    assert over.is_set()
+    leading.join()
+
+
+def test_following_tells_that_a_head_is_gone_which_said_nothing(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="headless-from-the-start"))
+    monkeypatch.setattr(follow, "ALIVE_CHECK_SECONDS", 0.5)
+    with pytest.raises(RunError, match="headless-from-the-start: it has no head; go on with --resume"):
+        follow.follow(prefix, lambda _event: None, account)
