@@ -16,7 +16,7 @@ from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
-from idletrain.worker.attempt import device_for
+from idletrain.worker.node import device_for
 
 MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after one to warm up; a plan should take a second, not a minute
 FIRST_SPREAD = 0.01  # of parameters whose values do not matter

@@ -1,7 +1,7 @@
-"""An attempt at a subnet that its worker cannot hold: it comes, is trained and leaves unit by unit, by way of a disk.
+"""An attempt at a subnet larger than its worker's memory: it is pulled, trained and pushed unit by unit over a disk.
 
-The first step begins when its first unit is there; in the last, what is final is sent while the rest still computes
-(KARMA, arXiv 2008.11421, section III-D). The store takes the parts for an update only when all of them are there.
+The first step begins when its first unit has arrived; in the last step, final values are sent while the rest still
+computes (KARMA, arXiv 2008.11421, section III-D). The store accepts the parts as an update only when all have arrived.
 """
 
 from __future__ import annotations
@@ -25,60 +25,63 @@ from idletrain.nn.outofcore.executing.backing_file import StateFile, order_of
 from idletrain.nn.outofcore.executing.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.executing.trainer import MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
-from idletrain.worker.attempt import Attempt, Loaded, pick_device
+from idletrain.worker.attempt import Attempt
+from idletrain.worker.node import Loaded, pick_device
 
 logger = logging.getLogger(__name__)
 LARGE_FILES = Path("/var/tmp")  # noqa: S108 (files without names)
 
 
 class OutOfCoreAttempt(Attempt):
-    """See `Attempt`; its account tells the plan, too, and `unfit` where this node cannot train such a subnet.
+    """An attempt that keeps the subnet in a file on disk.
 
-    What comes and goes while it computes is not in the account's seconds of pull and push.
+    The account also holds the plan; it ends as `out_of_memory` where this node cannot train such a subnet. Transfers
+    during the steps do not count as its seconds of pull and push.
     """
 
     _planned: PlannedSteps
 
     def run(self) -> dict[str, Any]:
-        """See `Attempt`."""
+        """Pull, train and push as `Attempt` does; return the account."""
         self._sent: list[tuple[Sequence[int], Future[None]]] = []
-        self._line = asyncio.Lock()  # one part at a time
+        self._sending = asyncio.Lock()  # one part at a time
         self._arriving: Future[None] | None = None
-        self._homes: list[StateFile] = []
+        self._state_files: list[StateFile] = []
         try:
             return super().run()
-        except (ScratchError, InfeasibleError) as lack:
-            logger.warning("subnet %d: %s", self._lease_spec.lease.subnet, lack)
-            return self.report("out_of_memory", reason=str(lack))
+        except (ScratchError, InfeasibleError) as error:
+            logger.warning("subnet %d: %s", self._spec.lease.subnet, error)
+            return self.report("out_of_memory", reason=str(error))
         finally:
             for call in (self._arriving, *(sent for _, sent in self._sent)):
                 if call:
                     call.cancel()
-            for home in self._homes:
-                home.close()
+            for state_file in self._state_files:
+                state_file.close()
 
     # --- pull ---------------------------------------------------------------------------------------------------
 
     def _pull(self, loaded: Loaded, subnet: Subnet) -> None:
-        """Begin to pull; what follows waits for what it needs."""
+        """Start the pull; each step waits for the parts that it needs."""
         program = loaded.program
         scratch = _scratch(loaded)
         if in_memory(scratch):
             raise ScratchError(f"memory.scratch: {scratch} is in memory (tmpfs); name a directory on a disk")
-        for _ in ("the subnet", "its marks"):
-            self._homes.append(StateFile(scratch, subnet.shapes, len(program.slots), self._is_unwanted))
-        self._state_file, self._marked = self._homes
+        for _ in ("the subnet", "its progress checkpoints"):
+            self._state_files.append(StateFile(scratch, subnet.shapes, len(program.slots), self._transfers.is_unwanted))
+        self._state_file, self._checkpoint_file = self._state_files
         self._order = order_of(program.module, program.memory.units)
-        self.steps, _ = self._call(self._run.client.pull(self._lease_spec.lease, 0, 0))
+        self.steps, _ = self._transfers.call(self._run.client.pull(self._spec.lease, 0, 0))
         slots = len(program.slots) if self.steps else program.persistent_slots[0]
-        self._arriving = self._start(self._fill(slots))
+        self._arriving = self._transfers.start(self._receive_parts(slots))
         self._arriving.add_done_callback(lambda _: self._state_file.fail(RefusedError("the pull was given up")))
 
-    async def _fill(self, slots: int) -> None:
+    async def _receive_parts(self, slots: int) -> None:
+        """Pull `slots` slots into the state file, in the order in which units run."""
         try:
             for numbers in self._order:
                 for start, stop in self._state_file.parts(numbers, slots):
-                    _, values = await self._run.client.pull(self._lease_spec.lease, start, stop)
+                    _, values = await self._run.client.pull(self._spec.lease, start, stop)
                     await asyncio.to_thread(self._state_file.put, start, values)
                     self.account["pull_bytes"] += values.nbytes
                 self._state_file.mark_arrived(numbers)
@@ -88,25 +91,25 @@ class OutOfCoreAttempt(Attempt):
     # --- train --------------------------------------------------------------------------------------------------
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
-        program, lease = loaded.program, self._lease_spec.lease
+        program, lease = loaded.program, self._spec.lease
         memory, free, slots = program.memory, self._node.free_bytes, program.persistent_slots[0]
 
-        def planned(module: nn.Module, update: Update) -> PlannedSteps:
+        def plan_steps(module: nn.Module, update: Update) -> PlannedSteps:
             self._planned = PlannedSteps(
                 module,
                 program.loss,
                 self._state_file,
                 update,
                 MemoryRoom(min(memory.budget or free, free), SCRATCH_BYTES, _scratch(loaded)),
-                on_leave=(slots, lambda numbers: self._leave(numbers, slots)),
+                on_leave=(slots, lambda numbers: self._send_final(numbers, slots)),
                 known=loaded.plans,
                 units=memory.units,
             )
             return self._planned
 
-        work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), planned)
+        work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), plan_steps)
         try:
-            self._steps(loaded, work, loaded.order)
+            self._train_steps(loaded, work, loaded.order)
             if self.steps < program.training.local_steps:
                 self._planned.store(self._state_file)
         finally:
@@ -121,20 +124,25 @@ class OutOfCoreAttempt(Attempt):
 
     # --- push ---------------------------------------------------------------------------------------------------
 
-    def _leave(self, numbers: Sequence[int], slots: int) -> None:
-        """Send tensors that are final, and at home."""
+    def _send_final(self, numbers: Sequence[int], slots: int) -> None:
+        """Start to send tensors that have their final values, in the state file."""
         self._sent.append(
-            (numbers, self._start(self._parts(self._state_file, [numbers], slots, self.steps + 1, update=True)))
+            (
+                numbers,
+                self._transfers.start(
+                    self._send_parts(self._state_file, [numbers], slots, self.steps + 1, update=True)
+                ),
+            )
         )
 
     def _save_progress(self, seconds: float) -> Coroutine[Any, Any, Receipt]:
-        self._planned.store(self._marked)
-        return self._send_all(self._marked, self._marked.slots, self.steps, seconds, update=False)
+        self._planned.store(self._checkpoint_file)
+        return self._send_all(self._checkpoint_file, self._checkpoint_file.slots, self.steps, seconds, update=False)
 
     def _push(self, loaded: Loaded, _subnet: Subnet, *, whole: bool) -> Reply:
         seconds = self.account["train_seconds"]
         if not whole:
-            return self._call(
+            return self._transfers.call(
                 self._send_all(self._state_file, self._state_file.slots, self.steps, seconds, update=False)
             ).reply
         slots, _ = loaded.program.persistent_slots
@@ -142,38 +150,38 @@ class OutOfCoreAttempt(Attempt):
             try:
                 sent.result()
             except ConnectionError:  # all its steps are done: once more
-                self._call(self._parts(self._state_file, [numbers], slots, self.steps, update=True))
-        return self._call(self._seal(self._state_file, slots, self.steps, seconds, update=True)).reply
+                self._transfers.call(self._send_parts(self._state_file, [numbers], slots, self.steps, update=True))
+        return self._transfers.call(self._seal(self._state_file, slots, self.steps, seconds, update=True)).reply
 
     async def _send_all(
         self, state_file: StateFile, slots: int, steps: int, seconds: float, *, update: bool
     ) -> Receipt:
-        await self._parts(state_file, self._order, slots, steps, update=update)
+        await self._send_parts(state_file, self._order, slots, steps, update=update)
         return await self._seal(state_file, slots, steps, seconds, update=update)
 
-    async def _parts(
+    async def _send_parts(
         self, state_file: StateFile, groups: Iterable[Sequence[int]], slots: int, steps: int, *, update: bool
     ) -> None:
         for numbers in groups:
             for start, stop in state_file.parts(numbers, slots):
-                async with self._line:
+                async with self._sending:
                     values = await asyncio.to_thread(state_file.read, start, stop)
-                    header = PushHeader(self._lease_spec.lease, steps, self.account["train_seconds"], 0, update)
+                    header = PushHeader(self._spec.lease, steps, self.account["train_seconds"], 0, update)
                     reply = await self._run.client.part(header, values.element_size() * start, values)
                 if reply is not Reply.ACCEPTED:
-                    raise RefusedError(f"a part of subnet {self._lease_spec.lease.subnet}: {reply.value}")
+                    raise RefusedError(f"a part of subnet {self._spec.lease.subnet}: {reply.value}")
                 if state_file is self._state_file:
                     self.account["push_bytes"] += values.nbytes
 
     async def _seal(self, state_file: StateFile, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
-        """Say that all parts are sent, and what they add up to."""
+        """Push the header that declares all parts sent, with the checksum of their values; return the receipt."""
         digest = await asyncio.to_thread(checksum, state_file.frames(slots))
         return await self._run.client.push(
-            PushHeader(self._lease_spec.lease, steps, seconds, digest, update, self._loss), None
+            PushHeader(self._spec.lease, steps, seconds, digest, update, self._progress(seconds).loss), None
         )
 
 
 def _scratch(loaded: Loaded) -> Path:
-    """Where to, by the job or the system: /var/tmp is on a disk where /tmp is not."""
+    """Return the job's scratch directory or the system's: /var/tmp is on a disk where /tmp is not."""
     default = LARGE_FILES if LARGE_FILES.is_dir() else tempfile.gettempdir()
     return Path(loaded.program.memory.scratch or default)

@@ -1,7 +1,8 @@
-"""`idletrain worker`: a Dask worker in this very process (no nanny), with a drain of its own.
+"""Run `idletrain worker`: a Dask worker in this very process (no nanny), with a drain of its own.
 
-Dask's own SIGTERM, retirement and lifetime all throw the running task away. Here a first SIGTERM is a notice: no new
-leases, the running subnet stops after at most one step and is pushed home, and the process ends. A second ends it now.
+Dask's own SIGTERM, retirement and lifetime all throw the running task away. Here a first SIGTERM is a notice: the
+worker takes no new leases, stops the running subnet after at most one step, pushes it to the store and exits. A second
+SIGTERM ends it at once.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from distributed.security import Security
 
 from idletrain.cluster import dask_settings
 from idletrain.errors import JobError, RefusedError, RunError
-from idletrain.worker.attempt import LEASES, WorkerNode
 from idletrain.worker.lease_spec import version
+from idletrain.worker.node import LEASES, WorkerNode
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_SECONDS = 0.02
 WORKER_CONNECT_SECONDS = 10
-WORKER_JOIN_SECONDS = 30  # Dask would knock for ever at a scheduler that died after our first look at it
+WORKER_JOIN_SECONDS = 30  # Dask would retry for ever if the scheduler died after our version check
 
 
 async def serve(scheduler: str, memory_bytes: int | None, name: str | None, security: Security) -> None:
-    """Work for a scheduler until it is gone or a notice comes.
+    """Work for a scheduler until the scheduler is gone or this node is about to be taken.
 
     Args:
         scheduler: Its `tcp://` or `tls://` address.
         memory_bytes: RAM this process may use; all that is free when None.
-        name: A name for people; must be unique in the cluster.
+        name: A readable name, unique in the cluster; Dask makes one when None.
         security: The cluster's certificates.
 
     Raises:
         RunError: the scheduler cannot be reached.
-        RefusedError: it runs another version of idletrain.
-        JobError: it asks for certificates that were not named.
+        RefusedError: the head runs another version of idletrain.
+        JobError: the scheduler requires certificates and none were given.
     """
     dask_settings.apply()
     await _check_version(scheduler, security)
@@ -68,23 +69,23 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
 
 
 def warn(worker: Worker, node: WorkerNode) -> None:
-    """The machine may be taken before long: bring the running subnet's state home, and tell the head."""
+    """Report to the head that this machine may be taken soon, and have the running subnet send a checkpoint."""
     worker.log_event("idletrain", {"action": "at-risk", "worker": worker.address})
     node.checkpoint_now.set()
 
 
 async def drain(worker: Worker, node: WorkerNode) -> None:
-    """Take no more work and wait until the running subnet is home."""
+    """Take no more leases and wait until the running subnet is pushed."""
     worker.log_event("idletrain", {"action": "notice", "worker": worker.address})
     node.draining.set()
     while worker.state.executing_count:
         await asyncio.sleep(DRAIN_POLL_SECONDS)
-    await asyncio.sleep(DRAIN_POLL_SECONDS)  # the stream to the scheduler is batched: let the task's end go out first
+    await asyncio.sleep(DRAIN_POLL_SECONDS)  # messages to the scheduler are batched: let the task's end go out first
 
 
 def _on_sigterm(notice: asyncio.Event) -> None:
     if notice.is_set():
-        os._exit(143)  # asked twice: gone at once, as by SIGKILL
+        os._exit(143)  # a second signal: exit at once, as by SIGKILL
     notice.set()
 
 
@@ -94,7 +95,7 @@ async def _check_version(scheduler: str, security: Security) -> None:
             scheduler, connection_args=security.get_connection_args("worker"), timeout=WORKER_CONNECT_SECONDS
         ) as remote:
             head = await remote.get_metadata(keys=["idletrain"], default=None)
-    except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
+    except (TypeError, RuntimeError) as error:  # what Dask raises when it has no certificates
         raise JobError(
             f"scheduler {scheduler} asks for TLS ({error}); name --tls-ca-file, --tls-cert and --tls-key"
         ) from None
@@ -109,7 +110,7 @@ async def _check_version(scheduler: str, security: Security) -> None:
 
 
 def security_from(ca_file: Path | None, cert: Path | None, key: Path | None) -> Security:
-    """The cluster's certificates from files; Dask's own configuration where none are named."""
+    """Return the cluster's certificates from files, or Dask's own configuration when none are given."""
     if not (ca_file or cert or key):
         return Security()
     return Security(

@@ -1,4 +1,4 @@
-"""The Dask tasks that a head gives to its workers.
+"""The Dask tasks that a head submits to its workers.
 
 A Dask scheduler unpickles every task on its way, so torch is imported where a task runs: it would cost the scheduler
 two seconds, in which no worker joins, and 200 MB.
@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 
 
 def describe() -> dict[str, Any]:
-    """See `attempt.describe`."""
-    from idletrain.worker import attempt
+    """Return what the head must know of this worker, see `node.describe`."""
+    from idletrain.worker import node
 
-    return attempt.describe()
+    return node.describe()
 
 
 def train_subnet(spec: LeaseSpec) -> None:
-    """See `attempt.carry_out`. What a lease does not need is not imported: a worker's start is counted in seconds."""
+    """Train one leased subnet, see `attempt.train_lease`.
+
+    Modules that the lease does not need are not imported: they would slow the worker's start by seconds.
+    """
     from idletrain.worker import attempt
 
-    attempt.carry_out(_kind_of(spec), spec)
+    attempt.train_lease(_attempt_type(spec), spec)
 
 
-def _kind_of(spec: LeaseSpec) -> type[Attempt]:
+def _attempt_type(spec: LeaseSpec) -> type[Attempt]:
     if spec.how == "out-of-core":
         from idletrain.worker.out_of_core import OutOfCoreAttempt
 

@@ -198,7 +198,7 @@ WITHOUT_BEATS = """
 import sys
 from unittest import mock
 
-mock.patch("idletrain.worker.attempt.HEARTBEATS_PER_LEASE", 1e-3).start()  # nobody tells it that its lease is over
+mock.patch("idletrain.worker.transfers.HEARTBEATS_PER_LEASE", 1e-3).start()  # nobody tells it that its lease is over
 sys.argv = ["idletrain", "worker", "--name", "sleeper", sys.argv[-1]]
 from idletrain.cli.main import main
 

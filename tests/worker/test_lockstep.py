@@ -64,9 +64,9 @@ def test_all_get_the_same_bits_of_a_sum(rows: int) -> None:
 )
 def test_a_mark_is_made_by_all_or_by_none(wishes: list[tuple[bool, bool]], marked: bool) -> None:
     def step(k: int, softmax: JointExchange) -> bool:
-        softmax.wish = wishes[k]
+        softmax.checkpoint_vote = wishes[k]
         softmax.logsumexp(torch.zeros(4))
-        return softmax.marked
+        return softmax.checkpoint_agreed
 
     assert together(step) == [marked] * 3
 

@@ -23,8 +23,9 @@ from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.outofcore.executing.trainer import PlannedSteps
 from idletrain.nn.prepare import from_settings
-from idletrain.worker.attempt import Attempt, WorkerNode
+from idletrain.worker.attempt import Attempt
 from idletrain.worker.lease_spec import LeaseSpec
+from idletrain.worker.node import WorkerNode
 from idletrain.worker.out_of_core import OutOfCoreAttempt
 
 LEASE = LeaseId("here", 1, 0, 0, 1)
@@ -136,7 +137,7 @@ def test_its_update_is_that_of_training_in_core_and_its_space_is_given_back(
     assert head.pushed == [(STEPS, head.in_core())]
     assert head.pulls > 3  # it came in parts
     assert isinstance(made, OutOfCoreAttempt)
-    assert all(not home.flat.any() for home in made._homes)  # holes in a file that has no name
+    assert all(not file.flat.any() for file in made._state_files)  # holes in a file that has no name
     assert list(tmp_path.iterdir()) == []
 
 

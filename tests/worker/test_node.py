@@ -1,0 +1,42 @@
+"""What a worker reports to the head when it joins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import torch
+from distributed import Client, Scheduler, Worker
+
+from idletrain.cluster import dask_settings
+from idletrain.worker import tasks
+from idletrain.worker.memory_limits import memory_limit_bytes
+from idletrain.worker.node import WorkerNode, measure_speed
+
+MEMORY_BYTES = 1 << 40
+
+
+async def _describe() -> dict[str, Any]:
+    dask_settings.apply()
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+        Worker(scheduler.address, nthreads=1, name="box", memory_limit=0, dashboard=False) as worker,
+        Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+    ):
+        WorkerNode.of(worker).memory_bytes = MEMORY_BYTES
+        description: dict[str, Any] = await client.submit(tasks.describe, pure=False)
+        return description
+
+
+def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:
+    description = asyncio.run(_describe())
+    assert description.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "pid", "name"}
+    expected = min(MEMORY_BYTES, memory_limit_bytes())
+    assert expected // 2 < description["memory_bytes"] < expected
+    assert description["steps_per_second"] > 0
+    assert description["name"] == "box"
+    assert torch.__version__ in description["cohort"]
+
+
+def test_speed_is_measured_in_steps_a_second() -> None:
+    assert 1 < measure_speed(torch.device("cpu")) < 1e6
