@@ -1,8 +1,8 @@
-"""What can go wrong, as a tree; every message ends in what to do next.
+"""The tree of expected errors; every message ends in what to do next.
 
 IdletrainError          exit code 1
-├── JobError            exit code 2: the input is wrong; holds every fault found, one sentence each
-├── RunError            the run cannot go on as asked
+├── JobError            exit code 2: the input is wrong; holds every fault, one sentence each
+├── RunError            the run cannot start or continue
 ├── DamageError         durable state was changed by something other than idletrain
 └── RefusedError        a peer was turned away, or turned us away
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-SELF_EXPLAINING = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
+SELF_EXPLANATORY = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
 
 
 class IdletrainError(Exception):
@@ -36,16 +36,20 @@ class RunError(IdletrainError):
 
 
 class DamageError(IdletrainError):
-    """A ledger, an update or a snapshot does not hold what was written to it."""
+    """A write-ahead log, an update or a snapshot does not hold what was written to it."""
 
 
 class RefusedError(IdletrainError):
-    """A worker and a head do not fit together, for example by version."""
+    """A worker and a head do not fit together, for example because their versions differ."""
 
 
 @contextlib.contextmanager
 def user_code(before: str, after: str = "") -> Iterator[None]:
-    """Around code that is the user's: whatever it raises is a fault of the job, `before`, the reason, `after`.
+    """Run the user's own code: whatever it raises becomes a fault of the job.
+
+    Args:
+        before: The fault's text before the reason.
+        after: The fault's text after it.
 
     Raises:
         JobError: the code within raised something.
@@ -59,8 +63,8 @@ def user_code(before: str, after: str = "") -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error's text, after the error's name where the text alone says little (`KeyError: 'a'`)."""
+    """Return the first line of an error's text, after the error's name if the text says little (`KeyError: 'a'`)."""
     text = str(error).strip().split("\n")[0]
     if not text:
         return type(error).__name__
-    return text if isinstance(error, SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, SELF_EXPLANATORY) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""A run's network as something to take away, from its run directory alone."""
+"""Load, score and save a run's network, from its run directory alone."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class LoadedRun:
     propensity: tuple[float, float]
 
     def module(self) -> nn.Module:
-        """The assembled network in evaluation mode, its BatchNorm statistics estimated on the training data."""
+        """Return the network in evaluation mode, its BatchNorm statistics estimated on the training data."""
         return finished_module(self.prepared, self.network)
 
     @functools.cached_property
     def _module(self) -> nn.Module:
-        """The same for all that is measured here: assembling a very wide network copies gigabytes."""
+        """The module that all scores share: assembling a very wide network copies gigabytes."""
         return self.module()
 
     def score(self) -> Score:
@@ -50,34 +50,36 @@ class LoadedRun:
         return score(self._module, self.prepared.test.open(), self.prepared.program.loss)
 
     def ranking(self) -> dict[str, float]:
-        """P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty where its labels are not sets."""
+        """Return P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty if its labels are not sets."""
         tests, train = self._sparse()
         if tests is None or train is None:
             return {}
         from idletrain.nn.wide.models import rank_labels  # and with it Numba
 
-        found = rank_labels(self._module, tests, train, *self.propensity)
-        kinds = {"P": found.precision, "nDCG": found.ndcg, "PSP": found.propensity_precision}
-        return {f"{kind}@{k}": float(at[k - 1]) for kind, at in kinds.items() for k in (1, 3, 5)}
+        metrics = rank_labels(self._module, tests, train, *self.propensity)
+        kinds = {"P": metrics.precision, "nDCG": metrics.ndcg, "PSP": metrics.propensity_precision}
+        return {f"{kind}@{k}": float(values[k - 1]) for kind, values in kinds.items() for k in (1, 3, 5)}
 
     def retrieval(self) -> dict[str, float]:
-        """What sparse inference through the sampler's tables reaches on the test data: `recall`, the share of the exact
-        five best labels that it finds, and its `sparse P@1`; empty where there are no tables.
+        """Score sparse inference, which retrieves labels through the sampler's tables, on the test data.
+
+        Return `recall`, the share of the five best labels that it finds, and its `sparse P@1`; empty if there are no
+        tables.
         """
         tests, _ = self._sparse()
         if tests is None:
             return {}
         from idletrain.nn.wide import label_shards, models  # and with them Numba
 
-        found = label_shards.wide_output(self._module)
-        if found is None or not found[1].retrieves:
+        output = label_shards.wide_output(self._module)
+        if output is None or not output[1].retrieves:
             return {}
-        found[1].rebuild(self.prepared.program.training.seed)
+        output[1].rebuild(self.prepared.program.training.seed)
         recall, precision = models.recall(self._module, tests)
         return {"recall": recall, "sparse P@1": precision}
 
     def _sparse(self) -> tuple[SparseSamples, SparseSamples] | tuple[None, None]:
-        """Test and training data, where both are sparse rows for a very wide output."""
+        """Return test and training data if both are sparse rows for a very wide output, else two Nones."""
         if self.prepared.test is None or self.prepared.program.output is None:
             return None, None
         tests, train = self.prepared.test.open(), self.prepared.program.source.open()
@@ -87,7 +89,7 @@ class LoadedRun:
 
 
 def load_run(run_dir: Path) -> LoadedRun:
-    """Read a run, also while it is going on.
+    """Read a run, even while it is under way.
 
     Raises:
         RunError: there is no such run.
@@ -103,14 +105,14 @@ def load_run(run_dir: Path) -> LoadedRun:
 
 
 def finished_module(prepared: Prepared, network: Network) -> nn.Module:
-    """The user's module with the trained values, ready to use."""
+    """Return the user's module with the trained values, ready to use."""
     module = assembled(prepared.module, network.values)
     estimate_statistics(module, prepared.program.source.open(), prepared.program.training.seed)
     return module
 
 
 def save(module: nn.Module, to: Path) -> None:
-    """Write a state_dict: `.pt` for `torch.load(weights_only=True)`, else safetensors.
+    """Write a module's state_dict: for `torch.load(weights_only=True)` if `to` ends in `.pt`, else as safetensors.
 
     Raises:
         RunError: the file cannot be written.

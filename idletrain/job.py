@@ -1,6 +1,6 @@
-"""What the user asks for: one frozen tree of settings, and every fault in it as a sentence.
+"""Read and check a job: one frozen tree of settings, and every fault in it as a sentence.
 
-Knows nothing of torch, Dask or the cloud, so that reading a job costs milliseconds.
+Imports nothing of torch, Dask or the cloud, so that reading a job costs milliseconds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,9 @@ from idletrain.errors import JobError
 
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# What must not change between the sittings of one run: it decides the run's bits.
-OPEN_SETTINGS = (
-    "method",
-    "subnets",
-    "local_steps",
-    "exchange",
-)  # of training: what a job need not say is chosen for it
+# Settings of training that are chosen for the fleet when a job leaves them out.
+OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")
+# Settings that a resumed run must not change: they decide the run's bits.
 FIXED_SETTINGS = (
     "model",
     "data",
@@ -46,7 +42,7 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names bu
 
 
 def parse_seconds(value: Any) -> Any:
-    """Turn `"15s"`, `"10m"` or a number into seconds.
+    """Parse `"15s"`, `"10m"` or a number as seconds.
 
     Raises:
         ValueError: the text is not a number with one of the units ms, s, m, h, d.
@@ -58,7 +54,7 @@ def parse_seconds(value: Any) -> Any:
 
 
 def parse_bytes(value: Any) -> Any:
-    """Turn `"2GiB"`, `"500MB"` or a number into bytes.
+    """Parse `"2GiB"`, `"500MB"` or a number as bytes.
 
     Raises:
         ValueError: the text is not a number with a unit of bytes.
@@ -70,12 +66,12 @@ def parse_bytes(value: Any) -> Any:
 
 
 def _lower_bound(value: Any) -> Any:
-    """Read `2GiB..` (at least that much) as its lower bound."""
+    """Parse `2GiB..` (at least that much) as its lower bound in bytes."""
     return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
 
 
 def _one_or_pair(value: Any) -> Any:
-    """Refuse in one sentence what is neither a path nor two of them."""
+    """Return a path or a pair of paths unchanged; refuse anything else with one sentence."""
     pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(path, str) for path in value)
     if not (pair or value is None or isinstance(value, str)):
         raise ValueError("should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
@@ -111,11 +107,11 @@ class DataSettings(_Settings):
     """The data: a data set's name, files, or a factory that returns `(train, test)`."""
 
     name: Literal["fashion-mnist", "digits"] | None = None
-    """A data set that idletrain knows."""
+    """A built-in data set."""
     path: str | None = None
     """The directory of that data set's files; the cache, Debian's package or a download when null."""
     train: Paths = None
-    """Training data: one file with arrays x and y, or a pair of files for x and y; here or below `s3://`."""
+    """Training data: one file with arrays x and y, or a pair of files for x and y; local or at `s3://`."""
     test: Paths = None
     """Test data, in the same forms; no evaluations when null."""
     factory: str | None = None
@@ -131,9 +127,9 @@ class DataSettings(_Settings):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files that are named, here or in S3."""
-        named = [part for part in (self.train, self.test) if part is not None]
-        return tuple(path for part in named for path in ([part] if isinstance(part, str) else part))
+        """All files that `train` and `test` name, local or in S3."""
+        entries = [entry for entry in (self.train, self.test) if entry is not None]
+        return tuple(path for entry in entries for path in ([entry] if isinstance(entry, str) else entry))
 
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -143,9 +139,9 @@ class OptimizerSettings(_Settings):
     """The local optimizer, and whether its state travels with the neurons or is reset every round."""
 
     name: Literal["sgd", "adamw", "adagrad"] = "sgd"
-    """`adagrad` is row-wise: one learning rate a row. AdamW on row-sparse gradients moves the rows they hold alone."""
+    """`adagrad` is row-wise: one learning rate a row. With row-sparse gradients, `adamw` updates only their rows."""
     lr: float = Field(gt=0)
-    """The learning rate, of the first step."""
+    """The learning rate of the first step."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of sgd."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -162,22 +158,23 @@ class OptimizerSettings(_Settings):
 
 
 class ExchangeSettings(_Settings):
-    """How parameters travel: codes save bytes and round values; biases, norms and optimizer state stay exact."""
+    """How parameters travel: codes save bytes by rounding values; biases, norms and optimizer state stay exact."""
 
     pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """How values travel to the workers."""
+    """The number format of values on their way to the workers."""
     push: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
-    """How changes travel from the workers; int8 and int4 round up or down at random, so that the mean is right."""
+    """The number format of changes on their way from the workers; int8 and int4 round up or down at random, so that the
+    mean is right."""
     loss: Annotated[float, Field(ge=0, le=0.3)] = 0.0
     """Fraction of an int8 or int4 update that may arrive after its round: the values that changed least."""
     norm_loss: Annotated[float, Field(ge=0, le=0.3)] = 0.02
     """Largest fraction of the update's squared norm that may arrive later."""
     transport: Literal["tcp", "udp"] = "tcp"
-    """`udp` sends datagrams; a worker that none reaches uses tcp."""
+    """`udp` sends datagrams; a worker that they do not reach uses tcp."""
 
     @property
     def coded(self) -> bool:
-        """Whether anything is."""
+        """Whether values travel in another format than float32 in either direction."""
         return (self.pull, self.push) != ("fp32", "fp32")
 
 
@@ -188,7 +185,7 @@ class TrainingSettings(_Settings):
     """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
     Chosen for the fleet when left out."""
     mode: Literal["rounds", "lockstep"] = "rounds"
-    """How the shards of a very wide output train: each alone for a round, or all as one softmax, step by step."""
+    """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
     subnets: int = Field(default=4, ge=1)
     """Independent subnets in a round. Chosen for the fleet when left out."""
     local_steps: int = Field(default=50, ge=1)
@@ -203,7 +200,7 @@ class TrainingSettings(_Settings):
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
     """The local optimizer."""
     exchange: ExchangeSettings = ExchangeSettings()
-    """How parameters travel. Chosen, too, where one of method, subnets and local_steps is left out."""
+    """How parameters travel. Also chosen for the fleet when method, subnets or local_steps is left out."""
     seed: int = 0
     """Every random number follows from it."""
     evaluate_every: int = Field(default=10, ge=1)
@@ -240,11 +237,11 @@ class NodeSettings(_Settings):
 
 
 class MemorySettings(_Settings):
-    """How a worker trains a subnet that is too large for it."""
+    """How a worker trains a subnet that is too large for its memory."""
 
     budget: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None = None
-    """Memory that training may take on each worker, such as 1GiB, planned with and not enforced; all of the worker's
-    memory when null."""
+    """Memory that training may take on each worker, such as 1GiB: a figure to plan with, not enforced; all of the
+    worker's memory when null."""
     out_of_core: Literal["auto", "never", "always"] = "auto"
     """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
     fit and that is quicker than narrower subnets; the result is the same bits either way."""
@@ -255,7 +252,7 @@ class MemorySettings(_Settings):
 
 
 class PreemptionSettings(_Settings):
-    """What happens to a subnet whose node is taken."""
+    """What happens to a subnet whose node is taken away."""
 
     policy: Literal["reissue", "salvage"] = "reissue"
     """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
@@ -263,43 +260,43 @@ class PreemptionSettings(_Settings):
     progress_every: Seconds = 5.0
     """Time between two progress checkpoints: a subnet's state between two steps, from which another worker can
     continue."""
-    lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below, its ten beats would lose to noise
+    lease: Annotated[Seconds, Field(ge=3.0)] = 10.0  # below it, noise would delay its ten heartbeats too much
     """Silence after which a subnet is leased to another worker: ten heartbeats, because workers of a busy machine can
     be silent for seconds; a process that dies is noticed at once by other means."""
 
 
 class CheckpointSettings(_Settings):
-    """Where the durable state goes, how often the whole network is written, how many copies stay."""
+    """Where durable state is written, how often the whole network is, and how many snapshots are kept."""
 
     to: str = "runs/"
-    """Directory of runs, or for a run in a cloud an `s3://` prefix."""
+    """The directory that holds run directories; for a run in a cloud, an `s3://` prefix."""
     every: Seconds = 60.0
     """Time between two snapshots of the whole network."""
     keep: int = Field(default=2, ge=1)
-    """Snapshots that stay."""
+    """Snapshots to keep."""
 
 
-NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push it, and name it there"
+NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push the image, and name it there"
 
 
 class CloudSettings(_Settings):
-    """Where a run's machines stand, when they are a cloud's."""
+    """Where a run's machines are, when a cloud provides them."""
 
     region: str | None = None
-    """Such as eu-west-1; the region of AWS' own configuration when null."""
+    """The region, such as eu-west-1; the one of AWS' own configuration when null."""
     image: str | None = None
     """The container image that machines run, such as 123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1."""
     ami: str | None = None
-    """The machine image, with Docker; Amazon's ECS-optimized one when null."""
+    """The machine image, which must have Docker; Amazon's ECS-optimized one when null."""
     head: str = "t3.medium"
-    """The head's instance type: two networks of float32 must fit its memory, and for `sampler: auto`, which is tried
-    there, one more with optimizer state and gradients."""
+    """The head node's instance type: its memory must hold two networks of float32, and for `sampler: auto`, which is
+    tried there, one more with optimizer state and gradients."""
     profiles: tuple[str, str] = ("idletrain-head", "idletrain-node")
-    """Instance profiles of head and nodes, as infra/aws makes them."""
+    """Instance profiles of the head node and of the nodes, as infra/aws creates them."""
 
 
 class Job(_Settings):
-    """One job file. Field names are the file's."""
+    """A job file; its fields have the same names here."""
 
     name: Annotated[str, Field(pattern=_NAME)]
     """The run's name, and that of its directory below `checkpoint.to`: lower-case letters, digits and hyphens."""
@@ -316,9 +313,9 @@ class Job(_Settings):
     memory: MemorySettings = MemorySettings()
     """How to train a subnet that is too large for a worker."""
     preemption: PreemptionSettings = PreemptionSettings()
-    """How to go on when a node is taken."""
+    """How to continue when a node is taken away."""
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """Where the durable state goes."""
+    """Where durable state is written."""
     cloud: CloudSettings = CloudSettings()
     """Where a cloud's machines are."""
     workdir: str | None = None
@@ -326,21 +323,21 @@ class Job(_Settings):
 
     @property
     def run_dir(self) -> Path:
-        """The directory that holds all that is durable of this job's run."""
+        """The directory of this job's run, with all of its durable state."""
         return Path(self.checkpoint.to) / self.name
 
     def as_tree(self) -> dict[str, Any]:
-        """The job as plain values that make the same job again: defaults too, but for what it leaves open."""
-        said = self.training.model_fields_set
-        return self.model_dump(mode="json", exclude={"training": {name for name in OPEN_SETTINGS if name not in said}})
+        """Return the job as plain values for `parse_job`, with defaults except for settings that it leaves open."""
+        given = self.training.model_fields_set
+        return self.model_dump(mode="json", exclude={"training": {name for name in OPEN_SETTINGS if name not in given}})
 
 
 def load_job(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        JobError: the file is missing, is not YAML, or has faults; all of them, one sentence each, with what its names
-            do not lead to.
+        JobError: the file is missing, is not YAML, or has faults; it holds all of them, one sentence each, with missing
+            files and packages that the job names.
     """
     try:
         tree = yaml.safe_load(path.read_text())
@@ -348,21 +345,21 @@ def load_job(path: Path) -> Job:
         raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
     except yaml.YAMLError as error:
         raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # bytes that are no text, and dates such as 2024-13-01
+    except ValueError as error:  # bytes that are not text, and dates such as 2024-13-01
         raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
     try:
         return parse_job(tree)
     except JobError as error:
-        raise JobError([*error.faults, *_leads_nowhere(tree)]) from None
+        raise JobError([*error.faults, *_missing_targets(tree)]) from None
 
 
 def parse_job(tree: dict[str, Any]) -> Job:
-    """Check a job given as plain Python values.
+    """Check a job given as plain Python values, and return it.
 
     Raises:
-        JobError: with every fault in it.
+        JobError: it has faults; holds all of them.
     """
     try:
         job = Job.model_validate(tree)
@@ -386,11 +383,13 @@ def _check_loss(job: Job) -> None:
     faults = []
     if job.preemption.policy != "salvage":
         faults.append(
-            "training.exchange.loss: what comes later depends on the network, and reissue promises the same bits; "
+            "training.exchange.loss: which rows are late depends on the link, and reissue promises the same bits; "
             "set preemption.policy: salvage, or leave it out"
         )
     if job.training.exchange.push not in ("int8", "int4"):
-        faults.append("training.exchange.loss: is of updates as whole numbers; set training.exchange.push to int8")
+        faults.append(
+            "training.exchange.loss: applies to int8 and int4 updates only; set training.exchange.push to int8"
+        )
     if faults:
         raise JobError(faults)
 
@@ -398,7 +397,9 @@ def _check_loss(job: Job) -> None:
 def _check_lockstep(job: Job) -> None:
     faults = []
     if job.preemption.policy != "reissue":
-        faults.append("preemption.policy: salvage would close rounds without some shards; lockstep goes with reissue")
+        faults.append(
+            "preemption.policy: salvage would close rounds without some shards; set it to reissue for lockstep"
+        )
     if job.training.subnets > job.nodes.count:
         faults.append(
             f"training.subnets: {job.training.subnets} in lockstep need a node each, and nodes.count is "
@@ -408,23 +409,25 @@ def _check_lockstep(job: Job) -> None:
         raise JobError(faults)
 
 
-def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[str]:
-    """Why a run cannot be gone on with: it is complete, or it is another job's.
+def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> list[str]:
+    """Return why a run cannot be resumed: it is complete, or a setting that must stay has changed.
 
     Args:
-        job: What is asked for now.
-        then: What the run began with.
-        status: How its last sitting ended.
-        rounds: How many are done.
+        job: The job to resume it with.
+        original: The job that the run began with.
+        status: How the run ended last time.
+        rounds: How many rounds are done.
     """
     if status == "completed" and job.training.rounds <= rounds:
         return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
-    if status == "reached" and job.stop == then.stop:
+    if status == "reached" and job.stop == original.stop:
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
     faults = []
-    by_rounds = ("training.rounds",) if then.training.optimizer.schedule == "cosine" else ()  # they set each step's lr
+    by_rounds = (
+        ("training.rounds",) if original.training.optimizer.schedule == "cosine" else ()
+    )  # each step's lr follows from them
     for path in (*FIXED_SETTINGS, *by_rounds):
-        old: object = then
+        old: object = original
         new: object = job
         for part in path.split("."):
             old, new = getattr(old, part), getattr(new, part)
@@ -434,8 +437,8 @@ def resume_faults(job: Job, then: Job, status: str | None, rounds: int) -> list[
     return faults
 
 
-def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:
-    """Packages and files that a faulty job names and that are not here; those of a sound one are opened later."""
+def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
+    """Yield a fault for each missing package and file that a faulty job names; a sound job opens them later."""
     model, data = (tree[s] if isinstance(tree.get(s), dict) else {} for s in ("model", "data"))
     for field, name in (("model.factory", model.get("factory")), ("data.factory", data.get("factory"))):
         package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
@@ -449,7 +452,7 @@ def _leads_nowhere(tree: dict[str, Any]) -> Iterator[str]:
 
 
 def _sentence(fault: Any) -> str:
-    """One fault as `field: value ... what would be right`."""
+    """Return a fault as one sentence: `field: value should be ...`."""
     field = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         known = _fields_at(fault["loc"][:-1])

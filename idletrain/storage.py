@@ -1,7 +1,4 @@
-"""Bytes that outlive a process: files that are whole or not there, room that may run out, objects below an S3 prefix.
-
-`reached` names the points around every durable write; a test kills the process at each of them.
-"""
+"""Write and read bytes that outlive the process: files that are whole or absent, and objects below an S3 prefix."""
 
 from __future__ import annotations
 
@@ -18,24 +15,24 @@ from typing import Any
 
 from idletrain.errors import RunError
 
-CrashPoint = Callable[[str], None]
+CrashPoint = Callable[[str], None]  # called with the name of each point around a durable write: a test kills there
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 CONFLICT_TRIES = 3
 COPY_CHUNK_BYTES = 1 << 20
-REASONS = {
-    "403": "this account may not read it; name one that it may, or ask its owner",
+READ_ERRORS = {
+    "403": "this account may not read it; name one that it may read, or ask its owner",
     "404": "there is no such object; name one that is there",
     "NoSuchBucket": "there is no such bucket; name one that is there",
-    "PreconditionFailed": "it was replaced while the run went on; put the first one back, or start a new run",
+    "PreconditionFailed": "it was replaced while the run went on; restore the first one, or start a new run",
 }
-DELETE_BATCH = 1000  # the most that one DeleteObjects takes
+DELETE_BATCH = 1000  # the limit of one DeleteObjects request
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file's content so that a reader sees the old or the new, also after a power cut.
+    """Replace a file's content so that a reader sees either the old or the new, even after a power cut.
 
     Raises:
-        OSError: there is no room, or no right to write.
+        OSError: the disk is full, or writing is not permitted.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -51,7 +48,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make names in a directory durable."""
+    """Make new and changed names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,7 +58,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_head(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory for one head; the lock goes with the process, however it ends.
+    """Hold a run directory for one head; the lock ends with the process, by whatever cause.
 
     Raises:
         RunError: another process runs it.
@@ -81,7 +78,7 @@ def only_head(run_dir: Path) -> Iterator[None]:
 
 
 def has_head(run_dir: Path) -> bool:
-    """Whether a process runs this run directory now."""
+    """Return whether a process holds this run directory now."""
     try:
         with (run_dir / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -94,7 +91,7 @@ def has_head(run_dir: Path) -> bool:
 
 @contextlib.contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what S3 says into why an object cannot be read."""
+    """Within the context, raise S3's errors as `UnreadableError`, with what to do."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:
@@ -103,25 +100,25 @@ def _readable() -> Iterator[None]:
         raise UnreadableError("there are no credentials; run `aws configure`, or set AWS_PROFILE") from None
     except ClientError as error:
         code = error.response["Error"]["Code"]
-        raise UnreadableError(REASONS.get(code, f"S3 says {code}")) from None
+        raise UnreadableError(READ_ERRORS.get(code, f"S3 says {code}")) from None
     except BotoCoreError as error:
         raise UnreadableError(str(error)) from None
 
 
 class ConflictError(Exception):
-    """An object is not as the writer took it to be: somebody else wrote it."""
+    """An object changed since the writer last read it: somebody else wrote it."""
 
 
 @dataclass(frozen=True)
 class TaggedContent:
-    """An object's content, and the tag that this content has in conditional writes."""
+    """An object's content, and its tag for conditional writes."""
 
     content: bytes
     tag: str
 
 
 class UnreadableError(Exception):
-    """An object cannot be read; says why."""
+    """An object cannot be read; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +126,9 @@ class ObjectInfo:
     """An object without its content.
 
     Attributes:
-        tag: Its ETag: another content has another.
-        hashed: Whether the tag is the content's MD5, as of all that was written in one piece and not encrypted by a
+        size_bytes: The content's size.
+        tag: Its ETag, which differs for different content.
+        hashed: Whether the tag is the content's MD5: true of an object written in one piece and not encrypted with a
             key of the user's (S3, "Common response headers").
     """
 
@@ -140,7 +138,7 @@ class ObjectInfo:
 
 
 class S3Prefix:
-    """Bytes under keys below one S3 prefix.
+    """Objects below one S3 prefix, by key.
 
     Args:
         client: A boto3 S3 client.
@@ -153,7 +151,7 @@ class S3Prefix:
 
     @classmethod
     def at(cls, url: str, client: Any = None) -> S3Prefix:
-        """The prefix that an `s3://bucket/path` names, with the environment's client unless one is given."""
+        """Return the prefix that `s3://bucket/path` names, with the environment's client unless one is given."""
         bucket, _, path = url.removeprefix("s3://").partition("/")
         if client is None:
             import boto3
@@ -167,19 +165,19 @@ class S3Prefix:
         return f"s3://{self.bucket}/{self.prefix}"
 
     def below(self, name: str) -> S3Prefix:
-        """The prefix one level down."""
+        """Return the prefix one level down."""
         return S3Prefix(self.client, self.bucket, f"{self.prefix}{name}/")
 
     def get(self, key: str) -> TaggedContent | None:
-        """An object, or None where there is none."""
+        """Return an object, or None if there is none."""
         try:
-            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+            response = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key)
         except self.client.exceptions.NoSuchKey:
             return None
-        return TaggedContent(answer["Body"].read(), answer["ETag"])
+        return TaggedContent(response["Body"].read(), response["ETag"])
 
     def put(self, key: str, content: bytes) -> None:
-        """Write an object, whatever was there."""
+        """Write an object, replacing any earlier one."""
         self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content)
 
     def put_file(self, key: str, path: Path) -> None:
@@ -191,27 +189,27 @@ class S3Prefix:
         self.client.download_file(self.bucket, self.prefix + key, str(path))
 
     def stat(self, key: str) -> ObjectInfo:
-        """What is known of an object.
+        """Return an object's size and tag.
 
         Raises:
-            UnreadableError: it is not there, or may not be read.
+            UnreadableError: it is missing, or may not be read.
         """
         with _readable():
-            answer = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
-        tag: str = answer["ETag"]
-        plain = answer.get("ServerSideEncryption", "AES256") == "AES256"
-        return ObjectInfo(answer["ContentLength"], tag, hashed=plain and "-" not in tag)
+            response = self.client.head_object(Bucket=self.bucket, Key=self.prefix + key)
+        tag: str = response["ETag"]
+        keyless = response.get("ServerSideEncryption", "AES256") == "AES256"
+        return ObjectInfo(response["ContentLength"], tag, hashed=keyless and "-" not in tag)
 
     def fetch(self, key: str, stored: ObjectInfo, path: Path) -> None:
-        """Write an object to a file, if it is still what `stat` saw.
+        """Write an object to a file, if it is unchanged since `stat`.
 
         Raises:
-            UnreadableError: it is not, or cannot be read, or came damaged.
+            UnreadableError: it changed, cannot be read, or was damaged on the way.
         """
         digest, size = hashlib.md5(usedforsecurity=False), 0
         with _readable(), path.open("wb") as file:
-            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
-            for chunk in answer["Body"].iter_chunks(COPY_CHUNK_BYTES):
+            response = self.client.get_object(Bucket=self.bucket, Key=self.prefix + key, IfMatch=stored.tag)
+            for chunk in response["Body"].iter_chunks(COPY_CHUNK_BYTES):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -219,49 +217,47 @@ class S3Prefix:
             raise UnreadableError("it came damaged; try again")
 
     def put_if(self, key: str, content: bytes, tag: str | None) -> str:
-        """Write an object if it still has this tag, or, with None, if there is none; returns the new tag.
+        """Write an object if it still has this tag, or, with None, if there is none; return the new tag.
 
         Raises:
-            ConflictError: it has another; nothing was written.
+            ConflictError: it has another tag; nothing was written.
         """
         condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         for tries_left in reversed(range(CONFLICT_TRIES)):
             try:
-                answer = self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
+                response = self.client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=content, **condition)
             except self.client.exceptions.ClientError as error:
                 status = error.response["ResponseMetadata"]["HTTPStatusCode"]
                 if status == HTTPStatus.CONFLICT and tries_left:  # two writers at once: S3 asks to try again
                     continue
                 if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
-                    found = self.get(key)
-                    if (
-                        found and found.content == content
-                    ):  # our own write, whose answer was lost and that was sent again
-                        return found.tag
+                    stored = self.get(key)
+                    if stored and stored.content == content:  # our own write, sent again as its response was lost
+                        return stored.tag
                     raise ConflictError(f"{self.url}{key} was written by somebody else") from None
                 raise
-            new_tag: str = answer["ETag"]
+            new_tag: str = response["ETag"]
             return new_tag
         raise AssertionError("unreachable")
 
     def names(self, under: str = "", after: str = "") -> list[str]:
-        """Keys that begin with `under`, in order, without those up to `after`."""
+        """Return the keys that begin with `under`, in order, leaving out those up to `after`."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=self.prefix + under, **({"StartAfter": self.prefix + after} if after else {})
         )
         return [item["Key"].removeprefix(self.prefix) for page in pages for item in page.get("Contents", ())]
 
     def folders(self) -> list[str]:
-        """What stands one level down."""
+        """Return the names one level down."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.bucket, Prefix=self.prefix, Delimiter="/"
         )
-        found = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
-        return [name.removeprefix(self.prefix).rstrip("/") for name in found]
+        prefixes = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ())]
+        return [name.removeprefix(self.prefix).rstrip("/") for name in prefixes]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those that are not there are no error."""
-        doomed = [{"Key": self.prefix + key} for key in keys]
-        for start in range(0, len(doomed), DELETE_BATCH):
-            batch = {"Objects": doomed[start : start + DELETE_BATCH], "Quiet": True}
+        """Remove objects, ignoring those that do not exist."""
+        objects = [{"Key": self.prefix + key} for key in keys]
+        for start in range(0, len(objects), DELETE_BATCH):
+            batch = {"Objects": objects[start : start + DELETE_BATCH], "Quiet": True}
             self.client.delete_objects(Bucket=self.bucket, Delete=batch)

@@ -31,6 +31,8 @@ ELSEWHERE = {
     "providers/local.py": "chaos",
     "providers/protocol.py": "providers/test_table.py",
     "providers/scheduler.py": "test_run.py",
+    "worker/attempt.py": "chaos",  # and worker/test_out_of_core.py
+    "worker/transfers.py": "chaos",
     "worker/process.py": "chaos",  # a process that is warned and killed
     "rounds/membership.py": "chaos",
     "rounds/protocol.py": "rounds/test_state.py",

@@ -1,7 +1,7 @@
-"""A run's own certificates: one authority, one certificate a role, nothing that outlives the run by more than a day.
+"""Issue a run's own certificates: one authority, one certificate a role, none valid for over a day after the run.
 
-Dask takes any certificate of the authority as full trust, so an authority is never used for two runs, and its key is
-dropped as soon as the roles have theirs.
+Dask fully trusts any certificate of the authority, so an authority is never used for two runs, and its key is dropped
+as soon as the roles have their certificates.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from idletrain.cluster.identity import Identity
 
-GRACE = datetime.timedelta(days=1)  # a clock that runs late, a last look at a run that has ended
+GRACE = datetime.timedelta(days=1)  # for a clock that runs late, or a last visit to a run that has ended
 CLOCK_SKEW = datetime.timedelta(minutes=10)
 
 
 def issue(run: str, roles: Sequence[str], until: datetime.datetime) -> dict[str, Identity]:
-    """Certificates for a run's roles, signed by an authority made for it.
+    """Return a certificate and key for each of a run's roles, signed by an authority made for this run.
 
     Args:
         run: The run's name, put into the subjects.
@@ -79,7 +79,7 @@ def _builder(
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """What strict checkers, Python 3.13's among them, ask of every certificate."""
+    """Return the key usage that strict checkers, such as Python 3.13's, require in every certificate."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

@@ -1,7 +1,8 @@
-"""The stock Dask scheduler in a process of its own, with its dashboard and idletrain's page there on loopback.
+"""Run the stock Dask scheduler in a process of its own, with Dask's dashboard and idletrain's page on loopback.
 
-Reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when that closes.
-The identity (an `identity.Identity`) comes this way because arguments and environment can be read by others.
+The process reads one line of JSON from its input, `{"host": "127.0.0.1", "port": 0, "identity": null}`, and ends when
+the input closes. The identity (an `identity.Identity`) is passed this way because other users of the machine can read
+arguments and environment.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from idletrain.errors import RunError
 if TYPE_CHECKING:
     from distributed import Scheduler
 
-DASHBOARD_PORT = 8787  # Dask's own; the next that is free where it is in use
+DASHBOARD_PORT = 8787  # Dask's default; where it is in use, the next free one
 PORTS = 100
 
 
@@ -38,13 +39,13 @@ PORTS = 100
 async def started(
     run_dir: Path, host: str = "127.0.0.1", port: int = 0, identity: Identity | None = None
 ) -> AsyncIterator[str]:
-    """A scheduler that ends with us; yields its address.
+    """Start a scheduler that ends with this process, and yield its address.
 
     Args:
         run_dir: Where its log and addresses go.
-        host: The address to listen on; beyond loopback an identity is needed.
+        host: The address to listen on; any but loopback needs an identity.
         port: The port, or 0 for a free one.
-        identity: Certificates; nobody without the same authority can connect.
+        identity: Certificates; only their authority's other certificates can connect.
 
     Raises:
         RunError: it does not start.
@@ -61,15 +62,15 @@ async def started(
         )
     assert process.stdin is not None
     assert process.stdout is not None
-    asked = {"host": host, "port": port, "identity": identity and asdict(identity)}
-    process.stdin.write(json.dumps(asked).encode() + b"\n")
+    settings = {"host": host, "port": port, "identity": identity and asdict(identity)}
+    process.stdin.write(json.dumps(settings).encode() + b"\n")
     try:
         address = (await process.stdout.readline()).decode().strip()
         dashboard = (await process.stdout.readline()).decode().strip()
         if not dashboard:
             raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
-        about = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
-        (run_dir / "cluster.json").write_text(json.dumps(about))
+        addresses = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
+        (run_dir / "cluster.json").write_text(json.dumps(addresses))
         yield address
     finally:
         process.stdin.close()
@@ -77,7 +78,7 @@ async def started(
 
 
 async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
-    """Run until the parent is gone; the address is the first line of output, the dashboard's the second."""
+    """Run until the parent ends; print the scheduler's address on the first line, the dashboard's on the second."""
     from distributed import Scheduler
 
     from idletrain.cluster import dask_settings
@@ -95,7 +96,7 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
 
 
 def free_port(first: int) -> int:
-    """The first port from there on that nothing on loopback listens on; 0, which is any, if all are taken."""
+    """Return the first free port on loopback from `first` on; 0, which means any, if the next 100 are taken."""
     for port in range(first, first + PORTS):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -106,9 +107,9 @@ def free_port(first: int) -> int:
 
 
 class SleepingScheduler:
-    """Stands for Dask's own pages, as `Scheduler(dashboard=True)` adds them, and idletrain's until one is asked for.
+    """Add the dashboard's pages at the first request: Dask's, as `Scheduler(dashboard=True)` does, and idletrain's.
 
-    Their three seconds of CPU are better spent on training as long as nobody looks.
+    Loading them takes three seconds of CPU, better spent on training while nobody watches.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -117,7 +118,7 @@ class SleepingScheduler:
         scheduler.http_application.add_application(self._asleep)
 
     async def wake(self) -> None:
-        """Add the pages, once."""
+        """Add the pages, the first time."""
         async with self._waking:
             applications = self._scheduler.http_application.applications
             if self._asleep not in applications:
@@ -130,7 +131,7 @@ class SleepingScheduler:
 
 
 def _page() -> ModuleType:
-    """idletrain's page: half a second to import, which whoever starts a scheduler need not wait for."""
+    """Import idletrain's page: here, so that a scheduler's start does not wait half a second for it."""
     from idletrain.observe import page
 
     return page
@@ -146,7 +147,7 @@ class _Waking(RequestHandler):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle; it closes our input
-    asked = json.loads(sys.stdin.readline())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the head handles Ctrl-C, and closes this input
+    settings = json.loads(sys.stdin.readline())
     when_parent_ends(lambda: os._exit(0))
-    asyncio.run(serve(**asked))
+    asyncio.run(serve(**settings))

@@ -1,4 +1,4 @@
-"""Dask as idletrain runs it; to be set before a scheduler, worker or client is made."""
+"""Dask's settings for idletrain; apply them before a scheduler, worker or client is created."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 import dask
 
 DASK_SETTINGS = {
-    "distributed.scheduler.allowed-failures": 0,  # a death is a message to the round manager, not a reason to retry
+    "distributed.scheduler.allowed-failures": 0,  # the coordinator reacts to a death; Dask does not retry
     "distributed.scheduler.work-stealing": False,  # one lease is one worker
     "distributed.scheduler.worker-ttl": "60s",  # a backstop; leases notice a hang in seconds
     "distributed.scheduler.no-workers-timeout": "30s",  # nothing stays pending for ever
@@ -20,7 +20,7 @@ DASK_SETTINGS = {
     "distributed.worker.memory.spill": False,
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": False,
-    # Dask looks at itself 50 to 100 times a second in every process; on small machines that is worth a tenth of it.
+    # Dask measures itself 50 to 100 times a second in every process, which takes a tenth of a small machine.
     "distributed.admin.tick.interval": "200ms",
     "distributed.admin.system-monitor.interval": "2s",
     "distributed.worker.profile.interval": "100ms",
@@ -29,13 +29,15 @@ DASK_SETTINGS = {
 
 
 def apply() -> None:
-    """Make these the process' settings."""
+    """Apply the settings to this process."""
     dask.config.set(DASK_SETTINGS)
 
 
 def lift_file_limit() -> None:
-    """Let this process open as many files as the machine allows: a worker is three connections to the scheduler and one
-    to the store, and most machines begin with a limit of 1,024.
+    """Let this process open as many files as the machine allows.
+
+    Each worker makes three connections to the scheduler and one to the store, and most machines start with a limit of
+    1,024 open files.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

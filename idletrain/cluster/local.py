@@ -1,4 +1,4 @@
-"""Nodes on this machine: worker processes that can be started, warned, killed and replaced."""
+"""Start, warn, kill and replace worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-REPLACE_SECONDS = 3.0  # the pause before a lost node's successor: a spot request is filled no sooner
+REPLACE_SECONDS = 3.0  # pause before a lost worker is replaced: a spot request is filled no sooner
 FLEET_POLL_SECONDS = 0.2
-QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # lives so short, so many times in a row, are no preemptions
-STOP_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is taken down: all that counts is at home by then
+QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # so many short lives in a row are no preemptions
+STOP_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is stopped: by then all results are stored
 WORKER_ENVIRONMENT = {
     # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
     "OMP_NUM_THREADS": "1",
@@ -30,11 +30,11 @@ class LocalFleet:
     """Worker processes of one scheduler.
 
     Args:
-        scheduler: Its address.
-        memory_bytes: RAM that each may use.
+        scheduler: The scheduler's address.
+        memory_bytes: RAM that each worker may use.
         logs: Directory for their output, one file a worker.
         name: What their names begin with; must be unique in the cluster.
-        options: More options of `idletrain worker`.
+        options: Further options of `idletrain worker`.
     """
 
     def __init__(
@@ -48,35 +48,35 @@ class LocalFleet:
         logs.mkdir(exist_ok=True)
 
     def start(self, count: int) -> Sequence[str]:
-        """Start workers; returns their ids at once, they join a second or two later."""
+        """Start workers and return their ids at once; they join a second or two later."""
         return [self._start_one() for _ in range(count)]
 
     def stop(self, ids: Collection[str]) -> None:
-        """Kill workers at once; unknown or dead ones are no error."""
+        """Kill workers at once, ignoring unknown or dead ones."""
         self._signal(ids, signal.SIGKILL)
 
     def notice(self, ids: Collection[str]) -> None:
-        """Tell workers that they will be taken."""
+        """Notify workers that they will be taken."""
         self._signal(ids, signal.SIGTERM)
 
     def warn(self, ids: Collection[str]) -> None:
-        """Tell workers that they are at a higher risk of that."""
+        """Warn workers that they may be taken soon."""
         self._signal(ids, signal.SIGUSR1)
 
     def alive(self) -> frozenset[str]:
-        """Ids of the workers whose processes run."""
+        """Return the ids of workers whose processes run."""
         return frozenset(name for name, process in self._processes.items() if process.poll() is None)
 
     def youngest_seconds(self) -> float:
-        """How long ago the last worker was started."""
+        """Return how many seconds ago the last worker was started."""
         return time.monotonic() - self._started_at
 
     def pid(self, worker: str) -> int:
-        """The process id of a worker."""
+        """Return the process id of a worker."""
         return self._processes[worker].pid
 
     async def close(self) -> None:
-        """End all workers: politely, then not."""
+        """End all workers: by a notice, then by force."""
         self.notice(self.alive())
         for _ in range(round(STOP_GRACE_SECONDS / FLEET_POLL_SECONDS)):
             if not self.alive():
@@ -89,7 +89,7 @@ class LocalFleet:
     def _start_one(self) -> str:
         name = f"{self._name}-{next(self._numbers)}"
         command = [sys.executable, "-m", "idletrain", "worker", self._scheduler, "--name", name, *self._options]
-        # What the head can import, such as a script's own folder, its workers can.
+        # Workers can import all that the head can, such as a script's own folder.
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment = {**os.environ, **WORKER_ENVIRONMENT, **paths}
         self._started_at = time.monotonic()
@@ -108,9 +108,9 @@ async def keep_workers(fleet: LocalFleet, count: int, record: Callable[..., None
     """Start `count` workers and replace every one that is lost, a few seconds later, until cancelled.
 
     Args:
-        fleet: Where they run.
-        count: How many are to be there.
-        record: Takes what is in the way: a `waiting` event with its `reason`.
+        fleet: The workers.
+        count: How many workers to keep.
+        record: Called with a `waiting` event and its `reason` when workers cannot be kept.
     """
     quick = 0
     _start(fleet, count, record)
@@ -132,7 +132,7 @@ def _start(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
 
 
 async def churn(fleet: LocalFleet, every_seconds: float) -> None:
-    """Take a worker every so often, in turn with a notice and without, the oldest first, until cancelled."""
+    """Take the oldest worker every `every_seconds`, alternately with and without a notice, until cancelled."""
     for take in _in_turn(fleet):
         await asyncio.sleep(every_seconds)
         if alive := sorted(fleet.alive(), key=fleet.pid):

@@ -1,4 +1,4 @@
-"""What ends a process, handed to it as a call: a signal, or the end of the process that started it."""
+"""Call a function when this process should end: on a signal, or when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-ENDING = (signal.SIGTERM, signal.SIGINT)
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.contextmanager
 def on_ending(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` on SIGTERM and SIGINT meanwhile, in place of what they would do; only from the main thread."""
-    before = [signal.signal(number, lambda _number, _frame: act()) for number in ENDING]
+    """Within the context, call `act` on SIGTERM and SIGINT instead of their handlers; only in the main thread."""
+    before = [signal.signal(number, lambda _number, _frame: act()) for number in END_SIGNALS]
     try:
         yield
     finally:
-        for number, handler in zip(ENDING, before, strict=True):
+        for number, handler in zip(END_SIGNALS, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -1,4 +1,4 @@
-"""Which machines compute the same bits."""
+"""Name the kind of machine that a worker is, so that workers that compute the same bits can be recognised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
@@ -19,10 +19,11 @@ def cpu_model() -> str:
 
 
 def numeric_cohort(device: torch.device) -> str:
-    """Workers of one cohort compute the same bits: same torch, processor, instruction set, threads and device.
+    """Return torch's version, processor, instruction set, thread count and device as one text.
 
-    Of two makes with the same instructions each has matrix products of its own.
+    Workers with equal texts compute the same bits. The processor counts because two makes with the same instruction set
+    compute matrix products differently.
     """
     capability = torch.backends.cpu.get_cpu_capability()
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{torch.__version__}/{cpu_model()}/{capability}/{torch.get_num_threads()}/{where}"
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return f"{torch.__version__}/{cpu_model()}/{capability}/{torch.get_num_threads()}/{device_name}"

@@ -1,4 +1,4 @@
-"""How a run's subnets travel, by the job's word."""
+"""Encode and decode a subnet's buffer as the job's `training.exchange` says."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.program import Program
 
-ROUNDS_KEPT = 2  # rows of an update that come later are lost: they would be of a network that nobody has any more
+ROUNDS_KEPT = 2  # later rows of an update are dropped: they belong to a network that nobody has any more
 Direction = Literal["pull", "push"]
 DIRECTIONS: tuple[Direction, ...] = ("pull", "push")
 
 
 def codec(program: Program, subnet: Subnet, direction: Direction) -> Codec | None:
-    """What codes a subnet's buffer; None where it travels as it is."""
+    """Return the codec of a subnet's buffer in a direction; None where it travels as float32."""
     kind = getattr(program.training.exchange, direction)
     if kind == "fp32":
         return None
@@ -30,26 +30,26 @@ def codec(program: Program, subnet: Subnet, direction: Direction) -> Codec | Non
 
 
 def nbytes(program: Program, subnet: Subnet, direction: Direction) -> int:
-    """Bytes of a subnet's buffer on that way."""
-    found = codec(program, subnet, direction)
-    return found.nbytes if found else 4 * program.buffer_size(subnet, persistent=True)
+    """Return how many bytes a subnet's buffer takes in a direction."""
+    chosen = codec(program, subnet, direction)
+    return chosen.nbytes if chosen else 4 * program.buffer_size(subnet, persistent=True)
 
 
 def encode_pull(program: Program, subnet: Subnet, flat: Tensor) -> Tensor:
-    """A buffer as it goes to a worker."""
-    found = codec(program, subnet, "pull")
-    return found.encode(flat) if found else flat
+    """Encode a buffer for its way to a worker."""
+    chosen = codec(program, subnet, "pull")
+    return chosen.encode(flat) if chosen else flat
 
 
 def decode_pull(program: Program, subnet: Subnet, content: Tensor) -> Tensor:
-    """The buffer that a worker trains from: the same, whoever it is."""
-    found = codec(program, subnet, "pull")
-    return found.decode(content) if found else content
+    """Decode a pulled payload into the float32 buffer to train from; every worker gets the same bits."""
+    chosen = codec(program, subnet, "pull")
+    return chosen.decode(content) if chosen else content
 
 
 def encode_update(program: Program, subnet: Subnet, flat: Tensor, baseline: Tensor, lease: LeaseId) -> Tensor:
-    """A whole update as it comes from a worker, by what it began with; the same, whoever trained it."""
-    found = codec(program, subnet, "push")
-    if found is None:
+    """Encode an update as a change from `baseline`, the round's initial values; every worker gets the same bytes."""
+    chosen = codec(program, subnet, "push")
+    if chosen is None:
         return flat
-    return found.encode(flat, baseline, key(program.training.seed, "push", lease.round, lease.subnet))
+    return chosen.encode(flat, baseline, key(program.training.seed, "push", lease.round, lease.subnet))

@@ -1,7 +1,7 @@
-"""Lending a machine only while its owner does not need it: a watcher process that starts a worker and takes it back.
+"""Lend a machine only while its owner does not need it: a watcher process starts a worker and stops it again.
 
-The worker is a child of the watcher, so that a machine in use carries neither its CPU time nor its memory. Taking it
-back is a notice (SIGTERM): the running subnet is pushed home first.
+The worker is a child of the watcher, so that a machine in use carries neither its CPU time nor its memory. It is
+stopped by a notice (SIGTERM): the running subnet is pushed to the store first.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from idletrain.cluster.shutdown import on_ending, when_parent_ends
 
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0  # reading all processes takes some 15 ms: a hundredth of a core
-LEAVE_SECONDS = 2.0  # any shorter, and a program that starts would send the worker away
-QUIET_SECONDS = 10.0  # a pause in somebody's work is no reason to come: starting a worker takes seconds, too
-KEPT_SAMPLES = 60  # more than any window holds
+LEAVE_SECONDS = 2.0  # any shorter, and the start of a program would stop the worker
+QUIET_SECONDS = 10.0  # longer than a pause in somebody's work: starting a worker takes seconds, too
+MAX_SAMPLES = 60  # more than any window holds
 STOPPED_EXIT = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What share of all cores others used up to a moment, since the sample before."""
+    """The share of all cores that others used since the previous sample."""
 
     at_seconds: float
     others: float
 
 
 def parse_share(text: str) -> float:
-    """Turn `20%` or `0.2` into a share.
+    """Parse `20%` or `0.2` as a share.
 
     Raises:
-        ValueError: it is not one between nothing and all.
+        ValueError: it is not above 0 and at most 1.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
@@ -52,10 +52,10 @@ def parse_share(text: str) -> float:
 
 
 def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_seconds: float = QUIET_SECONDS) -> bool:
-    """Whether the machine should be lent now.
+    """Return whether the machine should be lent now.
 
-    It is taken back once others used more than `share` over the last LEAVE_SECONDS, and lent again once they used less
-    over the last `join_seconds`; too few samples change nothing.
+    It is taken back once others used more than `share` on average over the last LEAVE_SECONDS, and lent again once they
+    used less over the last `join_seconds`; with too few samples the state stays as it is.
     """
     window_seconds = LEAVE_SECONDS if lending else join_seconds
     if not samples or samples[-1].at_seconds - samples[0].at_seconds < window_seconds:
@@ -67,19 +67,19 @@ def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_
 
 
 def others_share() -> Iterator[float]:
-    """The share of all cores that processes other than this one and its children used since the value before."""
+    """Yield the share of all cores that processes other than this one and its children used since the last value."""
     own = psutil.Process()
     cores = psutil.cpu_count() or 1
-    then, busy_then, ours_then = time.monotonic(), _busy_seconds(), _tree_seconds(own)
+    then, busy_then, own_then = time.monotonic(), _busy_seconds(), _tree_seconds(own)
     while True:
-        now, busy, ours = time.monotonic(), _busy_seconds(), _tree_seconds(own)
+        now, busy, own_now = time.monotonic(), _busy_seconds(), _tree_seconds(own)
         available = cores * max(now - then, 1e-3)
-        yield min(max((busy - busy_then - (ours - ours_then)) / available, 0.0), 1.0)
-        then, busy_then, ours_then = now, busy, ours
+        yield min(max((busy - busy_then - (own_now - own_then)) / available, 0.0), 1.0)
+        then, busy_then, own_then = now, busy, own_now
 
 
 def lend_while_idle(worker: Sequence[str], share: float) -> int:
-    """Lend this machine as `watch` does, until SIGTERM or Ctrl-C; returns the exit code."""
+    """Lend this machine as `watch` does, until SIGTERM or Ctrl-C; return the exit code."""
     stop = threading.Event()
     others = others_share()
     next(others)  # counts from here on
@@ -97,25 +97,25 @@ def watch(
     *,
     join_seconds: float = QUIET_SECONDS,
 ) -> int:
-    """Lend this machine whenever others leave it alone, until told to stop or until the worker ends by itself.
+    """Lend this machine whenever others leave it idle, until `stop` is set or the worker ends by itself.
 
     Args:
         worker: The arguments of `idletrain` that start the worker.
-        share: How much of all cores others may use meanwhile, from 0 to 1.
-        stop: Set from outside to end.
-        others: What they use, one value a sample.
-        say: Told of every change.
-        join_seconds: How long others must leave the machine alone before it is lent.
+        share: The share of all cores that others may use meanwhile, from 0 to 1.
+        stop: Set by the caller to end.
+        others: Yields the share that others used, one value a sample.
+        say: Called with a sentence at every change.
+        join_seconds: How long the machine must be idle before it is lent.
 
     Returns:
-        The worker's exit code if it ended by itself.
+        The worker's exit code if it ended by itself, else STOPPED_EXIT.
     """
     samples: list[Sample] = []
     process: subprocess.Popen[bytes] | None = None
     try:
         while not stop.wait(SAMPLE_SECONDS):
             samples.append(Sample(time.monotonic(), next(others)))
-            samples = samples[-KEPT_SAMPLES:]
+            samples = samples[-MAX_SAMPLES:]
             if process and process.poll() is not None:
                 return process.returncode
             wanted = should_lend(samples, share, lending=process is not None, join_seconds=join_seconds)
@@ -134,7 +134,7 @@ def watch(
 
 
 def _start(worker: Sequence[str]) -> subprocess.Popen[bytes]:
-    # In a session of its own: Ctrl-C is the watcher's to handle, and a second signal would cost the drain.
+    # In a session of its own: the watcher handles Ctrl-C, and a second signal would cut the drain short.
     return subprocess.Popen([sys.executable, "-m", __name__, *worker], stdin=subprocess.PIPE, start_new_session=True)
 
 
@@ -147,13 +147,13 @@ def _take_back(process: subprocess.Popen[bytes]) -> None:
 
 
 def _busy_seconds() -> float:
-    """CPU time that this machine has spent on anything; what a hypervisor took from it is not its owner's."""
+    """Return the CPU seconds that this machine has spent, without those that a hypervisor took from it."""
     spent = psutil.cpu_times()
     return sum(getattr(spent, kind, 0.0) for kind in ("user", "system", "nice", "irq", "softirq"))
 
 
 def _tree_seconds(root: psutil.Process) -> float:
-    """CPU time of a process and all below it; that of those who ended is kept by whoever started them."""
+    """Return the CPU seconds of a process and its descendants; a parent holds those of its children that ended."""
     total = 0.0
     for process in (root, *root.children(recursive=True)):
         try:
@@ -164,6 +164,6 @@ def _tree_seconds(root: psutil.Process) -> float:
     return total
 
 
-if __name__ == "__main__":  # the child: a worker that takes the end of its watcher, however it comes, as a notice
+if __name__ == "__main__":  # the child: a worker for which the end of its watcher, by whatever cause, is a notice
     when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     runpy.run_module("idletrain", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""What a lease says to the worker that gets it, and whether head and worker are the same version."""
+"""The description of a lease that a worker gets, and the version that head and worker must share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ TrainingMode = Literal["in-core", "out-of-core", "lockstep"]
 
 @dataclass(frozen=True)
 class LeaseSpec:
-    """One lease as it is sent to a worker; picklable in under 1 KB.
+    """One lease as it is sent to a worker; pickles to under 1 KB.
 
     Attributes:
-        salvage: Whether an update of fewer steps than all is of use to the run.
-        how: In core; out of core, in all the memory that the worker has for it; or in lockstep with the other subnets.
+        lease: Which attempt at which subnet of which round.
+        store: Address of the parameter store.
+        blocks: The neurons (or residual blocks) of the subnet, by group.
+        how: In memory; out of core, in all the memory that the worker has for it; or in lockstep with the other
+            subnets.
+        progress_seconds: Time between two progress checkpoints.
+        lease_seconds: Silence after which the lease is given to another worker.
+        salvage: Whether the run can use an update that has not all its steps.
     """
 
     lease: LeaseId
@@ -29,17 +35,19 @@ class LeaseSpec:
     lease_seconds: float
     salvage: bool = False
 
-    def wants_checkpoint(self, since_last: float, seconds_left: float, takes: float) -> bool:
-        """Whether to send a mark while steps go on; one that is still under way at the end would hold up the update.
+    def wants_checkpoint(self, since_last: float, seconds_left: float, transfer_seconds: float) -> bool:
+        """Return whether to send a progress checkpoint while steps go on.
+
+        One that is still under way after the last step would delay the update.
 
         Args:
-            since_last: Seconds.
-            seconds_left: Until the last step is done.
-            takes: Seconds that a mark is on its way.
+            since_last: Seconds since the last one.
+            seconds_left: Seconds until the last step is done.
+            transfer_seconds: Seconds that sending a checkpoint takes.
         """
-        return since_last > self.progress_seconds and seconds_left > takes
+        return since_last > self.progress_seconds and seconds_left > transfer_seconds
 
 
 def version() -> str:
-    """The installed package's version."""
+    """Return the installed package's version."""
     return importlib.metadata.version("idletrain")
