@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.runs import prepared_of, temporary_job
 from idletrain.cluster import dask_scheduler, local
 from idletrain.job import Job
@@ -44,7 +44,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How long each run takes and what is tried; the first cut is the one that the targets are for."""
 
     seconds: float = 60.0
@@ -54,14 +54,14 @@ class Plan:
     cuts: tuple[Cut, ...] = (Cut(16, 400, "500ms"), Cut(8, 400, "500ms"), Cut(16, 400, "5s"), Cut(4, 1600, "500ms"))
 
 
-TINY = Plan(seconds=4, take_seconds=3, data="digits", widths=(64, 64, 64, 10), cuts=(Cut(4, 50, "500ms"),))
+TINY = Preset(seconds=4, take_seconds=3, data="digits", widths=(64, 64, 64, 10), cuts=(Cut(4, 50, "500ms"),))
 
 
-def job_tree(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
+def job_tree(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
     """The job of one run; it ends by a signal, never by itself."""
     return {
-        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
-        "data": {"name": plan.data},
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
+        "data": {"name": preset.data},
         "training": {
             "subnets": cut.subnets,
             "local_steps": cut.local_steps,
@@ -73,8 +73,8 @@ def job_tree(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
     }
 
 
-async def churned(plan: Plan, job: Job, policy: str) -> list[Record]:
-    """Run a job for the plan's time from its first lease, while workers are taken."""
+async def churned(preset: Preset, job: Job, policy: str) -> list[Record]:
+    """Run a job for the preset's time after its first lease, while workers are taken."""
     events: list[Record] = []
     begun = asyncio.Event()
 
@@ -86,13 +86,13 @@ async def churned(plan: Plan, job: Job, policy: str) -> list[Record]:
     async def take_workers() -> None:
         await begun.wait()
         while True:
-            await asyncio.sleep(plan.take_seconds)
+            await asyncio.sleep(preset.take_seconds)
             take = fleet.notice if policy == "salvage" else fleet.stop
             take(_oldest(fleet))
 
     async def end() -> None:
         await begun.wait()
-        await asyncio.sleep(plan.seconds)
+        await asyncio.sleep(preset.seconds)
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C would: the run ends in order
 
     job.run_dir.mkdir()
@@ -121,10 +121,10 @@ def _oldest(fleet: local.LocalFleet) -> Collection[str]:
     return sorted(fleet.alive(), key=fleet.pid)[:1]
 
 
-def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
+def measure(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
     """One run's account."""
-    with temporary_job(job_tree(plan, cut, policy)) as job:
-        events = asyncio.run(churned(plan, job, policy))
+    with temporary_job(job_tree(preset, cut, policy)) as job:
+        events = asyncio.run(churned(preset, job, policy))
     summary = summary_of(events)
     record = {key: value for key, value in summary.as_record().items() if key != "run_dir"}  # a temporary one
     shares = time_use.time_shares(events, summary.alive_seconds)
@@ -133,20 +133,19 @@ def measure(plan: Plan, cut: Cut, policy: str) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, take workers and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
     runs: list[dict[str, Any]] = []
     for policy in ("salvage", "reissue"):
-        for cut in plan.cuts:
-            result = measure(plan, cut, policy)
+        for cut in preset.cuts:
+            result = measure(preset, cut, policy)
             runs.append(result)
             name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.progress_every}"
             figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
-            if cut == plan.cuts[0]:
+            if cut == preset.cuts[0]:
                 worst = sorted(result["shares"].items(), key=lambda item: -item[1])
                 figures += [Figure(f"  {part}", share, "of the time") for part, share in worst]
-    return report("churn", options, figures, seconds=plan.seconds, take_seconds=plan.take_seconds, runs=runs)
+    return report("churn", options, figures, seconds=preset.seconds, take_seconds=preset.take_seconds, runs=runs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.exchange.codec import Codec
 
 CODES = (("pull", "bf16"), ("pull", "int8"), ("push", "bf16"), ("push", "int8"), ("push", "int4"))
@@ -57,8 +57,7 @@ def measure(values: int) -> dict[str, dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    values = TINY_VALUES if options.tiny else VALUES
+    options, values = with_preset(__doc__, argv, VALUES, TINY_VALUES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found = measure(values)

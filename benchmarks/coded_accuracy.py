@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.exchange.messages import LeaseId
 from idletrain.job import Job, parse_job
 from idletrain.nn.evaluate import assembled, estimate_statistics, score
@@ -68,20 +68,20 @@ SMALL = Training(
 )
 
 
-def job_of(plan: Training, lr: float, seed: int, subnets: int) -> Job:
+def job_of(training: Training, lr: float, seed: int, subnets: int) -> Job:
     """Return the job of one training; every subnet passes over all of the data."""
-    steps = plan.epochs * plan.samples / plan.batch_size
+    steps = training.epochs * training.samples / training.batch_size
     return parse_job(
         {
             "name": "coded",
-            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
-            "data": {"name": plan.data},
+            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(training.widths)}},
+            "data": {"name": training.data},
             "training": {
                 "method": "ist",
                 "subnets": subnets,
-                "local_steps": plan.local_steps,
-                "rounds": max(1, math.floor(steps / plan.local_steps)),
-                "batch_size": plan.batch_size,
+                "local_steps": training.local_steps,
+                "rounds": max(1, math.floor(steps / training.local_steps)),
+                "batch_size": training.batch_size,
                 "optimizer": {"lr": lr, "schedule": "cosine"},
                 "seed": seed,
             },
@@ -100,7 +100,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """What is trained."""
 
     training: Training = Training()
@@ -109,12 +109,12 @@ class Plan:
     lr: float = 0.2
 
 
-TINY = Plan(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
+TINY = Preset(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
 
 
-def job(plan: Plan, run: Run) -> Job:
+def job(preset: Preset, run: Run) -> Job:
     """The job of one training."""
-    made = job_of(plan.training, plan.lr, run.seed, run.subnets)
+    made = job_of(preset.training, preset.lr, run.seed, run.subnets)
     pull, push = run.codes
     exchange = made.training.exchange.model_copy(update={"pull": pull, "push": push})
     training = made.training.model_copy(update={"exchange": exchange})
@@ -177,11 +177,11 @@ def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
     return accuracy
 
 
-def run_one(plan: Plan, run: Run) -> dict[str, Any]:
+def run_one(preset: Preset, run: Run) -> dict[str, Any]:
     """One training on one thread, in a process of its own."""
     torch.set_num_threads(1)
     started = time.monotonic()
-    accuracy = simulate(job(plan, run), run)
+    accuracy = simulate(job(preset, run), run)
     print(f"{run}: {accuracy:.4f} in {time.monotonic() - started:.0f} s", flush=True)
     return {
         "subnets": run.subnets,
@@ -189,22 +189,22 @@ def run_one(plan: Plan, run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "fate": run.fate,
         "accuracy": accuracy,
-        "bytes": bytes_of(plan, run),
+        "bytes": bytes_of(preset, run),
     }
 
 
-def bytes_of(plan: Plan, run: Run) -> int:
+def bytes_of(preset: Preset, run: Run) -> int:
     """Of a round, both ways."""
-    asked = job(plan, run)
+    asked = job(preset, run)
     program = from_settings(asked.model, asked.data, asked.training).program
     subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
     return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.DIRECTIONS)
 
 
-def all_runs(plan: Plan) -> list[Run]:
+def all_runs(preset: Preset) -> list[Run]:
     """Every training."""
-    coded = [Run(n, codes, seed) for n in plan.subnets for codes in (PLAIN, *CODED) for seed in plan.seeds]
-    return coded + [Run(plan.subnets[0], CODED[1], seed, fate) for fate in FATES[1:] for seed in plan.seeds]
+    coded = [Run(n, codes, seed) for n in preset.subnets for codes in (PLAIN, *CODED) for seed in preset.seeds]
+    return coded + [Run(preset.subnets[0], CODED[1], seed, fate) for fate in FATES[1:] for seed in preset.seeds]
 
 
 def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], fate: str = "whole") -> Figure:
@@ -216,10 +216,10 @@ def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], f
     return Figure(f"{name}: accuracy", statistics.mean(mine), "%", samples=mine)
 
 
-def figures_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures_of(preset: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
     """Accuracies, what codes cost, and what salvage wins back."""
     figures: list[Figure] = []
-    for n in plan.subnets:
+    for n in preset.subnets:
         plain = mean(runs, n, PLAIN)
         figures.append(plain)
         for codes in CODED:
@@ -231,7 +231,7 @@ def figures_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[Figure]:
             else:
                 figures.append(Figure(f"{words}: times fewer bytes", fewer, ""))
             figures += [found, at_most(f"{words}: behind float32", plain.value - found.value, "points", 0.1)]
-    whole, dropped, salvaged = (mean(runs, plan.subnets[0], CODED[1], fate) for fate in FATES)
+    whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], fate) for fate in FATES)
     cost = whole.value - dropped.value
     won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)
     words = "won back of what dropping half costs, at a fifth of the bytes"
@@ -244,12 +244,11 @@ def _bytes(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str])
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        runs = [future.result() for future in [pool.submit(run_one, plan, run) for run in all_runs(plan)]]
-    return report("coded_accuracy", options, figures_of(plan, runs), runs=runs)
+        runs = [future.result() for future in [pool.submit(run_one, preset, run) for run in all_runs(preset)]]
+    return report("coded_accuracy", options, figures_of(preset, runs), runs=runs)
 
 
 if __name__ == "__main__":

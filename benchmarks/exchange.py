@@ -27,7 +27,7 @@ import torch
 from distributed.security import Security
 from torch import Tensor
 
-from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from benchmarks.runs import noise_data, of_kind, run, scheduler_pid, temporary_job
 from idletrain.cluster import dask_settings
 from idletrain.exchange.client import StoreClient
@@ -53,7 +53,7 @@ TARGETS = {"tcp": 1.5, "tls": 0.55}  # GB/s
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How much is sent how often."""
 
     subnet_bytes: int = 100_000_000
@@ -62,7 +62,7 @@ class Plan:
     rounds: int = 20
 
 
-TINY = Plan(subnet_bytes=1_000_000, repeats=2, hidden=256, rounds=3)
+TINY = Preset(subnet_bytes=1_000_000, repeats=2, hidden=256, rounds=3)
 
 
 class BenchHead:
@@ -143,15 +143,15 @@ async def pull_and_push(address: str, security: Security, repeats: int) -> list[
     return seconds[1:]
 
 
-async def serve(plan: Plan, security: Security) -> list[tuple[float, float]]:
+async def serve(preset: Preset, security: Security) -> list[tuple[float, float]]:
     """The seconds of every pull and push of a worker process."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        head = BenchHead(Path(folder), torch.rand(plan.subnet_bytes // 4))
+        head = BenchHead(Path(folder), torch.rand(preset.subnet_bytes // 4))
         store = StoreServer(head, security)
         address = await store.listen("127.0.0.1")
-        process = context.Process(target=worker_side, args=(address, security, plan.repeats, there))
+        process = context.Process(target=worker_side, args=(address, security, preset.repeats, there))
         process.start()
         there.close()
         seconds: list[tuple[float, float]] = await asyncio.to_thread(here.recv)
@@ -161,13 +161,13 @@ async def serve(plan: Plan, security: Security) -> list[tuple[float, float]]:
     return seconds
 
 
-def scheduler_bytes(plan: Plan) -> list[int]:
+def scheduler_bytes(preset: Preset) -> list[int]:
     """The scheduler's resident bytes after every round of a real run."""
     seen: list[int] = []
     tree = {
-        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, plan.hidden, 10], "norm": None}},
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, preset.hidden, 10], "norm": None}},
         "data": noise_data(samples=64, inputs=784),
-        "training": {"local_steps": 1, "rounds": plan.rounds, "batch_size": 8, "evaluate_every": plan.rounds},
+        "training": {"local_steps": 1, "rounds": preset.rounds, "batch_size": 8, "evaluate_every": preset.rounds},
     }
     with temporary_job(tree) as job:
 
@@ -181,22 +181,21 @@ def scheduler_bytes(plan: Plan) -> list[int]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     dask_settings.apply()
     figures: list[Figure] = []
     for scheme, security in (("tcp", Security()), ("tls", Security.temporary())):
-        seconds = asyncio.run(serve(plan, security))
-        size = plan.subnet_bytes / GB
+        seconds = asyncio.run(serve(preset, security))
+        size = preset.subnet_bytes / GB
         pulls, pushes = [size / pull for pull, _ in seconds], [size / push for _, push in seconds]
         both = [2 * size / (pull + push) for pull, push in seconds]
         for what, rates in (("pull", pulls), ("push", pushes), ("pull, then push", both)):
-            name = f"{what}, {plan.subnet_bytes / MB:g} MB, {scheme}"
+            name = f"{what}, {preset.subnet_bytes / MB:g} MB, {scheme}"
             figures.append(at_least(name, statistics.median(rates), "GB/s", TARGETS[scheme], rates))
-    resident = [size / MB for size in scheduler_bytes(plan)]
-    name = f"scheduler's growth over {plan.rounds} rounds"
+    resident = [size / MB for size in scheduler_bytes(preset)]
+    name = f"scheduler's growth over {preset.rounds} rounds"
     figures.append(at_most(name, max(resident) - resident[0], "MB", 10.0, resident))
-    return report("exchange", options, figures, subnet_bytes=plan.subnet_bytes)
+    return report("exchange", options, figures, subnet_bytes=preset.subnet_bytes)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.nn.optim import kernels, rowwise
 from idletrain.nn.wide.mips_index import BIN, HashTables, InvertedFile
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """Sizes."""
 
     batch: int = 256
@@ -37,37 +37,37 @@ class Plan:
 
 
 K, TABLES, BUCKET = 9, 50, 128  # SLIDE's for Delicious-200K
-TINY = Plan(batch=16, words=5, features=300, hidden=16, labels=500, active=50, repeats=3)
+TINY = Preset(batch=16, words=5, features=300, hidden=16, labels=500, active=50, repeats=3)
 Work = Callable[[], Any]
 
 
-def bag_gradients(plan: Plan) -> tuple[Work, Work]:
+def bag_gradients(preset: Preset) -> tuple[Work, Work]:
     """The gradient of a bag of embeddings: ours, torch's."""
     random = np.random.default_rng(0)
-    count = plan.batch * plan.words
-    offsets, indices = np.arange(0, count + 1, plan.words), random.integers(0, plan.features, count)
+    count = preset.batch * preset.words
+    offsets, indices = np.arange(0, count + 1, preset.words), random.integers(0, preset.features, count)
     values = random.random(count, np.float32)
-    grad = torch.randn(plan.batch, plan.hidden)
+    grad = torch.randn(preset.batch, preset.hidden)
     tensors = torch.from_numpy(indices), torch.from_numpy(values)
-    owner = torch.from_numpy(np.repeat(np.arange(plan.batch), plan.words))
+    owner = torch.from_numpy(np.repeat(np.arange(preset.batch), preset.words))
 
     def backward() -> None:
         unique, places = torch.unique(tensors[0], return_inverse=True)
-        out = np.zeros((len(unique), plan.hidden), np.float32)
+        out = np.zeros((len(unique), preset.hidden), np.float32)
         kernels.bag_backward(offsets, places.numpy(), values, grad.numpy(), out)
 
     def torch_backward() -> None:
         unique, places = torch.unique(tensors[0], return_inverse=True)
-        torch.zeros(len(unique), plan.hidden).index_add_(0, places, grad[owner] * tensors[1][:, None])
+        torch.zeros(len(unique), preset.hidden).index_add_(0, places, grad[owner] * tensors[1][:, None])
 
     return backward, torch_backward
 
 
-def updates(plan: Plan) -> tuple[Work, Work]:
+def updates(preset: Preset) -> tuple[Work, Work]:
     """A step of row-wise Adagrad on the active rows: ours, torch's."""
-    weight, sums = torch.randn(plan.labels, plan.hidden), torch.zeros(plan.labels)
-    index = torch.randperm(plan.labels)[: plan.active].sort().values
-    grad = torch.randn(plan.active, plan.hidden)
+    weight, sums = torch.randn(preset.labels, preset.hidden), torch.zeros(preset.labels)
+    index = torch.randperm(preset.labels)[: preset.active].sort().values
+    grad = torch.randn(preset.active, preset.hidden)
     gradient = torch.sparse_coo_tensor(index[None], grad, weight.shape, check_invariants=True).coalesce()
 
     def ours() -> None:
@@ -80,16 +80,16 @@ def updates(plan: Plan) -> tuple[Work, Work]:
     return ours, torchs
 
 
-def sets(plan: Plan) -> tuple[Work, Work]:
+def sets(preset: Preset) -> tuple[Work, Work]:
     """Distinct labels of a batch: ours, torch's."""
-    ids = np.random.default_rng(0).integers(0, plan.labels, plan.active * 2)
-    find, tensor = kernels.Distinct(plan.labels), torch.from_numpy(ids)
+    ids = np.random.default_rng(0).integers(0, preset.labels, preset.active * 2)
+    find, tensor = kernels.Distinct(preset.labels), torch.from_numpy(ids)
     return lambda: find(ids), lambda: torch.unique(tensor, return_inverse=True)
 
 
-def retrievals(plan: Plan) -> tuple[Work, Work]:
+def retrievals(preset: Preset) -> tuple[Work, Work]:
     """The labels that most tables give: ours, torch's."""
-    rows, query = torch.randn(plan.labels, plan.hidden), torch.randn(plan.batch, plan.hidden)
+    rows, query = torch.randn(preset.labels, preset.hidden), torch.randn(preset.batch, preset.hidden)
     tables = HashTables("simhash", K, TABLES, BUCKET)
     tables.build(rows, 0)
 
@@ -103,9 +103,9 @@ def retrievals(plan: Plan) -> tuple[Work, Work]:
     return lambda: tables.retrieve(query, rows, 2), counted
 
 
-def lists(plan: Plan) -> tuple[Work, Work]:
+def lists(preset: Preset) -> tuple[Work, Work]:
     """The best two of an inverted file's list for every query: ours, torch's."""
-    rows, query = torch.randn(plan.labels, plan.hidden), torch.randn(plan.batch, plan.hidden)
+    rows, query = torch.randn(preset.labels, preset.hidden), torch.randn(preset.batch, preset.hidden)
     tables = InvertedFile(None, 1)
     tables.build(rows, 0)
 
@@ -119,21 +119,21 @@ def lists(plan: Plan) -> tuple[Work, Work]:
     return lambda: tables.retrieve(query, rows, 2), listed
 
 
-def signs(plan: Plan) -> tuple[Work, Work]:
+def signs(preset: Preset) -> tuple[Work, Work]:
     """Bucket numbers of SimHash for a block of rows: ours, torch's."""
-    products = torch.randn(K * TABLES, plan.active)
-    out, powers = np.empty((TABLES, plan.active), np.uint16), 2 ** torch.arange(K, dtype=torch.int32)
+    products = torch.randn(K * TABLES, preset.active)
+    out, powers = np.empty((TABLES, preset.active), np.uint16), 2 ** torch.arange(K, dtype=torch.int32)
     return (
         lambda: kernels.sign_codes(products.numpy(), out),
         lambda: ((products > 0).view(TABLES, K, -1) * powers[:, None]).sum(1, dtype=torch.int32),
     )
 
 
-def winners(plan: Plan) -> tuple[Work, Work]:
+def winners(preset: Preset) -> tuple[Work, Work]:
     """Bucket numbers of DWTA for a block of rows: ours, torch's."""
-    x, k = torch.randn(plan.active, plan.hidden), 4
-    compared = np.stack([np.random.default_rng(0).permutation(plan.hidden)[:BIN] for _ in range(k * TABLES)])
-    out, powers = np.empty((TABLES, plan.active), np.uint16), BIN ** torch.arange(k, dtype=torch.int32)
+    x, k = torch.randn(preset.active, preset.hidden), 4
+    compared = np.stack([np.random.default_rng(0).permutation(preset.hidden)[:BIN] for _ in range(k * TABLES)])
+    out, powers = np.empty((TABLES, preset.active), np.uint16), BIN ** torch.arange(k, dtype=torch.int32)
     places = torch.from_numpy(compared.ravel())
     return (
         lambda: kernels.winner_codes(x.numpy(), compared, out),
@@ -141,10 +141,10 @@ def winners(plan: Plan) -> tuple[Work, Work]:
     )
 
 
-def fills(plan: Plan) -> tuple[Work, Work]:
+def fills(preset: Preset) -> tuple[Work, Work]:
     """One table of all labels from their bucket numbers: ours, and by numpy's sort."""
     random = np.random.default_rng(0)
-    codes, order = random.integers(0, 1 << K, plan.labels).astype(np.uint16), random.permutation(plan.labels)
+    codes, order = random.integers(0, 1 << K, preset.labels).astype(np.uint16), random.permutation(preset.labels)
     order32, ids = order.astype(np.int32), np.empty(BUCKET << K, np.int32)
 
     def sort() -> None:
@@ -168,16 +168,20 @@ def milliseconds(works: Sequence[Work], repeats: int) -> list[list[float]]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    pairs = [("bag's gradient", *bag_gradients(plan))]
-    pairs += [("Adagrad rows", *updates(plan)), ("distinct", *sets(plan)), ("hash hits", *retrievals(plan))]
-    pairs += [("lists", *lists(plan)), ("signs", *signs(plan)), ("winners", *winners(plan)), ("buckets", *fills(plan))]
+    pairs = [("bag's gradient", *bag_gradients(preset))]
+    pairs += [("Adagrad rows", *updates(preset)), ("distinct", *sets(preset)), ("hash hits", *retrievals(preset))]
+    pairs += [
+        ("lists", *lists(preset)),
+        ("signs", *signs(preset)),
+        ("winners", *winners(preset)),
+        ("buckets", *fills(preset)),
+    ]
     figures: list[Figure] = []
     for name, ours, torchs in pairs:
-        mine, theirs = milliseconds((ours, torchs), plan.repeats)
+        mine, theirs = milliseconds((ours, torchs), preset.repeats)
         figures += [
             Figure(f"{name}: compiled", statistics.median(mine), "ms", samples=mine),
             Figure(f"{name}: torch", statistics.median(theirs), "ms", samples=theirs),

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from benchmarks.wide_training import Recipe, make, peak_rss_bytes, samples_of, steps
 from idletrain.nn.data.csr import Csr
 from idletrain.nn.data.extreme import SparseSamples
@@ -41,7 +41,7 @@ OFTEN = "simhash, 16 tables"  # whose share of rebuilds is told for SLIDE's inte
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """Sizes."""
 
     labels: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -54,30 +54,30 @@ class Plan:
     rebuild_every: int = 500
 
 
-TINY = Plan((100, 1000), features=100, rows=200, words=4, hidden=8, batch=16, steps=6, rebuild_every=3)
+TINY = Preset((100, 1000), features=100, rows=200, words=4, hidden=8, batch=16, steps=6, rebuild_every=3)
 
 
-def rows_of(plan: Plan, labels: int) -> SparseSamples:
+def rows_of(preset: Preset, labels: int) -> SparseSamples:
     """Random rows with a label each."""
     random = np.random.default_rng(0)
-    columns = np.sort(random.integers(0, plan.features, (plan.rows, plan.words)), axis=1).astype(np.int32)
-    x = Csr(np.arange(plan.rows + 1) * plan.words, columns.ravel(), np.ones(columns.size, np.float32))
-    y = Csr(np.arange(plan.rows + 1), random.integers(0, labels, plan.rows).astype(np.int32))
-    return samples_of(x, y, plan.features, labels)
+    columns = np.sort(random.integers(0, preset.features, (preset.rows, preset.words)), axis=1).astype(np.int32)
+    x = Csr(np.arange(preset.rows + 1) * preset.words, columns.ravel(), np.ones(columns.size, np.float32))
+    y = Csr(np.arange(preset.rows + 1), random.integers(0, labels, preset.rows).astype(np.int32))
+    return samples_of(x, y, preset.features, labels)
 
 
-def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
+def measure(preset: Preset, sampler: str, labels: int) -> dict[str, float]:
     """Milliseconds a step, the share of rebuilds, and memory over parameters and state."""
     torch.set_num_threads(1)
-    recipe = Recipe(sampler, SAMPLERS[sampler], 0.05, "random", plan.hidden, plan.batch, plan.rebuild_every)
-    few, train = rows_of(plan, plan.labels[0]), rows_of(plan, labels)
+    recipe = Recipe(sampler, SAMPLERS[sampler], 0.05, "random", preset.hidden, preset.batch, preset.rebuild_every)
+    few, train = rows_of(preset, preset.labels[0]), rows_of(preset, labels)
     next(steps(make(recipe, few, 0), recipe, few, 0))  # what torch and compiled loops take whatever there is to train
     before = psutil.Process().memory_info().rss
     network = make(recipe, train, 0)
     going = steps(network, recipe, train, 0)
     warm = next(going)
     times, rebuilt = [], warm
-    for _ in range(plan.steps):  # the last of them is the first behind a rebuild
+    for _ in range(preset.steps):  # the last of them is the first behind a rebuild
         started, before_it = time.perf_counter(), rebuilt
         rebuilt = next(going)
         times.append(time.perf_counter() - started - (rebuilt - before_it))
@@ -90,9 +90,9 @@ def measure(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
     }
 
 
-def in_a_process(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
+def in_a_process(preset: Preset, sampler: str, labels: int) -> dict[str, float]:
     """The same, in a process whose memory is its own."""
-    asked = json.dumps([asdict(plan), sampler, labels])
+    asked = json.dumps([asdict(preset), sampler, labels])
     command = [sys.executable, "-m", "benchmarks.label_cost", "--measure", asked]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -101,21 +101,20 @@ def in_a_process(plan: Plan, sampler: str, labels: int) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
     found = {}
     for sampler in ("uniform",) if options.tiny else SAMPLERS:
-        found[sampler] = results = {labels: in_a_process(plan, sampler, labels) for labels in plan.labels}
-        for few, many in itertools.pairwise(plan.labels):
+        found[sampler] = results = {labels: in_a_process(preset, sampler, labels) for labels in preset.labels}
+        for few, many in itertools.pairwise(preset.labels):
             growth = results[many]["ms"] / results[few]["ms"]
             figures.append(at_most(f"{sampler}: a step at {many:,} labels / at {few:,}", growth, "", 1.5))
-        most = results[plan.labels[-1]]
-        figures.append(Figure(f"{sampler}: a step at {plan.labels[-1]:,} labels", most["ms"], "ms"))
+        most = results[preset.labels[-1]]
+        figures.append(Figure(f"{sampler}: a step at {preset.labels[-1]:,} labels", most["ms"], "ms"))
         figures.append(at_most(f"{sampler}: rebuilds' share of the time", most["rebuilds"], "", 0.1))
         figures.append(at_most(f"{sampler}: peak memory / parameters and state", most["memory"], "", 1.3))
     if not options.tiny:
-        often = in_a_process(replace(plan, rebuild_every=SLIDE_REBUILD), OFTEN, plan.labels[-1])
+        often = in_a_process(replace(preset, rebuild_every=SLIDE_REBUILD), OFTEN, preset.labels[-1])
         what = f"{OFTEN}: rebuilds' share of the time, every {SLIDE_REBUILD} steps"
         figures.append(Figure(what, often["rebuilds"], ""))
     return report("label_cost", options, figures, results=found)
@@ -124,6 +123,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
         sizes, name, count = json.loads(sys.argv[2])
-        print(json.dumps(measure(Plan(**sizes), name, count)))
+        print(json.dumps(measure(Preset(**sizes), name, count)))
     else:
         main()

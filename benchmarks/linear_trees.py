@@ -76,7 +76,7 @@ PEERS = {"omikuji": OMIKUJI, "napkinxc": NAPKINXC}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """Sizes and times."""
 
     labels: int = 30_000
@@ -88,7 +88,7 @@ class Plan:
     peer_seconds: float = 900.0
 
 
-TINY = Plan(100, 800, 100, 0.3, Recipe("idletrain", {"name": "uniform", "negatives": 20}, hidden=16, batch=32))
+TINY = Preset(100, 800, 100, 0.3, Recipe("idletrain", {"name": "uniform", "negatives": 20}, hidden=16, batch=32))
 
 
 def peers_of(folder: Path) -> dict[str, Path]:
@@ -111,24 +111,24 @@ def ask(python: Path, program: str, labels: int, paths: Sequence[Path], patience
     return result
 
 
-def compare(name: str, sets: Sets, plan: Plan, peers: dict[str, Path]) -> list[Figure]:
+def compare(name: str, sets: Sets, preset: Preset, peers: dict[str, Path]) -> list[Figure]:
     """All systems on one set."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         paths = [Path(folder) / f"{part}.txt" for part in ("train", "test")]
         for path, samples in zip(paths, (sets.train, sets.test), strict=True):
             write_rows(path, samples)
         began = time.perf_counter()
-        make(plan.recipe, SparseFiles((str(paths[0]),)).open(), 0)
+        make(preset.recipe, SparseFiles((str(paths[0]),)).open(), 0)
         started = time.perf_counter() - began
-        _, _, found, _ = tuned(plan.recipe, plan.rates, sets, [0.0, plan.seconds], 0)
+        _, _, found, _ = tuned(preset.recipe, preset.rates, sets, [0.0, preset.seconds], 0)
         points = found.points
         figures = [
-            Figure(f"{name}: {plan.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
-            Figure(f"{name}: {plan.recipe.name}", points[-1].precision * POINTS, "P@1"),
-            Figure(f"{name}: {plan.recipe.name} trains", started + points[-1].seconds, "s"),
+            Figure(f"{name}: {preset.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
+            Figure(f"{name}: {preset.recipe.name}", points[-1].precision * POINTS, "P@1"),
+            Figure(f"{name}: {preset.recipe.name} trains", started + points[-1].seconds, "s"),
         ]
         for peer, python in peers.items():
-            result = ask(python, PEERS[peer], sets.train.census.labels, paths, plan.peer_seconds)
+            result = ask(python, PEERS[peer], sets.train.census.labels, paths, preset.peer_seconds)
             figures += [
                 Figure(f"{name}: {peer}", result["precision"] * POINTS, "P@1"),
                 Figure(f"{name}: {peer} trains", result["seconds"], "s"),
@@ -141,15 +141,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     made = parser(__doc__)
     made.add_argument("--peers", help="the environment that the peers are in")
     options = made.parse_args(argv)
-    plan = TINY if options.tiny else Plan()
+    preset = TINY if options.tiny else Preset()
     peers = peers_of(Path(options.peers or arrays.CACHE / "peers-xc"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    samples = {"confusable": confusable(plan.labels, rows_a_label=max(4, plan.rows // plan.labels))}
+    samples = {"confusable": confusable(preset.labels, rows_a_label=max(4, preset.rows // preset.labels))}
     if not options.tiny:
-        words_ = centre_words(plan.labels, 1_000_000)
-        samples["centre words"] = only(words_, data_rows(len(words_), plan.rows))
-    figures = [f for name, s in samples.items() for f in compare(name, split(s, plan.held, 0), plan, peers)]
+        words_ = centre_words(preset.labels, 1_000_000)
+        samples["centre words"] = only(words_, data_rows(len(words_), preset.rows))
+    figures = [f for name, s in samples.items() for f in compare(name, split(s, preset.held, 0), preset, peers)]
     figures.append(at_least("peers in the table", len(peers), "", 0 if options.tiny else len(PEERS)))
     torch.set_num_threads(threads)
     return report("linear_trees", options, figures, peers=sorted(peers))

@@ -27,7 +27,7 @@ from distributed.security import Security
 
 from benchmarks.exchange import BenchHead, pull_and_push
 from benchmarks.machines import Cast, Line, machines
-from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.where_time_goes import LINK, link_bytes
 from idletrain.cluster import dask_settings
 from idletrain.exchange.store import StoreServer
@@ -37,7 +37,7 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How much is sent how often over which links."""
 
     links: tuple[str, ...] = ("100mbit", "1gbit")
@@ -45,7 +45,7 @@ class Plan:
     repeats: int = 7
 
 
-TINY = Plan(links=("1gbit",), subnet_bytes=1_000_000, repeats=2)
+TINY = Preset(links=("1gbit",), subnet_bytes=1_000_000, repeats=2)
 
 
 async def be_head(host: str, size: int) -> None:
@@ -86,7 +86,7 @@ def _print(line: Line) -> None:
     sys.stdout.flush()
 
 
-def measure(plan: Plan, link: str) -> Line:
+def measure(preset: Preset, link: str) -> Line:
     """The seconds of every transfer over one link.
 
     Raises:
@@ -99,21 +99,20 @@ def measure(plan: Plan, link: str) -> Line:
         Cast(bed, Path(folder)) as cast,
     ):
         host = bed.address("head")
-        cast.start("head", [*me, "head", host, str(plan.subnet_bytes)])
+        cast.start("head", [*me, "head", host, str(preset.subnet_bytes)])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
-        cast.start("n0", [*me, "worker", host, str(serving["port"]), serving["address"], str(plan.repeats)])
-        patience = START_SECONDS + 10 * plan.repeats * plan.subnet_bytes / link_bytes(link)
+        cast.start("n0", [*me, "worker", host, str(serving["port"]), serving["address"], str(preset.repeats)])
+        patience = START_SECONDS + 10 * preset.repeats * preset.subnet_bytes / link_bytes(link)
         return cast.output.wait("moved", 1, patience, lambda: cast.processes["head"].poll() is None)[0]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure every link and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
-    for link in plan.links:
-        moved = measure(plan, link)
-        ideal = plan.subnet_bytes / link_bytes(link)
+    for link in preset.links:
+        moved = measure(preset, link)
+        ideal = preset.subnet_bytes / link_bytes(link)
         for what in ("plain socket", "pull", "push"):
             used = [ideal / seconds for seconds in moved[what]]
             name, typical = f"{link}: {what}: share of the link", statistics.median(used)
@@ -122,7 +121,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 if what == "plain socket"
                 else at_least(name, typical, "", LINK, used)
             )
-    return report("link_use", options, figures, subnet_bytes=plan.subnet_bytes)
+    return report("link_use", options, figures, subnet_bytes=preset.subnet_bytes)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.report import Figure, at_least, report, with_preset
 from idletrain.job import parse_job
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.ist.subnets import Subnet
@@ -36,7 +36,7 @@ TINY_MLP = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """What is trained, and how often."""
 
     data: str
@@ -45,13 +45,13 @@ class Plan:
     steps: int = 10  # a block: long against the clock, short against the machine's moods
 
 
-PLAN = Plan("fashion-mnist", (("MLP", MLP), ("CNN", CNN)))
-TINY = Plan("digits", (("MLP", TINY_MLP),), blocks=3, steps=2)
+FULL = Preset("fashion-mnist", (("MLP", MLP), ("CNN", CNN)))
+TINY = Preset("digits", (("MLP", TINY_MLP),), blocks=3, steps=2)
 
 
-def prepare(plan: Plan, model: dict[str, Any]) -> Prepared:
+def prepare(preset: Preset, model: dict[str, Any]) -> Prepared:
     """The job's program and first values."""
-    job = parse_job({"name": "bench", "model": model, "data": {"name": plan.data}})
+    job = parse_job({"name": "bench", "model": model, "data": {"name": preset.data}})
     return from_settings(job.model, job.data, job.training)
 
 
@@ -90,35 +90,34 @@ def bare(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], No
     return step
 
 
-def blocks(plan: Plan, step: Callable[[int], None]) -> Iterator[float]:
+def blocks(preset: Preset, step: Callable[[int], None]) -> Iterator[float]:
     """Milliseconds a step, block by block."""
     for block in itertools.count():
         started = time.perf_counter()
-        for number in range(block * plan.steps, (block + 1) * plan.steps):
+        for number in range(block * preset.steps, (block + 1) * preset.steps):
             step(number)
-        yield (time.perf_counter() - started) / plan.steps * 1000
+        yield (time.perf_counter() - started) / preset.steps * 1000
 
 
-def compare(plan: Plan, model: dict[str, Any]) -> tuple[list[float], list[float]]:
+def compare(preset: Preset, model: dict[str, Any]) -> tuple[list[float], list[float]]:
     """Milliseconds a step of ours and of the bare loop, block by block in turn."""
-    prepared = prepare(plan, model)
+    prepared = prepare(preset, model)
     program = prepared.program
     subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
     network = Network.of(program, prepared.network)
-    sides = [blocks(plan, make(prepared, subnet, network.pull(subnet))) for make in (ours, bare)]
-    pairs = [(next(sides[0]), next(sides[1])) for _ in range(plan.blocks + 2)][2:]  # the first two warm up
+    sides = [blocks(preset, make(prepared, subnet, network.pull(subnet))) for make in (ours, bare)]
+    pairs = [(next(sides[0]), next(sides[1])) for _ in range(preset.blocks + 2)][2:]  # the first two warm up
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else PLAN
+    options, preset = with_preset(__doc__, argv, FULL, TINY)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     figures: list[Figure] = []
-    for name, model in plan.models:
-        mine, plain = compare(plan, model)
+    for name, model in preset.models:
+        mine, plain = compare(preset, model)
         figures += [
             Figure(f"{name}: a worker's step", statistics.median(mine), "ms", samples=mine),
             Figure(f"{name}: a bare step", statistics.median(plain), "ms", samples=plain),

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.contest import run, seconds_to
 from benchmarks.methods import CASES, Case, Entry
-from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.report import Figure, at_least, report, with_preset
 
 CODED = {"pull": "int8", "push": "int4"}
 EXCHANGES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ FAULTS = {"loss": "0.5%", "queue": "64KB"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How much is trained how often."""
 
     case: Case = CASES["b"]
@@ -51,7 +51,7 @@ class Plan:
     budget_seconds: float = 400.0
 
 
-TINY = Plan(
+TINY = Preset(
     replace(CASES["tiny"], target=0.3),
     nodes=2,
     link="none",
@@ -63,17 +63,17 @@ TINY = Plan(
 )
 
 
-def train(plan: Plan, local_steps: int, exchange: dict[str, Any], faults: dict[str, Any]) -> dict[str, Any]:
+def train(preset: Preset, local_steps: int, exchange: dict[str, Any], faults: dict[str, Any]) -> dict[str, Any]:
     """One run."""
-    settings = {**dict(plan.settings), "local_steps": local_steps}
+    settings = {**dict(preset.settings), "local_steps": local_steps}
     entry = Entry(
         method="ist",
         settings={**settings, "exchange": exchange, "preemption": {"policy": "salvage"}},
-        steps=plan.steps,
-        snapshot_every=plan.steps // 16,
-        budget_seconds=plan.budget_seconds,
+        steps=preset.steps,
+        snapshot_every=preset.steps // 16,
+        budget_seconds=preset.budget_seconds,
     )
-    return run(plan.case, entry, plan.nodes, plan.link, **faults)
+    return run(preset.case, entry, preset.nodes, preset.link, **faults)
 
 
 def figures_of(where: str, records: dict[str, list[dict[str, Any]]]) -> Iterator[Figure]:
@@ -91,17 +91,16 @@ def figures_of(where: str, records: dict[str, list[dict[str, Any]]]) -> Iterator
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     faults: dict[str, Any] = {} if options.tiny else FAULTS
     figures: list[Figure] = []
     every: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for local_steps in plan.local_steps:
+    for local_steps in preset.local_steps:
         where = f"{local_steps} local steps"
         records = every[where] = {name: [] for name in EXCHANGES}
-        for _ in range(plan.repeats):
+        for _ in range(preset.repeats):
             for name, exchange in EXCHANGES.items():
-                records[name].append(train(plan, local_steps, exchange, faults))
+                records[name].append(train(preset, local_steps, exchange, faults))
                 print(f"{where}: {name}: {seconds_to(records[name][-1]):.0f} s", flush=True)
         figures += figures_of(where, records)
     return report("lossy_rounds", options, figures, runs=every)

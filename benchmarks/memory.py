@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from benchmarks.runs import noise_data, prepared_of, run, temporary_job
 from idletrain.nn.memory import subnet_need, subnet_of_share
 from idletrain.observe.records import Record
@@ -27,7 +27,7 @@ SUBNETS = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """The network and how long it is trained."""
 
     widths: tuple[int, ...] = (3072, 16_000, 16_000, 10)
@@ -36,23 +36,23 @@ class Plan:
     workers: int = 2
 
 
-TINY = Plan(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
+TINY = Preset(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
 
 
-def tree(plan: Plan, progress_every: str) -> dict[str, Any]:
+def tree(preset: Preset, progress_every: str) -> dict[str, Any]:
     """The job of one run."""
     return {
-        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(plan.widths)}},
-        "data": noise_data(samples=64, inputs=plan.widths[0]),
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
+        "data": noise_data(samples=64, inputs=preset.widths[0]),
         "training": {
             "subnets": SUBNETS,
-            "local_steps": plan.local_steps,
-            "rounds": plan.rounds,
+            "local_steps": preset.local_steps,
+            "rounds": preset.rounds,
             "batch_size": 8,
-            "evaluate_every": plan.rounds,
+            "evaluate_every": preset.rounds,
         },
         "preemption": {"progress_every": progress_every},
-        "nodes": {"count": plan.workers},
+        "nodes": {"count": preset.workers},
     }
 
 
@@ -81,10 +81,10 @@ class Watch:
         return [self.peak[pid] - resident for pid, resident in self.joined.items()]
 
 
-def measure(plan: Plan, progress_every: str) -> tuple[Watch, dict[str, int]]:
+def measure(preset: Preset, progress_every: str) -> tuple[Watch, dict[str, int]]:
     """One run's workers, and the bytes that they are to be compared with."""
     watch = Watch()
-    with temporary_job(tree(plan, progress_every)) as job:
+    with temporary_job(tree(preset, progress_every)) as job:
         prepared = prepared_of(job)
         sizes = {
             "subnet": 4 * subnet_of_share(prepared.program, 1 / SUBNETS).parameters,
@@ -98,11 +98,10 @@ def measure(plan: Plan, progress_every: str) -> tuple[Watch, dict[str, int]]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, watch and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
     for what, progress_every in (("with marks", "1ms"), ("without marks", "1h")):
-        watch, sizes = measure(plan, progress_every)
+        watch, sizes = measure(preset, progress_every)
         growth = watch.growth()
         most, ratios = max(growth), [each / sizes["subnet"] for each in growth]
         if not figures:
@@ -117,7 +116,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             at_most(f"growth {what} / what planning counts with", most / sizes["need"], "", 1.0),
             at_most(f"growth {what} / the network's parameters", most / sizes["network"], "", 0.5),
         ]
-    return report("memory", options, figures, subnets=SUBNETS, sizes_bytes=sizes, widths=plan.widths)
+    return report("memory", options, figures, subnets=SUBNETS, sizes_bytes=sizes, widths=preset.widths)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.cli import offers
 from idletrain.cloud.aws import instance_types, pricing
 from idletrain.cloud.aws.instance_types import GIB, NodeNeed
@@ -37,14 +37,14 @@ NODES = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How large a region, how often."""
 
     families: int = 140  # of ten sizes each
     repeats: int = 15
 
 
-TINY = Plan(families=5, repeats=2)
+TINY = Preset(families=5, repeats=2)
 
 
 class Region:
@@ -110,14 +110,13 @@ def one(region: Region, folder: Path) -> tuple[float, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
-    region = Region(plan.families)
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
+    region = Region(preset.families)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         one(region, Path(folder))  # fills the cache
-        seconds = [one(region, Path(folder)) for _ in range(plan.repeats)]
+        seconds = [one(region, Path(folder)) for _ in range(preset.repeats)]
     fetches, wholes = zip(*seconds, strict=True)
-    what = f"{plan.families * len(SIZES):,} types in {len(ZONES)} zones"
+    what = f"{preset.families * len(SIZES):,} types in {len(ZONES)} zones"
     figures = [
         Figure(f"read the cache of {what}", statistics.median(fetches), "s", samples=fetches),
         at_most(f"rank {what}, warm", statistics.median(wholes), "s", 2.0, wholes),

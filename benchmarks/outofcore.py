@@ -37,7 +37,7 @@ from torch.nn import functional
 from torch.optim.adamw import adamw
 
 from benchmarks.networks import UNet, resnet, vgg16, wide_resnet
-from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.nn.models import mlp, transformer
 from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
@@ -495,8 +495,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    sizes = TINY if options.tiny else FULL
+    options, sizes = with_preset(__doc__, argv, FULL, TINY)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     release_freed_memory()

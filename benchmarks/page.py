@@ -26,7 +26,7 @@ import psutil
 from distributed import Client, Worker
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
-from benchmarks.report import Figure, arguments, at_least, at_most, report
+from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.observe.dashboard_feed import publishing
 from idletrain.observe.records import Record
@@ -39,7 +39,7 @@ PAGE_SECONDS = 60  # until the scheduler has imported Dask's pages
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How large a run, how long each phase."""
 
     workers: int = 100
@@ -47,7 +47,7 @@ class Plan:
     rounds_before: int = 600
 
 
-TINY = Plan(workers=5, phase_seconds=2.0, rounds_before=5)
+TINY = Preset(workers=5, phase_seconds=2.0, rounds_before=5)
 
 
 def first_events(workers: int) -> Iterator[Record]:
@@ -105,10 +105,10 @@ def _address(n: int) -> str:
     return f"tcp://10.0.{n // 250}.{n % 250}:40000"
 
 
-async def live(plan: Plan, summary: Summary) -> None:
+async def live(preset: Preset, summary: Summary) -> None:
     """Tell the summary rounds at their pace, until cancelled."""
-    for number in itertools.count(plan.rounds_before):
-        for event in round_events(plan.workers, number):
+    for number in itertools.count(preset.rounds_before):
+        for event in round_events(preset.workers, number):
             late = event["s"] - number * ROUND_SECONDS - (time.monotonic() % ROUND_SECONDS)
             if 0 < late < 1:  # in steps of a tenth of a second, or the bench's own timers are what is measured
                 await asyncio.sleep(0.1)
@@ -125,12 +125,12 @@ async def look(url: str, seen: list[tuple[float, str]]) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
+async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
     """CPU shares of scheduler and head, without lookers and with; and how often the page's content changed."""
     dask_settings.apply()
     summary = Summary()
     for event in itertools.chain(
-        first_events(plan.workers), *(round_events(plan.workers, n) for n in range(plan.rounds_before))
+        first_events(preset.workers), *(round_events(preset.workers, n) for n in range(preset.rounds_before))
     ):
         summary.add({**event, "t": time.time()})
     async with (
@@ -142,15 +142,15 @@ async def measure(plan: Plan, folder: Path) -> dict[str, Any]:
         url = about["dashboard"].replace("/status", "/idletrain")
         await _page_there(url)
         process, me = psutil.Process(about["pid"]), psutil.Process()
-        telling = asyncio.ensure_future(live(plan, summary))
-        shares = {"idle": await _share(process, plan.phase_seconds)}
+        telling = asyncio.ensure_future(live(preset, summary))
+        shares = {"idle": await _share(process, preset.phase_seconds)}
         async with publishing(client, summary, allow_control=False):
             head = _cpu_seconds(me)
-            shares["published"] = await _share(process, plan.phase_seconds)
-            head_share = (_cpu_seconds(me) - head) / plan.phase_seconds
+            shares["published"] = await _share(process, preset.phase_seconds)
+            head_share = (_cpu_seconds(me) - head) / preset.phase_seconds
             seen: list[list[tuple[float, str]]] = [[] for _ in range(LOOKERS)]
             looking = [asyncio.ensure_future(look(url, list_)) for list_ in seen]
-            shares["looked at"] = await _share(process, plan.phase_seconds)
+            shares["looked at"] = await _share(process, preset.phase_seconds)
             for task in (*looking, telling):
                 task.cancel()
             await asyncio.gather(*looking, telling, return_exceptions=True)
@@ -193,14 +193,13 @@ def _rows(content: str) -> int:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        found = asyncio.run(measure(plan, Path(folder)))
+        found = asyncio.run(measure(preset, Path(folder)))
     shares, gaps = found["shares"], found["gaps"]
     page = shares["looked at"] - shares["idle"]
     figures = [
-        at_most(f"scheduler, {plan.workers} workers, {LOOKERS} lookers", 100 * page, "% of a core", 5.0),
+        at_most(f"scheduler, {preset.workers} workers, {LOOKERS} lookers", 100 * page, "% of a core", 5.0),
         Figure("scheduler, nobody looks", 100 * (shares["published"] - shares["idle"]), "% of a core"),
         Figure("scheduler without a run", 100 * shares["idle"], "% of a core"),
         Figure("head: summing up, publishing", 100 * found["head_share"], "% of a core"),

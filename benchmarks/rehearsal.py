@@ -27,7 +27,7 @@ from typing import Any
 import boto3
 import yaml
 
-from benchmarks.report import arguments, at_most, report
+from benchmarks.report import at_most, report, with_preset
 from benchmarks.runs import of_kind
 from idletrain.cloud.sandbox.provider import SANDBOXES
 from idletrain.observe.records import Record
@@ -45,7 +45,7 @@ TARGETS_SECONDS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How often, and with how much; a subnet has `width` / `nodes` neurons in each of two layers."""
 
     runs: int = 3
@@ -53,7 +53,7 @@ class Plan:
     width: int = 6144  # 1536 x 1536 + 74 x 1536 float32: 9.9 MB
 
 
-TINY = Plan(runs=1, nodes=1, width=64)
+TINY = Preset(runs=1, nodes=1, width=64)
 
 
 def tree(nodes: int, width: int) -> dict[str, Any]:
@@ -139,16 +139,16 @@ def a_node_of(run: Rehearsal) -> str:
     return name.rsplit("-", 2)[0]
 
 
-def seconds_of(plan: Plan) -> tuple[float, float, float]:
+def seconds_of(preset: Preset) -> tuple[float, float, float]:
     """The three times, in the targets' order."""
-    with rehearsed(plan.nodes, 64) as run:
+    with rehearsed(preset.nodes, 64) as run:
         first = run.until("round_committed")[0]["t"] - run.started
         run.ask("take", instance=a_node_of(run))
         lost = run.until("worker_left")[0]["t"]
-        heir = run.until("worker_joined", plan.nodes + 1)[-1]["worker"]
+        heir = run.until("worker_joined", preset.nodes + 1)[-1]["worker"]
         while not (leases := [e["t"] for e in run.until("leased") if e["worker"] == heir]):
             time.sleep(POLL_SECONDS)
-    with rehearsed(plan.nodes, plan.width) as run:
+    with rehearsed(preset.nodes, preset.width) as run:
         noticed = time.time()
         run.ask("notice", instance=a_node_of(run), seconds=NOTICE_SECONDS)
         gone = run.until("worker_left")[0]["t"]
@@ -157,9 +157,8 @@ def seconds_of(plan: Plan) -> tuple[float, float, float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Rehearse and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
-    runs = [seconds_of(plan) for _ in range(plan.runs)]
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
+    runs = [seconds_of(preset) for _ in range(preset.runs)]
     figures = [
         at_most(what, statistics.median(samples), "s", target, list(samples))
         for (what, target), samples in zip(TARGETS_SECONDS.items(), zip(*runs, strict=True), strict=True)

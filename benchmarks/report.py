@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, the machine it ran on, its table and its JSON."""
+"""The frame of every benchmark: its command line and preset, the machine it ran on, its table and its JSON."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+T = TypeVar("T")
 PACKAGES = ("idletrain", "torch", "distributed", "numpy")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure against its target.
+    """A measured figure, compared with its target.
 
     Attributes:
-        target: As text, with its comparison, or "" if there is none.
+        what: What was measured, in a few words.
+        target: The target as text, with its comparison, or "" if there is none.
         met: Whether the target is met, or None without one.
-        samples: All raw values that `value` sums up.
+        samples: All raw values that `value` summarises.
     """
 
     what: str
@@ -39,26 +41,27 @@ class Figure:
 
 
 def at_most(what: str, value: float, unit: str, limit: float, samples: Sequence[float] = ()) -> Figure:
-    """A figure that should not be above `limit`."""
+    """Return a figure that should not be above `limit`."""
     return Figure(what, value, unit, f"<= {limit:g}", value <= limit, samples)
 
 
 def at_least(what: str, value: float, unit: str, limit: float, samples: Sequence[float] = ()) -> Figure:
-    """A figure that should not be below `limit`."""
+    """Return a figure that should not be below `limit`."""
     return Figure(what, value, unit, f">= {limit:g}", value >= limit, samples)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """What every benchmark's command line has: `tiny` and `json`."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--tiny", action="store_true", help="a few seconds; the figures then mean nothing")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write figures, raw samples and hardware here")
-    return made
+    """Return a parser with the options of every benchmark, `tiny` and `json`."""
+    command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--tiny", action="store_true", help="a few seconds; the figures then mean nothing")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write figures, raw samples and hardware here")
+    return command
 
 
-def arguments(doc: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line of nothing more than that."""
-    return parser(doc).parse_args(argv)
+def with_preset(doc: str | None, argv: Sequence[str] | None, full: T, tiny: T) -> tuple[argparse.Namespace, T]:
+    """Parse a command line of these two options, and return it with the preset to run: `tiny` if requested."""
+    options = parser(doc).parse_args(argv)
+    return options, tiny if options.tiny else full
 
 
 def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **details: Any) -> dict[str, Any]:
@@ -66,9 +69,9 @@ def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **
 
     Args:
         name: The benchmark.
-        options: Its command line, from `arguments`.
-        figures: What it measured.
-        details: What else belongs to the result: settings and raw samples.
+        options: Its command line.
+        figures: The measured figures.
+        details: Further fields of the result: settings and raw samples.
     """
     result = {
         "benchmark": name,
@@ -91,7 +94,7 @@ def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores, RAM, and how busy the machine was."""
+    """Describe the machine: CPU, cores, RAM in bytes, system, and its load."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from benchmarks.runs import events_of, noise_data, of_kind
 from idletrain.observe.records import Record
 
@@ -27,7 +27,7 @@ WARM_UP_ROUNDS = 5  # the first rounds open connections and load the program
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How often and with how many workers."""
 
     runs: int = 3
@@ -35,7 +35,7 @@ class Plan:
     workers: tuple[int, ...] = (8, len(os.sched_getaffinity(0)))
 
 
-TINY = Plan(runs=1, rounds=8, workers=(2,))
+TINY = Preset(runs=1, rounds=8, workers=(2,))
 
 
 def tree(workers: int, rounds: int) -> dict[str, Any]:
@@ -67,12 +67,11 @@ def overheads_ms(events: Sequence[Record]) -> list[float]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, subtract and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
     rounds_ms: dict[str, list[list[float]]] = {}
-    for workers in plan.workers:
-        runs = [events_of(tree(workers, plan.rounds)) for _ in range(plan.runs)]
+    for workers in preset.workers:
+        runs = [events_of(tree(workers, preset.rounds)) for _ in range(preset.runs)]
         overheads = [overheads_ms(events) for events in runs]
         everything = [e["seconds"] * 1000 for events in runs for e in of_kind(events, "round_committed")]
         medians = [statistics.median(one) for one in overheads]

@@ -54,7 +54,7 @@ COSTS = ("scheduler", "head", "wire")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """How many workers, how long they sleep, and how many rounds count (behind those that load the program).
 
     A thousand sleep longer than a few: all should have their leases, and the head be at rest, before the first is back.
@@ -71,18 +71,18 @@ class Plan:
         return self.least_seconds + self.seconds_a_worker * workers
 
 
-TINY = Plan(workers=(2, 4), least_seconds=0.5, rounds=2)
+TINY = Preset(workers=(2, 4), least_seconds=0.5, rounds=2)
 
 
-def tree(workers: int, plan: Plan) -> dict[str, Any]:
+def tree(workers: int, preset: Preset) -> dict[str, Any]:
     """A job with one tiny subnet a worker and a single local step, which sleeps."""
-    rounds = plan.warm_up_rounds + plan.rounds
+    rounds = preset.warm_up_rounds + preset.rounds
     return {
         "model": {
             "factory": "idletrain.nn.models:mlp",
             "args": {"widths": [simulated.INPUTS, WIDTH * workers, 2], "norm": None},
         },
-        "data": {"factory": "benchmarks.simulated:samples", "args": {"seconds": plan.sleep_seconds(workers)}},
+        "data": {"factory": "benchmarks.simulated:samples", "args": {"seconds": preset.sleep_seconds(workers)}},
         "training": {
             "subnets": workers,
             "local_steps": 1,
@@ -158,13 +158,13 @@ async def measured(job: Job, workers: int) -> tuple[list[Record], Meter]:
     return events, meter
 
 
-def account(events: Sequence[Record], meter: Meter, plan: Plan, workers: int) -> dict[str, Any]:
+def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int) -> dict[str, Any]:
     """What one size cost, round by round.
 
     Raises:
         RuntimeError: in a round that counts, not all workers took part, or one lost a lease.
     """
-    committed, slept = of_kind(events, "round_committed")[plan.warm_up_rounds :], plan.sleep_seconds(workers)
+    committed, slept = of_kind(events, "round_committed")[preset.warm_up_rounds :], preset.sleep_seconds(workers)
     for event in committed:
         here = [e for e in events if e.get("round") == event["round"]]
         took_part, lost = {e["worker"] for e in of_kind(here, "leased")}, of_kind(here, "lost")
@@ -260,12 +260,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     asked = parser(__doc__)
     asked.add_argument("--workers", metavar="N,...", help="the sizes, in ascending order")
     options = asked.parse_args(argv)
-    plan = TINY if options.tiny else Plan()
+    preset = TINY if options.tiny else Preset()
     sizes = []
-    for workers in [int(n) for n in options.workers.split(",")] if options.workers else plan.workers:
-        with temporary_job(tree(workers, plan)) as job:
+    for workers in [int(n) for n in options.workers.split(",")] if options.workers else preset.workers:
+        with temporary_job(tree(workers, preset)) as job:
             events, meter = asyncio.run(measured(job, workers))
-        sizes.append(account(events, meter, plan, workers))
+        sizes.append(account(events, meter, preset, workers))
         print(f"{workers} workers: {median(sizes[-1], 'overhead_seconds'):.3f} s beyond the sleep", flush=True)
     return report("scale", options, figures_of(sizes), notes=[NOTE], sizes=sizes)
 

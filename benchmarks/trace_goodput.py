@@ -75,7 +75,7 @@ TINY = {name: entries[:1] for name, entries in CONTENDERS.items()} | {"ist-reiss
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scenario:
     """What is replayed, and for how long."""
 
     case: Case
@@ -141,14 +141,14 @@ class Life:
     ended: float = 0.0
 
 
-def replay(plan: Plan, name: str, entry: Entry) -> dict[str, Any]:
+def replay(scenario: Scenario, name: str, entry: Entry) -> dict[str, Any]:
     """Train under the trace; returns the account."""
-    turns = turns_of(plan.changes, plan.seconds)
+    turns = turns_of(scenario.changes, scenario.seconds)
     nodes = 1 + max(int(turn.machine[1:]) for turn in turns)
     with run_folder() as folder:
-        lives, lines, ended = _play(Loopback(nodes), plan, entry, turns, folder)
+        lives, lines, ended = _play(Loopback(nodes), scenario, entry, turns, folder)
         counted = _of_idletrain(lines) if METHODS[entry.method].ours else _of_peer(lines, lives, ended)
-        reached = _reached(plan.case, entry, lines, folder)
+        reached = _reached(scenario.case, entry, lines, folder)
     all_seconds = sum(life.ended - life.started for life in lives)
     return {
         "contender": name,
@@ -162,20 +162,20 @@ def replay(plan: Plan, name: str, entry: Entry) -> dict[str, Any]:
         "shares": counted.get("shares"),
         "steps": counted["steps"],
         "steps_per_node_second": counted["steps"] / all_seconds,
-        "target": plan.case.target,
+        "target": scenario.case.target,
         "seconds_to_target": reached,
     }
 
 
 def _play(
-    bed: Bed, plan: Plan, entry: Entry, turns: Sequence[Turn], folder: Path
+    bed: Bed, scenario: Scenario, entry: Entry, turns: Sequence[Turn], folder: Path
 ) -> tuple[list[Life], list[Line], float]:
     """Start and kill as the trace says; its clock runs from the moment at which the first nodes are there."""
     first = [turn for turn in turns if turn.at == 0]
     lives: dict[str, Life] = {}
     past: list[Life] = []
     with Cast(bed, folder) as cast:
-        stage = Stage(cast, plan.case, entry, len(bed.names) - 1, folder, snapshot_seconds=2.0)
+        stage = Stage(cast, scenario.case, entry, len(bed.names) - 1, folder, snapshot_seconds=2.0)
         stage.open()
         for turn in first:
             stage.start(turn.machine)
@@ -191,7 +191,7 @@ def _play(
             else:
                 cast.kill(turn.machine)
                 past.append(_over(lives.pop(turn.machine)))
-        time.sleep(max(0.0, began + plan.seconds - time.time()))
+        time.sleep(max(0.0, began + scenario.seconds - time.time()))
         ended = time.time()
         lines = list(cast.output.lines)
     return past + [_over(life, ended) for life in lives.values()], lines, ended
@@ -278,13 +278,13 @@ def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"title": f"{runs[0]['starts']} starts and {runs[0]['kills']} kills of nodes", "head": head, "rows": rows}
 
 
-def tiny_plan() -> Plan:
+def tiny_scenario() -> Scenario:
     """Three nodes, of which one is killed and replaced."""
     text = "0,add,a\n0,add,b\n300000,remove,b\n350000,add,c\n"
-    return Plan(CASES["tiny"], read_trace(text), 8.0)
+    return Scenario(CASES["tiny"], read_trace(text), 8.0)
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
+def scenario_of(options: argparse.Namespace) -> Scenario:
     """What the command line asks for.
 
     Raises:
@@ -293,19 +293,19 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if unknown := set(options.methods) - set(CONTENDERS):
         raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(CONTENDERS)}")
     if options.tiny:
-        return tiny_plan()
+        return tiny_scenario()
     if options.trace is None or not options.trace.is_file():
         raise ValueError(
             f"name a trace that is there: --trace FILE, or {TRACE_VARIABLE}; see the text above for its lines"
         )
     try:
-        return Plan(CASES["a"], thinned(read_trace(options.trace.read_text())), options.seconds)
+        return Scenario(CASES["a"], thinned(read_trace(options.trace.read_text())), options.seconds)
     except JobError as error:
         raise ValueError(str(error)) from None
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Replay, count and report."""
+    """Replay the scenario, count and report."""
     command = parser(__doc__)
     named = os.environ.get(TRACE_VARIABLE)
     command.add_argument("--trace", type=Path, default=named and Path(named), help="a recorded trace")
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--seconds", type=float, default=150.0, help="of the replay")
     options = command.parse_args(argv)
     try:
-        plan = plan_of(options)
+        scenario = scenario_of(options)
     except ValueError as error:
         command.error(str(error))
     options.json = options.json or (None if options.tiny else RESULTS)
@@ -323,7 +323,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for name in options.methods:
         for entry in (TINY if options.tiny else CONTENDERS)[name]:
             sys.stderr.write(f"{name} {entry.settings}\n")
-            record = replay(plan, name, entry)
+            record = replay(scenario, name, entry)
             runs = [run for run in runs if (run["contender"], run["settings"]) != (name, entry.settings)] + [record]
             result = report("trace_goodput", options, figures_of(runs), tables=[table_of(runs)], runs=runs)
     return result

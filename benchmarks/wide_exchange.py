@@ -32,7 +32,7 @@ import torch
 from benchmarks.contest import own_snapshots, run_folder
 from benchmarks.machines import Bed, Cast, Counter, free_port, machines
 from benchmarks.peers.node import Spec
-from benchmarks.report import Figure, arguments, at_least, report
+from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.wide_training import (
     ALWAYS,
     POINTS,
@@ -55,7 +55,7 @@ MB = 1e6
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """Sizes; `dense_steps` are those of one process."""
 
     labels: int = 250_000
@@ -76,7 +76,7 @@ class Plan:
     """Mode, local steps, rounds."""
 
 
-TINY = Plan(
+TINY = Preset(
     400, 6, 16, 16, 2, "none", 100, 20, 0.05, 2, 3, 20, 5, (0.05, 0.1), (("rounds", 10, 2), ("lockstep", 10, 2))
 )
 
@@ -106,48 +106,52 @@ def files_of(sets: Sets, folder: Path) -> dict[str, list[str]]:
     return named
 
 
-def data_parallel(plan: Plan, kind: str, count: int, sizes: dict[str, int], data: dict[str, Any]) -> Told:
+def data_parallel(preset: Preset, kind: str, count: int, sizes: dict[str, int], data: dict[str, Any]) -> Told:
     """So many steps of all nodes, each with its part of the batch."""
-    with run_folder() as folder, machines(plan.nodes, plan.link) as bed, Cast(bed, folder) as cast:
+    with run_folder() as folder, machines(preset.nodes, preset.link) as bed, Cast(bed, folder) as cast:
         port = free_port()
         nodes = list(bed.names)[1:]
         for rank, node in enumerate(nodes):
             spec = Spec(
                 rank=rank,
-                nodes=plan.nodes,
+                nodes=preset.nodes,
                 address=bed.address(node),
                 root=bed.address("n0"),
                 port=port,
                 model=sizes,
                 data=data,
-                batch_size=plan.batch // plan.nodes,
+                batch_size=preset.batch // preset.nodes,
                 seed=0,
                 steps=count,
-                settings={"kind": kind, "lr": plan.lr, "sampler": sampler(plan)},
+                settings={"kind": kind, "lr": preset.lr, "sampler": sampler(preset)},
             )
             cast.start(node, [sys.executable, "-m", "benchmarks.peers.wide_node", json.dumps(asdict(spec))])
-        begun = max(line["t"] for line in cast.output.wait("ready", plan.nodes, PATIENCE_SECONDS, cast.all_alive))
+        begun = max(line["t"] for line in cast.output.wait("ready", preset.nodes, PATIENCE_SECONDS, cast.all_alive))
         counter = Counter(bed)
-        cast.output.wait("done", plan.nodes, PATIENCE_SECONDS, lambda: True)
+        cast.output.wait("done", preset.nodes, PATIENCE_SECONDS, lambda: True)
         counter.close()
         ended = max(line["t"] for line in cast.output.of("step"))
         carried = counter.between(begun, ended)
     return Told((ended - begun) / count, None if carried is None else carried / count)
 
 
-def sampler(plan: Plan) -> dict[str, Any]:
+def sampler(preset: Preset) -> dict[str, Any]:
     """Uniform labels for both modes and for row-sparse data parallel."""
-    return {"name": "uniform", "negatives": plan.negatives}
+    return {"name": "uniform", "negatives": preset.negatives}
 
 
 def ours(
-    plan: Plan, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], score: Callable[[Path], float]
+    preset: Preset,
+    mode: tuple[str, int, int],
+    sizes: dict[str, int],
+    data: dict[str, Any],
+    score: Callable[[Path], float],
 ) -> Told:
     """A run in one of our modes, its snapshots scored off the clock."""
     name, local_steps, rounds = mode
-    with run_folder() as folder, machines(plan.nodes, plan.link) as bed:
+    with run_folder() as folder, machines(preset.nodes, preset.link) as bed:
         with Cast(bed, folder) as cast:
-            _start(cast, bed, plan, tree(plan, mode, sizes, data, folder))
+            _start(cast, bed, preset, tree(preset, mode, sizes, data, folder))
             begun = cast.output.wait("leased", 1, PATIENCE_SECONDS, cast.all_alive)[0]["t"]
             counter = Counter(bed)
             (ended,) = cast.output.wait("run_ended", 1, PATIENCE_SECONDS, cast.all_alive)
@@ -163,42 +167,42 @@ def ours(
 
 
 def tree(
-    plan: Plan, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], to: Path
+    preset: Preset, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], to: Path
 ) -> dict[str, Any]:
     """The job."""
     name, local_steps, rounds = mode
-    args = {**sizes, "sampler": sampler(plan), "start": "random"}
+    args = {**sizes, "sampler": sampler(preset), "start": "random"}
     return {
         "name": "bench",
         "model": {"factory": "idletrain.nn.wide.models:wide", "args": args, "exclude": ["hidden"]},
         "data": data,
         "training": {
             "mode": name,
-            "subnets": plan.nodes,
+            "subnets": preset.nodes,
             "local_steps": local_steps,
             "rounds": rounds,
-            "batch_size": plan.batch,
+            "batch_size": preset.batch,
             "loss": "sampled_softmax",
-            "optimizer": {"name": "adagrad", "lr": plan.lr, "start": {"output.weight": ALWAYS[0]}},
+            "optimizer": {"name": "adagrad", "lr": preset.lr, "start": {"output.weight": ALWAYS[0]}},
             "evaluate_every": 1_000_000,
         },
-        "nodes": {"count": plan.nodes},
+        "nodes": {"count": preset.nodes},
         "preemption": {"progress_every": "1h", "lease": "60s"},
         "checkpoint": {"to": str(to), "every": 0.001, "keep": 1_000_000},
     }
 
 
-def _start(cast: Cast, bed: Bed, plan: Plan, job: dict[str, Any]) -> None:
+def _start(cast: Cast, bed: Bed, preset: Preset, job: dict[str, Any]) -> None:
     address = bed.address("head")
     spec = Spec(
         rank=0,
-        nodes=plan.nodes,
+        nodes=preset.nodes,
         address=address,
         root=address,
         port=free_port(),
         model=job["model"],
         data=job["data"],
-        batch_size=plan.batch,
+        batch_size=preset.batch,
         seed=0,
         steps=0,
         settings={"tree": job},
@@ -209,13 +213,13 @@ def _start(cast: Cast, bed: Bed, plan: Plan, job: dict[str, Any]) -> None:
         cast.start(node, [sys.executable, "-m", "idletrain", "worker", serving, "--memory", "2GiB"])
 
 
-def dense_curve(plan: Plan, sets: Sets) -> list[Point]:
+def dense_curve(preset: Preset, sets: Sets) -> list[Point]:
     """One dense process, its time counted in steps."""
-    recipe = max((_dense(plan, lr) for lr in plan.dense_rates), key=lambda one: _after_tuning(plan, one, sets))
+    recipe = max((_dense(preset, lr) for lr in preset.dense_rates), key=lambda one: _after_tuning(preset, one, sets))
     network = make(recipe, sets.train, 0)
     points, going = [Point(0.0, 0, precision_at_1(network, sets.test))], steps(network, recipe, sets.train, 0)
-    every = max(1, plan.dense_steps // 10)
-    for done in range(1, plan.dense_steps + 1):
+    every = max(1, preset.dense_steps // 10)
+    for done in range(1, preset.dense_steps + 1):
         next(going)
         if done % every == 0:
             points.append(Point(float(done), done, precision_at_1(network, sets.test)))
@@ -223,29 +227,28 @@ def dense_curve(plan: Plan, sets: Sets) -> list[Point]:
     return points
 
 
-def _dense(plan: Plan, lr: float) -> Recipe:
-    return Recipe("dense", "all", lr=lr, start="random", hidden=plan.hidden, batch=plan.batch)
+def _dense(preset: Preset, lr: float) -> Recipe:
+    return Recipe("dense", "all", lr=lr, start="random", hidden=preset.hidden, batch=preset.batch)
 
 
-def _after_tuning(plan: Plan, recipe: Recipe, sets: Sets) -> float:
+def _after_tuning(preset: Preset, recipe: Recipe, sets: Sets) -> float:
     network = make(recipe, sets.train, 0)
-    for _ in itertools.islice(steps(network, recipe, sets.train, 0), plan.tuning_steps):
+    for _ in itertools.islice(steps(network, recipe, sets.train, 0), preset.tuning_steps):
         pass
     found = precision_at_1(network, sets.valid)
-    print(f"dense, lr {recipe.lr:g}: {found:.4f} on validation rows after {plan.tuning_steps} steps")
+    print(f"dense, lr {recipe.lr:g}: {found:.4f} on validation rows after {preset.tuning_steps} steps")
     return found
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     started, threads = time.monotonic(), torch.get_num_threads()
     torch.set_num_threads(1)
-    sets = split(confusable(plan.labels, rows_a_label=plan.rows_a_label), plan.held, 0)
+    sets = split(confusable(preset.labels, rows_a_label=preset.rows_a_label), preset.held, 0)
     census = sets.train.census
-    sizes = {"features": census.features, "hidden": plan.hidden, "labels": census.labels}
-    recipe = Recipe("ours", sampler(plan), start="random", hidden=plan.hidden)
+    sizes = {"features": census.features, "hidden": preset.hidden, "labels": census.labels}
+    recipe = Recipe("ours", sampler(preset), start="random", hidden=preset.hidden)
     network = make(recipe, sets.train, 0)
     shapes = [p.shape for p in network.parameters()]
 
@@ -257,12 +260,12 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     with run_folder() as folder:
         data = files_of(sets, folder)
-        told = {mode[0]: ours(plan, mode, sizes, data, score) for mode in plan.modes}
-        told["row-sparse data parallel"] = data_parallel(plan, "rows", plan.rows_steps, sizes, data)
-        told["dense data parallel"] = data_parallel(plan, "dense", plan.ddp_steps, sizes, data)
-    curve = dense_curve(plan, sets)
+        told = {mode[0]: ours(preset, mode, sizes, data, score) for mode in preset.modes}
+        told["row-sparse data parallel"] = data_parallel(preset, "rows", preset.rows_steps, sizes, data)
+        told["dense data parallel"] = data_parallel(preset, "dense", preset.ddp_steps, sizes, data)
+    curve = dense_curve(preset, sets)
     torch.set_num_threads(threads)
-    figures = figures_of(told, curve, plan.modes)
+    figures = figures_of(told, curve, preset.modes)
     return report(
         "wide_exchange",
         options,

@@ -92,7 +92,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """What is measured."""
 
     contests: tuple[Contest, ...]
@@ -102,7 +102,7 @@ class Plan:
 
 
 RATES = 0.005, 0.015, 0.05, 0.15
-PLAN = Plan(
+FULL = Preset(
     (
         Contest("centre words, 30,000", 30_000, 1_000_000, (), 20, RATES, dense_seconds=160, speedup=10),
         Contest(
@@ -123,7 +123,7 @@ SMALL = (
         "inverted file", {"name": "inverted-file", "lists": 16, "negatives": 30}, hidden=16, batch=32, rebuild_every=20
     ),
 )
-TINY = Plan(
+TINY = Preset(
     (
         Contest("confusable, small", 200, 1200, SMALL, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
         Contest("confusable, siblings", 200, 1200, SMALL, 0.4, (0.05,), margin=3.0),
@@ -184,9 +184,9 @@ def rows_of(contest: Contest) -> SparseSamples:
     return centre_words(contest.labels, contest.rows)
 
 
-def compete(contest: Contest, plan: Plan, tiny: bool) -> tuple[list[Figure], list[Trained]]:
+def compete(contest: Contest, preset: Preset, tiny: bool) -> tuple[list[Figure], list[Trained]]:
     """Tune, train and compare."""
-    sets = split(rows_of(contest), plan.held, seed=0)
+    sets = split(rows_of(contest), preset.held, seed=0)
     asked: dict[str, Any] = {"start": contest.start, **({"hidden": 16, "batch": 32} if tiny else {})}
     small_uniform = {"name": "uniform", "negatives": 30}
     guesses = BLIND if contest.others and not tiny else (UNIFORM,)
@@ -198,8 +198,8 @@ def compete(contest: Contest, plan: Plan, tiny: bool) -> tuple[list[Figure], lis
         print(f"{contest.name}: seconds a step on two threads: {on_two}", flush=True)
     others = [replace(recipe, start=contest.start) for recipe in contest.others]
     moments = doubling(min(1.25, contest.seconds / 8), contest.seconds) if contest.speedup else [0.0, contest.seconds]
-    found = [train(blind[0], contest.rates, plan.seeds, sets, moments)]
-    found += [train(recipe, contest.rates, plan.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
+    found = [train(blind[0], contest.rates, preset.seeds, sets, moments)]
+    found += [train(recipe, contest.rates, preset.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
     figures = [
         Figure(f"{contest.name}: labels", sets.train.census.labels, ""),
         Figure(f"{contest.name}: step 0", mean([c[0].precision for c in found[0].curves]) * POINTS, "P@1"),
@@ -207,17 +207,17 @@ def compete(contest: Contest, plan: Plan, tiny: bool) -> tuple[list[Figure], lis
     figures += [_last(contest, one) for one in found]
     if contest.speedup:
         dense_moments = doubling(contest.dense_seconds / 64, contest.dense_seconds)
-        dense = train(dense_recipe, contest.rates, plan.seeds, sets, dense_moments)
+        dense = train(dense_recipe, contest.rates, preset.seeds, sets, dense_moments)
         level = level_of(dense, found[0])
         sprints = [
-            sprint(one, level, plan.seeds, sets, when) for one, when in ((dense, dense_moments), (found[0], moments))
+            sprint(one, level, preset.seeds, sets, when) for one, when in ((dense, dense_moments), (found[0], moments))
         ]
         figures += against_dense(contest, dense, found[0], len(sets.train))
         figures += soon(contest, level, sprints, on_two)
     if contest.others:
         unseeing = max(found[: len(blind)], key=lambda one: one.trial.precision)
         names = tuple(dict.fromkeys(_name(one) for one in found))
-        kept = kept_by_auto(unseeing.recipe, sets, names, plan.trial_seconds)
+        kept = kept_by_auto(unseeing.recipe, sets, names, preset.trial_seconds)
         (by_auto, *_) = (one for one in found if _name(one) == kept)
         figures += against_blind(contest, unseeing, found[len(blind) :], by_auto)
     return figures, [*found, dense] if contest.speedup else found
@@ -325,11 +325,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     made = parser(__doc__)
     made.add_argument("--only", help="sets whose name holds this")
     options = made.parse_args(argv)
-    plan = TINY if options.tiny else PLAN
-    contests = [contest for contest in plan.contests if (options.only or "") in contest.name]
+    preset = TINY if options.tiny else FULL
+    contests = [contest for contest in preset.contests if (options.only or "") in contest.name]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    told = {contest.name: compete(contest, plan, options.tiny) for contest in contests}
+    told = {contest.name: compete(contest, preset, options.tiny) for contest in contests}
     torch.set_num_threads(threads)
     curves = {
         name: [

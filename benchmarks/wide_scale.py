@@ -21,14 +21,14 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.memory import Watch
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 from benchmarks.runs import of_kind, run, temporary_job
 
 GB, MB = 1e9, 1e6
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """Sizes; a row's words and labels are Amazon-670K's means."""
 
     features: int = 135_909
@@ -43,27 +43,27 @@ class Plan:
     workers: int = 4
 
 
-TINY = Plan(300, 16, 500, 400, 5, 2, batch=16, local_steps=5, workers=2)
+TINY = Preset(300, 16, 500, 400, 5, 2, batch=16, local_steps=5, workers=2)
 
 
-def generate(plan: Plan, folder: Path) -> list[str]:
+def generate(preset: Preset, folder: Path) -> list[str]:
     """Features and labels as CSR files."""
     random, names = np.random.default_rng(0), []
-    for name, width, columns in (("x", plan.words, plan.features), ("y", plan.row_labels, plan.labels)):
-        entries = random.integers(0, columns, (plan.rows, width))
+    for name, width, columns in (("x", preset.words, preset.features), ("y", preset.row_labels, preset.labels)):
+        entries = random.integers(0, columns, (preset.rows, width))
         matrix = scipy.sparse.csr_matrix(
-            (np.ones(entries.size, np.float32), entries.ravel(), np.arange(plan.rows + 1) * width),
-            shape=(plan.rows, columns),
+            (np.ones(entries.size, np.float32), entries.ravel(), np.arange(preset.rows + 1) * width),
+            shape=(preset.rows, columns),
         )
         names.append(str(folder / f"{name}.npz"))
         scipy.sparse.save_npz(names[-1], matrix, compressed=False)
     return names
 
 
-def tree(plan: Plan, files: list[str]) -> dict[str, Any]:
+def tree(preset: Preset, files: list[str]) -> dict[str, Any]:
     """The job."""
-    sizes = {"features": plan.features, "hidden": plan.hidden, "labels": plan.labels}
-    sampler = {"name": "uniform", "negatives": min(1000, plan.labels // 4)}
+    sizes = {"features": preset.features, "hidden": preset.hidden, "labels": preset.labels}
+    sampler = {"name": "uniform", "negatives": min(1000, preset.labels // 4)}
     return {
         "model": {
             "factory": "idletrain.nn.wide.models:wide",
@@ -71,27 +71,26 @@ def tree(plan: Plan, files: list[str]) -> dict[str, Any]:
         },
         "data": {"train": files},
         "training": {
-            "subnets": plan.workers,
-            "local_steps": plan.local_steps,
-            "rounds": plan.rounds,
-            "batch_size": plan.batch,
-            "evaluate_every": plan.rounds,
+            "subnets": preset.workers,
+            "local_steps": preset.local_steps,
+            "rounds": preset.rounds,
+            "batch_size": preset.batch,
+            "evaluate_every": preset.rounds,
             "loss": "sampled_softmax",
             "optimizer": {"name": "adagrad", "lr": 0.05},
         },
         "preemption": {"progress_every": "30s"},
-        "nodes": {"count": plan.workers, "memory": "2900MB"},
+        "nodes": {"count": preset.workers, "memory": "2900MB"},
     }
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, watch and report."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else Plan()
+    options, preset = with_preset(__doc__, argv, Preset(), TINY)
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        files = generate(plan, Path(folder))
-        with temporary_job(tree(plan, files)) as job:
+        files = generate(preset, Path(folder))
+        with temporary_job(tree(preset, files)) as job:
             events = asyncio.run(run(job, [watch]))
     (started,) = of_kind(events, "run_started")
     commits = of_kind(events, "round_committed")
@@ -106,7 +105,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         Figure("a worker's step", trained / steps * 1000, "ms"),
         Figure("bytes moved a step", moved / steps / MB, "MB"),
     ]
-    return report("wide_scale", options, figures, workers=plan.workers, local_steps=plan.local_steps)
+    return report("wide_scale", options, figures, workers=preset.workers, local_steps=preset.local_steps)
 
 
 if __name__ == "__main__":
