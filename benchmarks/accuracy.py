@@ -2,7 +2,7 @@
 
 Six families, each trained whole (one subnet) and as several subnets that take as many steps each: a plain MLP and
 one with BatchNorm on Fashion-MNIST, a pre-LN transformer on text, a convolutional autoencoder on digits, and two
-regressions. What is told of each is loss on held-out data and, of classes, accuracy, expected calibration error and the
+regressions. Reported of each are loss on held-out data and, of classes, accuracy, expected calibration error and the
 temperature that logits should be divided by. It runs the code that workers run (Program, Network, LocalSteps) without
 Dask; BatchNorm's statistics are estimated afterwards as a run does. Three seeds.
 
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As it is told."""
+        """Its name in figures."""
         how = "whole" if self.subnets == 1 else f"{self.subnets} subnets"
         return f"{how}, {self.optimizer.get('name', 'sgd')} {self.optimizer['lr']:g}" + (
             f" momentum {self.optimizer['momentum']:g}" if "momentum" in self.optimizer else ""
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Family:
-    """What is trained on what."""
+    """A model, its data and how it is trained."""
 
     model: Mapping[str, Any]
     data: Mapping[str, Any]
@@ -182,7 +182,7 @@ def diabetes() -> tuple[Pair, Pair]:
 
 
 def _held_out(x: NDArray[Any], y: NDArray[Any]) -> tuple[Pair, Pair]:
-    """A quarter of the rows, at random, are held out."""
+    """Split the rows at random, holding out a quarter."""
     order = np.random.default_rng(0).permutation(len(x))
     train, test = order[len(x) // 4 :], order[: len(x) // 4]
     return (x[train], y[train]), (x[test], y[test])
@@ -264,7 +264,7 @@ def run_all(families: Mapping[str, Family], seeds: Sequence[int]) -> list[dict[s
 
 
 def figures_of(name: str, family: Family, runs: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The figures of a family, its bounds beside them."""
+    """Return a family's figures, with their bounds."""
     figures: list[Figure] = []
     whole = _mean_of(runs, name, family.rows[0], "end", "loss")
     for row in family.rows:
@@ -303,9 +303,9 @@ def _mean_of(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figur
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
-    made = parser(__doc__)
-    made.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
-    options = made.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
+    options = command.parse_args(argv)
     families = TINY if options.tiny else {name: FAMILIES[name] for name in options.only or FAMILIES}
     if "pre-LN transformer" in families and not text.GCIDE.exists():
         print(f"pre-LN transformer: left out, {text.GCIDE} is not there; install the Debian package dict-gcide")

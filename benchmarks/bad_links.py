@@ -62,13 +62,13 @@ class Case:
 
     @property
     def ideal_seconds(self) -> float:
-        """All bytes at the link's rate, and one round trip."""
+        """Return the ideal time: all bytes at the link's rate, and one round trip."""
         return self.nodes * self.size * 8 / 1e6 / float(self.link.removesuffix("mbit")) + self.trip_seconds
 
 
 @dataclass(frozen=True)
 class Way:
-    """How payloads travel."""
+    """A way for payloads to travel."""
 
     name: str
     congestion: str = "cubic"
@@ -100,7 +100,7 @@ TINY_WAYS = tuple(way for way in WAYS if way.name in ("CUBIC", "BBR", "datagrams
 
 
 class Gate(BenchHead):
-    """A store that lets all begin at once, and says when the last has been answered."""
+    """A store that lets all workers begin at once, and reports when the last one has its reply."""
 
     def __init__(self, folder: Path, nodes: int, size: int, least: float) -> None:
         super().__init__(folder, torch.zeros(size // 4))
@@ -125,7 +125,7 @@ class Gate(BenchHead):
         return AcceptanceRule(1280, self._least)
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
-        """See `Head`; what came incomplete is not looked at."""
+        """See `Head`; incomplete payloads are ignored."""
         receipt = await super().push(header, frames) if frames or self._least == 1 else Receipt(Reply.ACCEPTED)
         number = header.lease.round
         self._done[number] = self._done.get(number, 0) + 1
@@ -202,31 +202,31 @@ def there_and_back(case: Case, ways: Sequence[Way]) -> dict[str, list[float]]:
 
 
 def figures_of(case: Case, found: dict[str, list[float]]) -> list[Figure]:
-    """The targets that a case has."""
+    """Return a case's figures, with its targets."""
     typical = {name: statistics.median(samples) for name, samples in found.items()}
-    mine = found["datagrams"]
-    told = [Figure(f"{case.name}: {name}", typical[name], "x ideal", samples=found[name]) for name in found]
+    datagrams = found["datagrams"]
+    figures = [Figure(f"{case.name}: {name}", typical[name], "x ideal", samples=found[name]) for name in found]
     better = min(value for name, value in typical.items() if not name.startswith("datagrams"))
     if case.nodes > 1:
-        told += [
+        figures += [
             at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", 1.2),
-            at_most(f"{case.name}: datagrams at worst", max(mine), "x ideal", 2.0),
+            at_most(f"{case.name}: datagrams at worst", max(datagrams), "x ideal", 2.0),
             at_least(f"{case.name}: BBR / datagrams", typical["BBR"] / typical["datagrams"], "", 3.0),
             at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.0),
         ]
     elif case.loss in (None, "0%"):
-        told.append(at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.05))
+        figures.append(at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.05))
     limit = 1.3 if case.one_way == "10ms" else 1.15 if (case.one_way, case.loss) == ("1ms", "1%") else None
     if limit:
-        told.append(at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", limit))
-    return told
+        figures.append(at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", limit))
+    return figures
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure every case and report."""
-    made = parser(__doc__)
-    made.add_argument("--only", help="cases whose name holds this")
-    options = made.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--only", help="cases whose name holds this")
+    options = command.parse_args(argv)
     among, ways = (TINY, TINY_WAYS) if options.tiny else (CASES, WAYS)
     cases = [case for case in among if (options.only or "") in case.name]
     figures: list[Figure] = []

@@ -1,4 +1,4 @@
-"""Every method's settings that are tried, case by case; the best of each is kept.
+"""The settings to try with every method, case by case; the best of each counts.
 
 The local optimizer is the same for all: SGD with momentum, or AdamW for the transformer, with a cosine schedule over
 the steps that the method is given (`horizon`). Those that synchronise now and then try several intervals.
@@ -23,7 +23,7 @@ IST_INTERVALS = (25, 50, 100)
 
 
 def candidates(case: str, link: str) -> tuple[Entry, ...]:
-    """What runs when nothing else is asked for."""
+    """Return the entries that run by default."""
     return tuple(_tiny() if case == "tiny" else _entries(case, link))
 
 
@@ -39,7 +39,7 @@ def _tiny() -> Iterator[Entry]:
 
 
 def _entries(case: str, link: str) -> Iterator[Entry]:
-    """The sweep of intervals for each method; what synchronises at every step is only timed over a slow link."""
+    """Return the sweep of intervals for each method; what synchronises at every step is only timed over a slow link."""
     rates, (whole, local, ist) = RATES[case], STEPS[case]
     ours = {**rates, **WHOLE.get(case, {}), "state": "reset"}  # a momentum that travels doubles the bytes
     for every in IST_INTERVALS:

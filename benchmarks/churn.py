@@ -2,7 +2,7 @@
 
 Four local workers train Fashion-MNIST's MLP 784-1024-1024-10; every 10 s the oldest is taken and replaced as
 `idletrain launch` does. Under `salvage` it is warned first (SIGTERM), under `reissue` it is killed (SIGKILL). Each
-cut of the network is one run; the rest of the nodes' time is told apart by what it went into.
+cut of the network is one run; the rest of the nodes' time is divided by what it went into.
 
     python -m benchmarks.churn [--tiny] [--json FILE]
 
@@ -36,7 +36,7 @@ TARGETS = {"salvage": 0.90, "reissue": 0.80}
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is cut into pieces."""
+    """A cut of the work into subnets and rounds."""
 
     subnets: int
     local_steps: int
@@ -45,7 +45,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Preset:
-    """How long each run takes and what is tried; the first cut is the one that the targets are for."""
+    """Length of each run, and the cuts to try; targets are for the first cut."""
 
     seconds: float = 60.0
     take_seconds: float = 10.0
@@ -58,7 +58,7 @@ TINY = Preset(seconds=4, take_seconds=3, data="digits", widths=(64, 64, 64, 10),
 
 
 def job_tree(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
-    """The job of one run; it ends by a signal, never by itself."""
+    """Return the job of one run; it ends by a signal, never by itself."""
     return {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
         "data": {"name": preset.data},
@@ -122,7 +122,7 @@ def _oldest(fleet: local.LocalFleet) -> Collection[str]:
 
 
 def measure(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
-    """One run's account."""
+    """Return one run's record, with shares of the nodes' time."""
     with temporary_job(job_tree(preset, cut, policy)) as job:
         events = asyncio.run(churned(preset, job, policy))
     summary = summary_of(events)

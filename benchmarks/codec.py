@@ -26,21 +26,21 @@ VALUES, TINY_VALUES, REPETITIONS = 1 << 24, 1 << 16, 7
 
 
 def change_of(values: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a round began with, and what it made of it."""
+    """Return the values at a round's start and after its training."""
     random = torch.Generator().manual_seed(0)
-    begun = 0.05 * torch.randn(values, generator=random)
+    initial = 0.05 * torch.randn(values, generator=random)
     spread = torch.rand(values // 64, 1, generator=random).pow(3)  # rows that learn much, and many that learn little
-    return begun, begun + (1e-3 * spread * torch.randn(values // 64, 64, generator=random)).view(-1)
+    return initial, initial + (1e-3 * spread * torch.randn(values // 64, 64, generator=random)).view(-1)
 
 
 def measure(values: int) -> dict[str, dict[str, Any]]:
-    """Seconds of both ways, bytes and the share of the squared norm that arrives, by way and kind."""
-    begun, trained = change_of(values)
+    """Measure by direction and kind: seconds to encode and decode, bytes, share of the squared norm that arrives."""
+    initial, trained = change_of(values)
     found: dict[str, dict[str, Any]] = {f"{way}, {kind}": {"encode": [], "decode": []} for way, kind in CODES}
     for _ in range(REPETITIONS + 1):
         for (way, kind), mine in zip(CODES, found.values(), strict=True):
             codec = Codec(kind, ((0, values),), values, ranked=way == "push")
-            base, chance = (begun, 1) if way == "push" else (None, None)
+            base, chance = (initial, 1) if way == "push" else (None, None)
             started = time.thread_time()
             content = codec.encode(trained, base, chance)
             encoded = time.thread_time()

@@ -2,8 +2,8 @@
 
 `ist` with 4 and with 8 subnets on Fashion-MNIST, 12.8 passes over all of the data for every subnet, with
 parameters as float32 both ways or coded, three seeds each. Then, with 4 subnets, half of all updates break off at a
-fifth of their bytes: they are dropped, or what came of them is used, the largest changes first. It runs the code that
-workers and the head run, without Dask.
+fifth of their bytes: they are dropped, or the part that arrived is used, the largest changes first. It runs the code
+of workers and head, without Dask.
 
     python -m benchmarks.coded_accuracy [--tiny] [--json FILE]
 
@@ -48,7 +48,7 @@ POINTS = 100.0
 
 @dataclass(frozen=True)
 class Training:
-    """How much is trained: epochs over the data, shared by all subnets as data parallel counts them."""
+    """The amount of training: epochs over the data, shared by all subnets as data parallel counts them."""
 
     epochs: float = 12.8
     data: str = "fashion-mnist"
@@ -101,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Preset:
-    """What is trained."""
+    """The training, by numbers of subnets and seeds."""
 
     training: Training = Training()
     subnets: tuple[int, ...] = (4, 8)
@@ -113,7 +113,7 @@ TINY = Preset(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
 
 
 def job(preset: Preset, run: Run) -> Job:
-    """The job of one training."""
+    """Return the job of one training."""
     made = job_of(preset.training, preset.lr, run.seed, run.subnets)
     pull, push = run.codes
     exchange = made.training.exchange.model_copy(update={"pull": pull, "push": push})
@@ -123,7 +123,7 @@ def job(preset: Preset, run: Run) -> Job:
 
 @dataclass(frozen=True)
 class Begun:
-    """What a lease begins with, at home and as it came."""
+    """A lease's initial values, as the head has them and as the worker decoded them."""
 
     lease: LeaseId
     at_head: torch.Tensor
@@ -131,7 +131,7 @@ class Begun:
 
 
 def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, run: Run) -> torch.Tensor | None:
-    """An update as the head has it; None if it is dropped."""
+    """Return an update as the head decodes it; None if it is dropped."""
     lease = begun.lease
     content = encoding.encode_update(program, subnet, flat, begun.at_worker, lease)
     codec = encoding.codec(program, subnet, "push")
@@ -144,10 +144,10 @@ def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, 
     return codec.decode(content, begun.at_head, got)
 
 
-def simulate(asked: Job, run: Run) -> float:
+def simulate(settings: Job, run: Run) -> float:
     """Train in this process, subnets one after the other; the test accuracy."""
-    prepared = from_settings(asked.model, asked.data, asked.training)
-    program, training = prepared.program, asked.training
+    prepared = from_settings(settings.model, settings.data, settings.training)
+    program, training = prepared.program, settings.training
     network, samples = Network.of(program, prepared.network), program.source.open()
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
     for round_ in range(training.rounds):
@@ -178,7 +178,7 @@ def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
 
 
 def run_one(preset: Preset, run: Run) -> dict[str, Any]:
-    """One training on one thread, in a process of its own."""
+    """Run one training on one thread, in a process of its own."""
     torch.set_num_threads(1)
     started = time.monotonic()
     accuracy = simulate(job(preset, run), run)
@@ -194,21 +194,21 @@ def run_one(preset: Preset, run: Run) -> dict[str, Any]:
 
 
 def bytes_of(preset: Preset, run: Run) -> int:
-    """Of a round, both ways."""
-    asked = job(preset, run)
-    program = from_settings(asked.model, asked.data, asked.training).program
+    """Return the bytes of a round, pull and push."""
+    settings = job(preset, run)
+    program = from_settings(settings.model, settings.data, settings.training).program
     subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
     return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.DIRECTIONS)
 
 
 def all_runs(preset: Preset) -> list[Run]:
-    """Every training."""
+    """Return every training to run."""
     coded = [Run(n, codes, seed) for n in preset.subnets for codes in (PLAIN, *CODED) for seed in preset.seeds]
     return coded + [Run(preset.subnets[0], CODED[1], seed, fate) for fate in FATES[1:] for seed in preset.seeds]
 
 
 def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], fate: str = "whole") -> Figure:
-    """The accuracy over seeds."""
+    """Return the mean accuracy over seeds."""
     mine = [
         r["accuracy"] * POINTS for r in runs if (r["subnets"], tuple(r["codes"]), r["fate"]) == (subnets, codes, fate)
     ]

@@ -116,12 +116,12 @@ class Stage:
 
 
 class NoStepError(RuntimeError):
-    """A run was given too few seconds."""
+    """A run had too few seconds."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What is known of a run when its processes have ended.
+    """The times and counts of a run whose processes have ended.
 
     Attributes:
         begun: When all nodes were ready.
@@ -288,13 +288,13 @@ def seconds_to(record: dict[str, Any]) -> float:
 
 
 def own_snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """The networks of idletrain's snapshots, by round."""
+    """Return the networks of idletrain's snapshots, by round."""
     files = [m.parent / "network" for m in (folder / "bench" / "snapshots").glob("*/manifest.json")]
     return sorted((int(file.parent.name), file) for file in files if int(file.parent.name))
 
 
 def snapshots_of(entry: Entry, folder: Path) -> list[tuple[int, Path]]:
-    """What was kept, by number: idletrain's after so many rounds, a peer's after so many steps."""
+    """Return the saved networks by number: idletrain's by round, a peer's by step."""
     if METHODS[entry.method].ours:
         return own_snapshots(folder)
     return sorted((int(file.name), file) for file in (folder / "snapshots").glob("*[0-9]"))

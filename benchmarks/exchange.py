@@ -54,7 +54,7 @@ TARGETS = {"tcp": 1.5, "tls": 0.55}  # GB/s
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is sent how often."""
+    """Sizes and repetitions."""
 
     subnet_bytes: int = 100_000_000
     repeats: int = 15
@@ -66,7 +66,7 @@ TINY = Preset(subnet_bytes=1_000_000, repeats=2, hidden=256, rounds=3)
 
 
 class BenchHead:
-    """A head with one subnet to give, that makes every push durable as `rounds.durable.run_directory` does."""
+    """A head with one subnet to lease, which makes every push durable as `rounds.durable.run_directory` does."""
 
     def __init__(self, folder: Path, flat: Tensor) -> None:
         self._path, self._flat, self._wal = folder / "updates", flat, WriteAheadLog(folder / "wal")
@@ -127,7 +127,7 @@ def worker_side(address: str, security: Security, repeats: int, answers: multipr
 
 
 async def pull_and_push(address: str, security: Security, repeats: int) -> list[tuple[float, float]]:
-    """The seconds of each pull and of each push; the first pair, which opens the connection, is left out."""
+    """Return the seconds of each pull and of each push; the first pair, which opens the connection, is left out."""
     client = StoreClient(address, security.get_connection_args("worker"))
     seconds = []
     for _ in range(repeats + 1):
@@ -144,7 +144,7 @@ async def pull_and_push(address: str, security: Security, repeats: int) -> list[
 
 
 async def serve(preset: Preset, security: Security) -> list[tuple[float, float]]:
-    """The seconds of every pull and push of a worker process."""
+    """Return the seconds of every pull and push of a worker process."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
@@ -162,7 +162,7 @@ async def serve(preset: Preset, security: Security) -> list[tuple[float, float]]
 
 
 def scheduler_bytes(preset: Preset) -> list[int]:
-    """The scheduler's resident bytes after every round of a real run."""
+    """Return the scheduler's resident bytes after every round of a real run."""
     seen: list[int] = []
     tree = {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, preset.hidden, 10], "norm": None}},

@@ -98,7 +98,7 @@ def look(nodes: int, link: str, preset: str, delay: str | None = None) -> Fabric
 
 
 def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
-    """What is found of each link's rate."""
+    """Yield the measured rate of each link over its set rate."""
     for link in links:
         for count in nodes:
             found = look(count, link, LINKS_ALONE.name)
@@ -110,23 +110,23 @@ def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
 
 
 def delays(link: str) -> Iterator[Figure]:
-    """What is found of a delay that is added both ways."""
+    """Yield the measured delay over the delay added in both directions."""
     bare, late = (look(2, link, LINKS_ALONE.name, delay) for delay in (None, f"{DELAY_SECONDS * 1e3:g}ms"))
     added = (statistics.round_trip(late) or 0.0) - (statistics.round_trip(bare) or 0.0)
     yield at_most(f"{link}: an added delay, off by", abs(added / (2 * DELAY_SECONDS) - 1), "", DELAY)
 
 
 def verdicts(nodes: int) -> Iterator[Figure]:
-    """Whether alike is alike and unlike is not."""
+    """Yield whether equal clusters compare as equal and different ones do not."""
     first, again, slower = (look(nodes, link, "quick") for link in ("100mbit", "100mbit", "90mbit"))
     yield at_most(f"quick, {nodes} nodes", float(first.about["seconds"]), "s", QUICK_SECONDS)
     for name, other, wanted in (
         ("twice 100mbit", again, "No significant"),
         ("100 and 90mbit", slower, "The two differ"),
     ):
-        told = compare.overall(compare.compare(first, other))
-        sys.stderr.write(f"{name}: {told}\n")
-        yield at_least(f"{name}, {nodes} nodes: the right verdict", float(told.startswith(wanted)), "", 1)
+        verdict = compare.overall(compare.compare(first, other))
+        sys.stderr.write(f"{name}: {verdict}\n")
+        yield at_least(f"{name}, {nodes} nodes: the right verdict", float(verdict.startswith(wanted)), "", 1)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

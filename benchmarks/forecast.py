@@ -60,7 +60,7 @@ TRAININGS = (("ist", 50), ("local-sgd", 10))
 
 
 async def look(address: str, nodes: int, job: Job) -> tuple[FleetFigures, float]:
-    """What a launch sees of a cluster, once all workers are there, and in how many seconds."""
+    """Measure a cluster as a launch does once all workers have joined; return the result and its seconds."""
     async with Client(address, asynchronous=True, set_as_default=False) as client:
         await client.wait_for_workers(nodes)
         started = time.monotonic()
@@ -88,12 +88,12 @@ class Ticks(NamedTuple):
         return cls(used + stolen, stolen)
 
     def share_until(self, later: Ticks) -> float:
-        """What was stolen from here until then."""
+        """Return the share of time stolen between two moments."""
         return (later.stolen - self.stolen) / max(later.wanted - self.wanted, TICK_SECONDS)
 
 
 async def watched(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFigures, float, float]:
-    """A look, its seconds, and what was stolen while it timed steps, which it does last."""
+    """Return a measurement, its seconds, and the share of time stolen while it timed steps, which it does last."""
     ticks, looking = [Ticks.now()], asyncio.ensure_future(seen)
     while not looking.done():
         await asyncio.wait([looking], timeout=TICK_SECONDS)
@@ -102,7 +102,7 @@ async def watched(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFig
 
 
 def is_steady(line: Line) -> bool:
-    """Whether a look and its rounds had about as much of the machine."""
+    """Return whether a measurement and its rounds had about the same share of the machine."""
     in_look, in_rounds = line["stolen"]
     return bool(abs(in_look - in_rounds) <= STEADY)
 
@@ -167,12 +167,12 @@ def looks_of(case: str, method: str, local_steps: int, nodes: int, link: str, lo
 
 
 def counting(lines: Sequence[Line]) -> list[list[Record]]:
-    """The rounds behind the looks that count; all, if none does."""
+    """Return the rounds after the measurements that count; after all, if none does."""
     return [line["rounds"] for line in lines if is_steady(line)] or [line["rounds"] for line in lines]
 
 
 def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
-    """How far off a case's looks were in the median, and what else was seen."""
+    """Return the median error of a case's forecasts, and further figures."""
     looks = counting(lines)
     ratios = [_expected(rounds) / _measured(rounds) for rounds in looks]
     yield Figure(f"{name}: off by", abs(statistics.median(ratios) - 1), "", samples=ratios)
@@ -189,7 +189,7 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
 
 
 def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
-    """A case in the table."""
+    """Return a case's name for the table."""
     looks = counting(lines)
     seconds = (statistics.median(map(each, looks)) for each in (_expected, _measured))
     steady = sum(map(is_steady, lines))
@@ -197,7 +197,7 @@ def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
 
 
 def overall(where: str, figures: Sequence[Figure]) -> Iterator[Figure]:
-    """What all cases there come to."""
+    """Return the figures over all cases."""
     off = [figure.value for figure in figures if figure.what.endswith(": off by")]
     firsts = [figure.value for figure in figures if figure.what.endswith(": the first look")]
     yield at_least(f"{where}: cases within 15 %", sum(value <= OFF for value in off), "", len(off), off)

@@ -25,7 +25,7 @@ from idletrain.nn.wide.mips_index import BIN, HashTables, InvertedFile
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes."""
+    """Sizes of the arrays, and repetitions."""
 
     batch: int = 256
     words: int = 76
@@ -42,7 +42,7 @@ Work = Callable[[], Any]
 
 
 def bag_gradients(preset: Preset) -> tuple[Work, Work]:
-    """The gradient of a bag of embeddings: ours, torch's."""
+    """Return two ways to compute the gradient of a bag of embeddings: ours, torch's."""
     random = np.random.default_rng(0)
     count = preset.batch * preset.words
     offsets, indices = np.arange(0, count + 1, preset.words), random.integers(0, preset.features, count)
@@ -64,7 +64,7 @@ def bag_gradients(preset: Preset) -> tuple[Work, Work]:
 
 
 def updates(preset: Preset) -> tuple[Work, Work]:
-    """A step of row-wise Adagrad on the active rows: ours, torch's."""
+    """Return two ways to do a step of row-wise Adagrad on the active rows: ours, torch's."""
     weight, sums = torch.randn(preset.labels, preset.hidden), torch.zeros(preset.labels)
     index = torch.randperm(preset.labels)[: preset.active].sort().values
     grad = torch.randn(preset.active, preset.hidden)
@@ -88,7 +88,7 @@ def sets(preset: Preset) -> tuple[Work, Work]:
 
 
 def retrievals(preset: Preset) -> tuple[Work, Work]:
-    """The labels that most tables give: ours, torch's."""
+    """Return two ways to find the labels that most tables give: ours, torch's."""
     rows, query = torch.randn(preset.labels, preset.hidden), torch.randn(preset.batch, preset.hidden)
     tables = HashTables("simhash", K, TABLES, BUCKET)
     tables.build(rows, 0)
@@ -104,7 +104,7 @@ def retrievals(preset: Preset) -> tuple[Work, Work]:
 
 
 def lists(preset: Preset) -> tuple[Work, Work]:
-    """The best two of an inverted file's list for every query: ours, torch's."""
+    """Return two ways to find the best two of an inverted file's list for every query: ours, torch's."""
     rows, query = torch.randn(preset.labels, preset.hidden), torch.randn(preset.batch, preset.hidden)
     tables = InvertedFile(None, 1)
     tables.build(rows, 0)
@@ -142,7 +142,7 @@ def winners(preset: Preset) -> tuple[Work, Work]:
 
 
 def fills(preset: Preset) -> tuple[Work, Work]:
-    """One table of all labels from their bucket numbers: ours, and by numpy's sort."""
+    """Return two ways to build one table of all labels from their bucket numbers: ours, and by numpy's sort."""
     random = np.random.default_rng(0)
     codes, order = random.integers(0, 1 << K, preset.labels).astype(np.uint16), random.permutation(preset.labels)
     order32, ids = order.astype(np.int32), np.empty(BUCKET << K, np.int32)

@@ -37,7 +37,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "simhash, 16 tables": {"name": "simhash", "tables": 16, "negatives": 256},
     "inverted-file": {"name": "inverted-file", "negatives": 512},
 }
-OFTEN = "simhash, 16 tables"  # whose share of rebuilds is told for SLIDE's interval, too
+OFTEN = "simhash, 16 tables"  # whose share of rebuilds is reported for SLIDE's interval, too
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def measure(preset: Preset, sampler: str, labels: int) -> dict[str, float]:
 
 
 def in_a_process(preset: Preset, sampler: str, labels: int) -> dict[str, float]:
-    """The same, in a process whose memory is its own."""
-    asked = json.dumps([asdict(preset), sampler, labels])
-    command = [sys.executable, "-m", "benchmarks.label_cost", "--measure", asked]
+    """Measure in a process whose memory is its own."""
+    arguments = json.dumps([asdict(preset), sampler, labels])
+    command = [sys.executable, "-m", "benchmarks.label_cost", "--measure", arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result

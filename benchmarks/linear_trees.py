@@ -112,7 +112,7 @@ def ask(python: Path, program: str, labels: int, paths: Sequence[Path], patience
 
 
 def compare(name: str, sets: Sets, preset: Preset, peers: dict[str, Path]) -> list[Figure]:
-    """All systems on one set."""
+    """Train all systems on one data set."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         paths = [Path(folder) / f"{part}.txt" for part in ("train", "test")]
         for path, samples in zip(paths, (sets.train, sets.test), strict=True):
@@ -138,9 +138,9 @@ def compare(name: str, sets: Sets, preset: Preset, peers: dict[str, Path]) -> li
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train every system and report."""
-    made = parser(__doc__)
-    made.add_argument("--peers", help="the environment that the peers are in")
-    options = made.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--peers", help="the environment that the peers are in")
+    options = command.parse_args(argv)
     preset = TINY if options.tiny else Preset()
     peers = peers_of(Path(options.peers or arrays.CACHE / "peers-xc"))
     threads = torch.get_num_threads()

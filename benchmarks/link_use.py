@@ -38,7 +38,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is sent how often over which links."""
+    """Links, sizes and repetitions."""
 
     links: tuple[str, ...] = ("100mbit", "1gbit")
     subnet_bytes: int = 23_000_000  # of case b of the comparison, on two nodes
@@ -87,7 +87,7 @@ def _print(line: Line) -> None:
 
 
 def measure(preset: Preset, link: str) -> Line:
-    """The seconds of every transfer over one link.
+    """Return the seconds of every transfer over one link.
 
     Raises:
         RuntimeError: links cannot be shaped here, or a process ended early.

@@ -37,7 +37,7 @@ TINY_MLP = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10
 
 @dataclass(frozen=True)
 class Preset:
-    """What is trained, and how often."""
+    """Models, data and repetitions."""
 
     data: str
     models: tuple[tuple[str, dict[str, Any]], ...]
@@ -50,13 +50,13 @@ TINY = Preset("digits", (("MLP", TINY_MLP),), blocks=3, steps=2)
 
 
 def prepare(preset: Preset, model: dict[str, Any]) -> Prepared:
-    """The job's program and first values."""
+    """Return the job's program and initial values."""
     job = parse_job({"name": "bench", "model": model, "data": {"name": preset.data}})
     return from_settings(job.model, job.data, job.training)
 
 
 def ours(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], None]:
-    """A worker's step."""
+    """Return a worker's step."""
     program = prepared.program
     samples, training = program.source.open(), program.training
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
@@ -69,7 +69,7 @@ def ours(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], No
 
 
 def bare(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], None]:
-    """The same step as a plain loop has it, its data in memory and its batches drawn beforehand."""
+    """Return the same step as a plain loop, its data in memory and its batches drawn beforehand."""
     program = prepared.program
     samples, training = program.source.open(), program.training
     assert isinstance(samples, ArraySource)

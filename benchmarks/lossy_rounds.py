@@ -34,7 +34,7 @@ FAULTS = {"loss": "0.5%", "queue": "64KB"}
 
 @dataclass(frozen=True)
 class Preset:
-    """How much is trained how often."""
+    """The training, links and repetitions."""
 
     case: Case = CASES["b"]
     nodes: int = 8
@@ -64,7 +64,7 @@ TINY = Preset(
 
 
 def train(preset: Preset, local_steps: int, exchange: dict[str, Any], faults: dict[str, Any]) -> dict[str, Any]:
-    """One run."""
+    """Run one training."""
     settings = {**dict(preset.settings), "local_steps": local_steps}
     entry = Entry(
         method="ist",

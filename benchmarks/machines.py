@@ -36,7 +36,7 @@ class Bed(Protocol):
     def popen(self, node: str, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[bytes]: ...
 
     def carried_bytes(self) -> int | None:
-        """What the links have brought to all machines so far, or None where nobody counts."""
+        """Return the bytes that all machines received so far, or None where nobody counts."""
 
 
 class Loopback:
@@ -87,7 +87,7 @@ def machines(nodes: int, link: str, head_link: str | None = None, **faults: Any)
 
 
 class Output:
-    """The lines that processes print, as they come."""
+    """The lines that processes print, as they arrive."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -109,7 +109,7 @@ class Output:
                         self._arrived.notify_all()
 
     def of(self, kind: str, machine: str = "") -> list[Line]:
-        """The lines of a kind so far, of one machine or of all."""
+        """Return the lines of a kind so far, of one machine or of all."""
         return [line for line in list(self.lines) if line["kind"] == kind and machine in ("", line["machine"])]
 
     def wait(self, kind: str, count: int, seconds: float, alive: Callable[[], bool], machine: str = "") -> list[Line]:
@@ -133,7 +133,7 @@ class Output:
 
 
 class Cast:
-    """The processes of one run; ended, by their ids, behind the context."""
+    """The processes of one run; they are ended, by their ids, when the context ends."""
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed, self.output = bed, Output()
@@ -189,7 +189,7 @@ def kill_session(leader: int) -> None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -40,7 +40,7 @@ TINY = Preset(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
 
 
 def tree(preset: Preset, progress_every: str) -> dict[str, Any]:
-    """The job of one run."""
+    """Return the job of one run."""
     return {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
         "data": noise_data(samples=64, inputs=preset.widths[0]),
@@ -57,7 +57,7 @@ def tree(preset: Preset, progress_every: str) -> dict[str, Any]:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """A process' resident bytes, now and at their peak."""
+    """Return a process' resident bytes, now and at their peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return {name: int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM")}
@@ -82,7 +82,7 @@ class Watch:
 
 
 def measure(preset: Preset, progress_every: str) -> tuple[Watch, dict[str, int]]:
-    """One run's workers, and the bytes that they are to be compared with."""
+    """Run once; return the watched workers, and the bytes to compare them with."""
     watch = Watch()
     with temporary_job(tree(preset, progress_every)) as job:
         prepared = prepared_of(job)

@@ -1,4 +1,4 @@
-"""What is compared: the networks and data (cases), the ways to train them (methods), one run of one (entry)."""
+"""The comparison's parts: the networks and data (cases), the ways to train them (methods), one run of one (entry)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FASHION = {"name": "fashion-mnist"}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained.
+    """A network, its data and its target.
 
     Attributes:
-        target: The accuracy whose time is told.
+        target: The accuracy to reach.
     """
 
     name: str

@@ -38,7 +38,7 @@ NODES = 8
 
 @dataclass(frozen=True)
 class Preset:
-    """How large a region, how often."""
+    """The region's size, and repetitions."""
 
     families: int = 140  # of ten sizes each
     repeats: int = 15
@@ -57,7 +57,7 @@ class Region:
         ]
 
     def get_paginator(self, call: str) -> Any:
-        """A paginator whose one page is the answer."""
+        """Return a paginator whose one page is the response."""
         rows = {
             "describe_instance_types": ("InstanceTypes", self._items),
             "describe_instance_type_offerings": ("InstanceTypeOfferings", self._offerings),

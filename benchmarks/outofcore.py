@@ -84,7 +84,7 @@ class TokenBucket:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained, and how often; so that all of it takes a few minutes."""
+    """Networks and repetitions, chosen so that all of it takes a few minutes."""
 
     networks: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]]  # module, inputs, tokens (0: floats)
     budgets: tuple[float, ...] = (0.3, 0.4, 0.6)
@@ -258,7 +258,7 @@ def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 
 def giving_back(sizes: Sizes) -> dict[str, float]:
-    """How many times as long a step in core takes where freed memory is given back at once."""
+    """Return how many times as long a step in core takes where freed memory is returned at once."""
     found = {}
     for name, network in sizes.networks.items():
         made = Network(*network)
@@ -457,7 +457,7 @@ def _median_error(errors: Sequence[float]) -> float:
 
 
 def best_over_plan(row: dict[str, Any], names: Sequence[str]) -> float | None:
-    """How many times as long as the plan the best of some techniques takes; None where none of them fits.
+    """Return how many times as long as the plan the best of some techniques takes; None where none of them fits.
 
     In every turn the best is who was in the others: the quickest of several is quick by luck, too.
     """

@@ -1,6 +1,6 @@
 """What does the dashboard's page cost, with 100 workers?
 
-The events of a churned run of 100 workers are told to a head's summary at the pace of a real run, ten rounds a minute;
+The events of a churned run of 100 workers are fed to a head's summary at the pace of a real run, ten rounds a minute;
 the head publishes them to a real scheduler in a process of its own, as `idletrain launch` does. Its CPU time is
 measured while nobody looks, and while three browsers' worth of requests do, twice a second each; so is the head's.
 
@@ -40,7 +40,7 @@ PAGE_SECONDS = 60  # until the scheduler has imported Dask's pages
 
 @dataclass(frozen=True)
 class Preset:
-    """How large a run, how long each phase."""
+    """The run's size, and the length of each phase."""
 
     workers: int = 100
     phase_seconds: float = 30.0
@@ -51,7 +51,7 @@ TINY = Preset(workers=5, phase_seconds=2.0, rounds_before=5)
 
 
 def first_events(workers: int) -> Iterator[Record]:
-    """The start of a run, up to its workers."""
+    """Yield the events of a run's start, up to its workers."""
     yield {
         "kind": "run_started", "s": 0.0, "run": "bench", "subnets": workers, "rounds": 100_000, "policy": "salvage",
         "method": "ist", "target": 0.9, "local_steps": 400, "parameters": 1, "resumed_at": 0, "run_dir": "runs/bench",

@@ -54,7 +54,7 @@ async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
 
 
 def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
-    """What a launch of a job would see of machines with such links."""
+    """Measure machines with such links as a launch of a job would."""
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
         machines(nodes, link) as bed,
@@ -70,7 +70,7 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
 
 
 def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
-    """A run with such settings, as long as its method needs."""
+    """Run with such settings, for as long as the method needs."""
     _, local, ist = STEPS.get(case.name, (100, 100, 100))
     rates = {**RATES.get(case.name, {"lr": 0.2}), **WHOLE.get(case.name, {}), "state": "reset"}
     # All nodes share each pass: with more subnets than nodes every one gets fewer samples in as many steps.
@@ -85,7 +85,7 @@ def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
 
 
 def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
-    """What a launch would take, and why."""
+    """Return the settings that a launch would choose, and why."""
     asked = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
     tree = job_tree(case, asked, nodes, Path(), BUDGET_SECONDS)
     tree["training"] = {name: value for name, value in tree["training"].items() if name not in OPEN_SETTINGS}
@@ -106,13 +106,13 @@ def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
 
 
 def order(others: int) -> list[int]:
-    """In which settings run, by number, the planned one 0: there and back."""
+    """Return the order of settings by number, the planned one being 0: forward and back."""
     there = [0, *range(1, others + 1), 0]
     return [*there, *there[-2::-1]]
 
 
 def words(own: Entry, one: Entry) -> str:
-    """A setting, for people."""
+    """Return a setting in words."""
     name = "planned" if one is own else "by hand"
     return f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
 

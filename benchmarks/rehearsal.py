@@ -46,7 +46,7 @@ TARGETS_SECONDS = {
 
 @dataclass(frozen=True)
 class Preset:
-    """How often, and with how much; a subnet has `width` / `nodes` neurons in each of two layers."""
+    """Repetitions and sizes; a subnet has `width` / `nodes` neurons in each of two layers."""
 
     runs: int = 3
     nodes: int = 4
@@ -68,7 +68,7 @@ def tree(nodes: int, width: int) -> dict[str, Any]:
 
 
 class Rehearsal:
-    """One launch, and what it has recorded so far."""
+    """One launch, and its records so far."""
 
     def __init__(self, nodes: int, width: int, place: Path) -> None:
         (place / "job.yaml").write_text(yaml.safe_dump(tree(nodes, width)))
@@ -122,7 +122,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def rehearsed(nodes: int, width: int) -> Iterator[Rehearsal]:
-    """A run with its workers there, ended behind the context."""
+    """Launch a run, yield it once its workers have joined, and end it after the context."""
     with tempfile.TemporaryDirectory() as place:
         run = Rehearsal(nodes, width, Path(place))
         try:
@@ -134,13 +134,13 @@ def rehearsed(nodes: int, width: int) -> Iterator[Rehearsal]:
 
 
 def a_node_of(run: Rehearsal) -> str:
-    """The instance of the first worker."""
+    """Return the instance of the first worker."""
     name: str = run.until("worker_joined")[0]["name"]
     return name.rsplit("-", 2)[0]
 
 
 def seconds_of(preset: Preset) -> tuple[float, float, float]:
-    """The three times, in the targets' order."""
+    """Return the three times, in the targets' order."""
     with rehearsed(preset.nodes, 64) as run:
         first = run.until("round_committed")[0]["t"] - run.started
         run.ask("take", instance=a_node_of(run))

@@ -28,7 +28,7 @@ WARM_UP_ROUNDS = 5  # the first rounds open connections and load the program
 
 @dataclass(frozen=True)
 class Preset:
-    """How often and with how many workers."""
+    """Repetitions, rounds and workers."""
 
     runs: int = 3
     rounds: int = 105
@@ -39,7 +39,7 @@ TINY = Preset(runs=1, rounds=8, workers=(2,))
 
 
 def tree(workers: int, rounds: int) -> dict[str, Any]:
-    """A job with one tiny subnet a worker and a single local step."""
+    """Return a job with one tiny subnet a worker and a single local step."""
     return {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [8, 4 * workers, 2], "norm": None}},
         "data": noise_data(samples=64, inputs=8, classes=2),

@@ -31,7 +31,7 @@ def noise(samples: int, inputs: int, classes: int) -> tuple[Arrays, Arrays]:
 
 
 def noise_data(samples: int, inputs: int, classes: int = 10) -> dict[str, Any]:
-    """The `data` section of a job on `noise`."""
+    """Return the `data` section of a job on `noise`."""
     return {
         "factory": "benchmarks.runs:noise",
         "args": {"samples": samples, "inputs": inputs, "classes": classes},
@@ -40,14 +40,14 @@ def noise_data(samples: int, inputs: int, classes: int = 10) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def temporary_job(tree: dict[str, Any]) -> Iterator[Job]:
-    """A job whose run directory goes away with it."""
+    """Yield a job whose run directory is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         checkpoint = {"every": "1h", **tree.get("checkpoint", {}), "to": folder}
         yield parse_job({"name": "bench", **tree, "checkpoint": checkpoint})
 
 
 def prepared_of(job: Job) -> Prepared:
-    """What the head holds, without evaluation: no test data, no time."""
+    """Prepare what the head holds, without evaluation: no test data, no time."""
     return replace(from_settings(job.model, job.data, job.training, job.memory), test=None)
 
 
@@ -68,11 +68,11 @@ def events_of(tree: dict[str, Any]) -> list[Record]:
 
 
 def of_kind(events: Sequence[Record], kind: str) -> list[Record]:
-    """The events of one kind, in order."""
+    """Return the events of one kind, in order."""
     return [event for event in events if event["kind"] == kind]
 
 
 def scheduler_pid(job: Job) -> int:
-    """The process of a running job's scheduler."""
+    """Return the process of a running job's scheduler."""
     pid: int = json.loads((job.run_dir / "cluster.json").read_text())["pid"]
     return pid

@@ -6,7 +6,7 @@ length beyond the sleep. On few cores that holds the workers' own CPU time too, 
 
     python -m benchmarks.scale [--workers 8,32,100,300,1000] [--tiny] [--json FILE]
 
-CPU time is told apart into what a round costs (leases, exchange, commit) and what a second costs while all train
+CPU time is divided into what a round costs (leases, exchange, commit) and what a second costs while all train
 (beats, heartbeats); lines through the sizes give the cost of one more worker, and so the number of workers at which
 the head's link, or a core of it, is full.
 
@@ -44,7 +44,7 @@ LINK_BYTES = 10e9 / 8  # a second, each way
 SUBNET_BYTES = (1e6, 10e6, 100e6)
 WIDTH = 4  # neurons a subnet
 SAMPLE_SECONDS = 0.1
-REST_SECONDS = 2.0  # before the first update comes home, all sleep
+REST_SECONDS = 2.0  # before the first update arrives, all sleep
 NOTE = """
 Workers, scheduler and head share this machine's cores. CPU time of the simulated workers, which a fleet has on its
 nodes, is most of what a round lasts beyond the sleep here; the scheduler's and the head's, each with a core of its own,
@@ -55,7 +55,7 @@ COSTS = ("scheduler", "head", "wire")
 
 @dataclass(frozen=True)
 class Preset:
-    """How many workers, how long they sleep, and how many rounds count (behind those that load the program).
+    """Numbers of workers, how long they sleep, and how many rounds count (after those that load the program).
 
     A thousand sleep longer than a few: all should have their leases, and the head be at rest, before the first is back.
     """
@@ -67,7 +67,7 @@ class Preset:
     warm_up_rounds: int = 1
 
     def sleep_seconds(self, workers: int) -> float:
-        """How long each of so many sleeps."""
+        """Return the seconds that each of so many workers sleeps."""
         return self.least_seconds + self.seconds_a_worker * workers
 
 
@@ -75,7 +75,7 @@ TINY = Preset(workers=(2, 4), least_seconds=0.5, rounds=2)
 
 
 def tree(workers: int, preset: Preset) -> dict[str, Any]:
-    """A job with one tiny subnet a worker and a single local step, which sleeps."""
+    """Return a job with one tiny subnet a worker and a single local step, which sleeps."""
     rounds = preset.warm_up_rounds + preset.rounds
     return {
         "model": {
@@ -119,7 +119,7 @@ class Meter:
             thread.join()
 
     def between(self, what: str, start: float, end: float) -> float:
-        """How much of something a time took."""
+        """Return how much of a resource was used in a time."""
         before, after = np.interp([start, end], self.times, self.totals[what])
         return float(after - before)
 
@@ -159,7 +159,7 @@ async def measured(job: Job, workers: int) -> tuple[list[Record], Meter]:
 
 
 def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int) -> dict[str, Any]:
-    """What one size cost, round by round.
+    """The cost of one number of workers, round by round.
 
     Raises:
         RuntimeError: in a round that counts, not all workers took part, or one lost a lease.
@@ -193,13 +193,13 @@ def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int
 
 
 def median(size: Mapping[str, Any], what: str, kind: str = "") -> float:
-    """The median over a size's rounds."""
+    """Return the median over a size's rounds."""
     value: float = statistics.median(round_[kind][what] if kind else round_[what] for round_ in size["rounds"])
     return value
 
 
 def slope(workers: Sequence[float], values: Sequence[float]) -> float:
-    """What one more worker adds: the slope of a line, fitted by least squares."""
+    """Return what one more worker adds: the slope of a line, fitted by least squares."""
     return float(np.polyfit(workers, values, 1)[0])
 
 
@@ -209,7 +209,7 @@ def exponent(workers: Sequence[float], values: Sequence[float]) -> float:
 
 
 def figures_of(sizes: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The curve and its slope, what a worker more costs, and what follows for the head."""
+    """Return the curve and its slope, what a worker more costs, and what follows for the head."""
     counts = [size["workers"] for size in sizes]
     overheads = [median(size, "overhead_seconds") for size in sizes]
     figures = [
@@ -257,9 +257,9 @@ def _limits(what: str, a_worker: float) -> list[Figure]:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run every size, fit and report."""
-    asked = parser(__doc__)
-    asked.add_argument("--workers", metavar="N,...", help="the sizes, in ascending order")
-    options = asked.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--workers", metavar="N,...", help="the sizes, in ascending order")
+    options = command.parse_args(argv)
     preset = TINY if options.tiny else Preset()
     sizes = []
     for workers in [int(n) for n in options.workers.split(",")] if options.workers else preset.workers:

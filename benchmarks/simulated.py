@@ -52,7 +52,7 @@ class Slow:
 
 
 def samples(seconds: float) -> tuple[Slow, Slow]:
-    """The data of a job whose local steps last `seconds` each, with a batch of one."""
+    """Return the data of a job whose local steps last `seconds` each, with a batch of one."""
     return Slow(seconds), Slow(seconds)
 
 

@@ -14,18 +14,18 @@ RIVALS = {
     "ddp": (("ddp",), 15.0),
     "local SGD's best kind": (("local-sgd", "post-local-sgd", "torchft-local-sgd", "torchft-diloco"), 4.0),
 }
-AIMS = (("b", 8, "100mbit"), ("tiny", 2, "none"))  # where that is asked of it: case, nodes, link
+AIMS = (("b", 8, "100mbit"), ("tiny", 2, "none"))  # where that is required: case, nodes, link
 PLACE = ("case", "nodes", "link", "head_link")
 LEVELS_BELOW = (0.08, 0.06, 0.04, 0.02, 0.01, 0.0)
 Record = dict[str, Any]
 
 
 def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
-    """The best of every method's settings, for each case, number of nodes and links.
+    """Return the best of every method's settings, for each case, number of nodes and links.
 
     Args:
         runs: Records of `contest.run`.
-        below: How far below the case's target the accuracy lies whose time is told.
+        below: How far below the case's target the accuracy lies whose time is reported.
 
     Returns:
         Records with `seconds` and `bytes` to that accuracy, whether they are `computed`, `steps`, `settings`, and of a
@@ -42,7 +42,7 @@ def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
 
 
 def at_best(standing: Record) -> float:
-    """The least time that a method can have taken: to the target, or what was seen not to be enough."""
+    """Return the least time that a method can have taken: to the target, or the time that was not enough."""
     known = standing["more_than"] if standing["seconds"] is None else standing["seconds"]
     return float("inf") if known is None else float(known)
 
@@ -57,7 +57,7 @@ def _rank(standing: Record) -> tuple[int, float]:
 
 
 def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
-    """One run's time to the target: its own, or by the steps that the same settings took over other links."""
+    """Return one run's time to the target: its own, or by the steps that the same settings took over other links."""
     names = (*PLACE, "method", "settings", "step_seconds")
     parts = {part: record.get(f"{part}_step_seconds", 0.0) for part in ("local", "pull", "push")}
     standing = {name: record[name] for name in names} | {
@@ -93,7 +93,7 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
 
 
 def _learning(record: Record) -> tuple[Any, ...]:
-    """What decides how many steps a method needs: methods that are one algorithm in several libraries share it."""
+    """Return what decides how many steps a method needs; one algorithm in several libraries has the same."""
     method, settings = record["method"], dict(record["settings"])
     if method in ("post-local-sgd", "torchft-local-sgd") and not settings.pop("warmup", 0):
         method = "local SGD"
@@ -103,7 +103,7 @@ def _learning(record: Record) -> tuple[Any, ...]:
 
 
 def reached(record: Record, target: float) -> list[Any] | None:
-    """The first point of a run's curve at an accuracy."""
+    """Return the first point of a run's curve at an accuracy."""
     return next((point for point in record["curve"] if point[3] >= target), None)
 
 
@@ -125,19 +125,19 @@ def figures_of(runs: Sequence[Record]) -> list[Figure]:
 
 
 def where(s: Record) -> str:
-    """A standing's place in words."""
+    """Return a standing's place in words."""
     head = "" if s["head_link"] == s["link"] else f", head {s['head_link']}"
     return f"case {s['case']}, {s['nodes']} nodes, {s['link']}{head}"
 
 
 def _beside(s: Record, ist: Record) -> bool:
-    """Whether a standing belongs beside one of ist: who has no data on the head does not care for its link."""
+    """Return whether a standing is comparable with one of ist; the head's link counts only with data on the head."""
     same = all(s[name] == ist[name] for name in ("case", "nodes", "link"))
     return same and (s["head_link"] == ist["head_link"] or not METHODS[s["method"]].ours)
 
 
 def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
-    """How many times ist's seconds and bytes the rivals took at least."""
+    """Return how many times ist's seconds and bytes the rivals took at least."""
     figures = []
     for name, (methods, limit) in RIVALS.items():
         tried = [s for s in beside if s["method"] in methods and at_best(s) < float("inf")]
@@ -154,12 +154,12 @@ def _ratios(ist: Record, beside: Sequence[Record]) -> list[Figure]:
 
 
 def _bytes_at_best(s: Record) -> float:
-    """The least that a method can have sent: to the target, or what was seen not to be enough."""
+    """Return the least bytes that a method can have sent: to the target, or those that were not enough."""
     return float(s["bytes"] or s["more_bytes"])
 
 
 def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:
-    """A ratio against its target; a bound from below meets it or tells nothing of it."""
+    """Return a ratio with its target; a lower bound either meets the target or says nothing about it."""
     if rival["seconds"] is not None:
         return at_least(what, ratio, "x", limit)
     return at_least(what, ratio, "x or more", limit) if ratio >= limit else Figure(what, ratio, "x or more")
@@ -199,7 +199,7 @@ def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def seconds_of(s: Record) -> str:
-    """A standing's time in words."""
+    """Return a standing's time in words."""
     if at_best(s) == float("inf"):
         return "only timed"
     sign = "more than " if s["seconds"] is None else "~" if s["computed"] else ""

@@ -1,4 +1,4 @@
-"""Write RESULTS.md, and the tables in docs/, from the benches' own files: no number in them was typed by hand.
+"""Write RESULTS.md and the tables in docs/ from the benchmarks' result files; no number is typed by hand.
 
 python -m benchmarks.tables
 """
@@ -28,7 +28,7 @@ absolute times.
 
 
 def page(results: list[dict[str, Any]]) -> str:
-    """The page, one table a bench."""
+    """Return the page, one section a benchmark."""
     return "\n".join([HEAD, *(line for result in results for line in _section(result))])
 
 
@@ -61,7 +61,7 @@ def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """The figures that have a target, in one table."""
+    """Return one table of all figures that have a target."""
     rows = ["| bench | figure | value | target | | on | date |", "|---|---|---|---|---|---|---|"]
     rows += [
         f"| {result['benchmark'].replace('_', ' ')} | {f['what']} | {f['value']:.3g} {f['unit']} | {f['target']} "
@@ -75,7 +75,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def choice(results: list[dict[str, Any]]) -> str:
-    """Per case, nodes and links: how long `ist` took to the best accuracy that it reached, and the quickest other."""
+    """Return a table by case, nodes and links: the time of `ist` to its best accuracy, and of the quickest other."""
     runs: list[Record] = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
     rows: dict[str, list[str]] = {}  # by place
     for below in reversed(LEVELS_BELOW):
@@ -89,7 +89,7 @@ def choice(results: list[dict[str, Any]]) -> str:
 
 
 def links(results: list[dict[str, Any]]) -> str:
-    """Per link, how long pushes took over ideal by each way, and which to take."""
+    """Return a table by link: how long pushes took over the ideal by each transport, and which to take."""
     found: dict[str, dict[str, list[float]]] = next((r["found"] for r in results if r["benchmark"] == "bad_links"), {})
     rows = []
     for case, ways in found.items():
@@ -114,7 +114,7 @@ def _choice(place: str, ours: Record, best: Record) -> list[str]:
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:
-    """The text with other content between two marks."""
+    """Return the text with its content between two markers replaced."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"

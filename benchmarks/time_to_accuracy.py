@@ -3,7 +3,7 @@
 The same model, first values, data, order of samples and batch a node go through every method over the same links
 (contest.py says how machines are made and pinned). Every node takes `batch_size` samples a step; all nodes share each
 pass over the data, for every method (papers count this differently; this is data parallel's way). BatchNorm's
-statistics are estimated anew on the assembled network for every method before it is scored, off the clock.
+statistics are estimated again on the assembled network for every method before it is scored, off the clock.
 
 Every method runs with several settings (candidates.py: the synchronisation interval) and the best is kept. Where a
 method would take too long over a link, it runs there for at least 20 steps, and its time is `computed`: steps to the
@@ -14,7 +14,7 @@ Methods that are one algorithm share such steps: local SGD of two libraries, dat
         [--methods ist,ddp] [--settings JSON --steps N --snapshot-every N --budget S] [--events FOLDER]
         [--report] [--tiny] [--json FILE]
 
-Runs add to the JSON file, so that a long comparison can be made in pieces; `--report` only draws it up anew.
+Runs add to the JSON file, so that a long comparison can be made in pieces; `--report` only writes the tables again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def draw(runs: Sequence[Record], to: Path) -> None:
 
 
 def _draw_one(row: Any, s: Record) -> None:
-    """One method's curve; dashed where it is computed."""
+    """Draw one method's curve; dashed where it is computed."""
     steps, accuracies = [p[0] for p in s["curve"]], [p[3] for p in s["curve"]]
     seconds = [n * s["step_seconds"] for n in steps] if s["computed"] else [p[1] for p in s["curve"]]
     style = {"label": s["method"], "linestyle": "--" if s["computed"] else "-", "marker": "."}
@@ -103,16 +103,16 @@ def _draw_one(row: Any, s: Record) -> None:
 
 
 def add(runs: list[Record], record: Record) -> list[Record]:
-    """The runs with one more, in the place of an older one of the same."""
+    """Return the runs with one more, replacing an older one of the same settings."""
     same = (*PLACE, "method", "settings")
     return [old for old in runs if any(old[name] != record[name] for name in same)] + [record]
 
 
 def asked_of(options: argparse.Namespace) -> Asked:
-    """What the command line asks for.
+    """Return the settings that the command line names.
 
     Raises:
-        ValueError: it names what there is not.
+        ValueError: it names an unknown method or case.
     """
     if options.tiny:
         return Asked(("tiny",), (2,), ("none",), None, candidates("tiny", "none"), options.events)
@@ -130,7 +130,7 @@ def asked_of(options: argparse.Namespace) -> Asked:
 def carry_out(
     asked: Asked, methods: Sequence[str], keep: Callable[[list[Record]], Any], runs: list[Record]
 ) -> list[Record]:
-    """Run all that is asked; every record is kept as soon as it is there."""
+    """Run all requested entries, saving every record at once; return all runs."""
     for name in asked.cases:
         for nodes in asked.nodes:
             for link in asked.links:
@@ -151,12 +151,12 @@ def carry_out(
 
 
 def words(text: str) -> list[str]:
-    """A list as the command line gives it."""
+    """Parse a comma-separated list."""
     return [word for word in text.split(",") if word]
 
 
 def numbers(text: str) -> list[int]:
-    """A list of numbers as the command line gives it."""
+    """Parse a comma-separated list of numbers."""
     return [int(word) for word in words(text)]
 
 
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         runs = json.loads(options.json.read_text())["runs"]
 
     def keep(runs: Sequence[Record]) -> dict[str, Any]:
-        dates = {"date": max(run["date"] for run in runs)} if runs else {}  # not that of drawing it up anew
+        dates = {"date": max(run["date"] for run in runs)} if runs else {}  # not the date of writing the tables
         tables = tables_of(runs) + levels_of(runs)
         return report("time_to_accuracy", options, figures_of(runs), tables=tables, notes=NOTES, runs=runs, **dates)
 

@@ -76,7 +76,7 @@ TINY = {name: entries[:1] for name, entries in CONTENDERS.items()} | {"ist-reiss
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is replayed, and for how long."""
+    """The case and the part of the trace to replay, in seconds."""
 
     case: Case
     changes: tuple[TraceChange, ...]
@@ -85,7 +85,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Turn:
-    """A machine starts or is killed, `at` seconds after the beginning."""
+    """The start or the death of a machine, `at` seconds after the beginning."""
 
     at: float
     machine: str
@@ -93,7 +93,7 @@ class Turn:
 
 
 def turns_of(changes: Sequence[TraceChange], seconds: float) -> list[Turn]:
-    """A trace as turns of numbered machines; one is used again once its node is gone.
+    """Return a trace as turns of numbered machines; one is used again once its node is gone.
 
     The node that stays longest has machine n0, whose snapshots are scored.
     """
@@ -134,7 +134,7 @@ def thinned(changes: Sequence[TraceChange]) -> tuple[TraceChange, ...]:
 
 @dataclass
 class Life:
-    """One process' time."""
+    """The lifetime of one process."""
 
     machine: str
     started: float
@@ -142,7 +142,7 @@ class Life:
 
 
 def replay(scenario: Scenario, name: str, entry: Entry) -> dict[str, Any]:
-    """Train under the trace; returns the account."""
+    """Train while machines come and go as in the trace; return the record."""
     turns = turns_of(scenario.changes, scenario.seconds)
     nodes = 1 + max(int(turn.machine[1:]) for turn in turns)
     with run_folder() as folder:
@@ -202,7 +202,7 @@ def _over(life: Life, ended: float | None = None) -> Life:
 
 
 def _of_idletrain(lines: Sequence[Line]) -> dict[str, Any]:
-    """What the run's own events say."""
+    """Return the figures of the run's own events."""
     events = [line for line in lines if "v" in line]
     summary = summary_of(events)
     shares = time_use.time_shares(events, summary.alive_seconds)
@@ -285,7 +285,7 @@ def tiny_scenario() -> Scenario:
 
 
 def scenario_of(options: argparse.Namespace) -> Scenario:
-    """What the command line asks for.
+    """Return the scenario that the command line names.
 
     Raises:
         ValueError: it names what there is not.

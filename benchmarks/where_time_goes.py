@@ -42,7 +42,7 @@ which has them for itself, it waited for a core that trained.
 
 
 def tree(tiny: bool) -> dict[str, Any]:
-    """The job of a run of its own."""
+    """Return the job of a run."""
     workers = len(os.sched_getaffinity(0))
     return {
         "model": {
@@ -69,7 +69,7 @@ def link_bytes(rate: str) -> float:
 
 
 def rate_text(rate: str) -> str:
-    """A rate that `link_bytes` understands."""
+    """Parse a rate that `link_bytes` understands."""
     link_bytes(rate)
     return rate
 
@@ -114,7 +114,7 @@ def figures_of(events: Sequence[Record], rate: str) -> list[Figure]:
 
 
 def by_round(rounds: Sequence[time_use.RoundTimes]) -> Table:
-    """One line a round: its parts in percent of the workers' time."""
+    """Return one line a round: its parts in percent of the workers' time."""
     table = Table("round", "seconds", *time_use.TIME_PARTS, title="% of the workers' time")
     for r in rounds:
         whole = sum(r.worker_seconds.values()) or math.nan
@@ -125,12 +125,12 @@ def by_round(rounds: Sequence[time_use.RoundTimes]) -> Table:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, or read a run, divide and report."""
-    asked = parser(__doc__)
-    asked.add_argument(
+    command = parser(__doc__)
+    command.add_argument(
         "run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="a run's directory; its own run if none"
     )
-    asked.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
-    options = asked.parse_args(argv)
+    command.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
+    options = command.parse_args(argv)
     events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
     rounds = time_use.round_times(events)
     Console().print(by_round(rounds))

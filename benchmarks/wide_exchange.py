@@ -147,7 +147,7 @@ def ours(
     data: dict[str, Any],
     score: Callable[[Path], float],
 ) -> Told:
-    """A run in one of our modes, its snapshots scored off the clock."""
+    """Run idletrain in one mode, scoring its snapshots off the clock."""
     name, local_steps, rounds = mode
     with run_folder() as folder, machines(preset.nodes, preset.link) as bed:
         with Cast(bed, folder) as cast:
@@ -169,7 +169,7 @@ def ours(
 def tree(
     preset: Preset, mode: tuple[str, int, int], sizes: dict[str, int], data: dict[str, Any], to: Path
 ) -> dict[str, Any]:
-    """The job."""
+    """Return the job."""
     name, local_steps, rounds = mode
     args = {**sizes, "sampler": sampler(preset), "start": "random"}
     return {
@@ -214,7 +214,7 @@ def _start(cast: Cast, bed: Bed, preset: Preset, job: dict[str, Any]) -> None:
 
 
 def dense_curve(preset: Preset, sets: Sets) -> list[Point]:
-    """One dense process, its time counted in steps."""
+    """Train one dense process, its time counted in steps."""
     recipe = max((_dense(preset, lr) for lr in preset.dense_rates), key=lambda one: _after_tuning(preset, one, sets))
     network = make(recipe, sets.train, 0)
     points, going = [Point(0.0, 0, precision_at_1(network, sets.test))], steps(network, recipe, sets.train, 0)

@@ -70,7 +70,7 @@ RETRIEVING = (
 
 @dataclass(frozen=True)
 class Contest:
-    """One data set, who is trained on it, and for how long.
+    """One data set, the recipes trained on it, and for how long.
 
     Attributes:
         rates: Learning rates to choose from.
@@ -93,7 +93,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Preset:
-    """What is measured."""
+    """The contests and their lengths."""
 
     contests: tuple[Contest, ...]
     held: int = 10_000
@@ -178,7 +178,7 @@ def sprint(one: Trained, precision: float, seeds: Sequence[int], sets: Sets, mom
 
 
 def rows_of(contest: Contest) -> SparseSamples:
-    """The contest's data."""
+    """Return the contest's data."""
     if contest.name.startswith("confusable"):
         return confusable(contest.labels, rows_a_label=contest.rows // contest.labels)
     return centre_words(contest.labels, contest.rows)
@@ -238,7 +238,7 @@ def train(
 
 
 def best_of(one: Trained) -> float:
-    """The best P@1 that it reached, mean over seeds."""
+    """Return the best P@1 that a recipe reached, mean over seeds."""
     return mean([max(p.precision for p in points) for points in one.curves])
 
 
@@ -249,7 +249,7 @@ def level_of(dense: Trained, ours: Trained) -> float:
 
 
 def against_dense(contest: Contest, dense: Trained, ours: Trained, rows: int) -> list[Figure]:
-    """How far dense got, and both in the end."""
+    """Return the figures that compare a sampled recipe with dense training at the end."""
     epochs = mean([points[-1].steps for points in dense.curves]) * dense.recipe.batch / rows
     rising = mean([points[-1].precision - points[-2].precision for points in dense.curves]) * POINTS
     behind = (best_of(dense) - best_of(ours)) * POINTS
@@ -322,9 +322,9 @@ def _last(contest: Contest, one: Trained) -> Figure:
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Compete on every set and report."""
-    made = parser(__doc__)
-    made.add_argument("--only", help="sets whose name holds this")
-    options = made.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--only", help="sets whose name holds this")
+    options = command.parse_args(argv)
     preset = TINY if options.tiny else FULL
     contests = [contest for contest in preset.contests if (options.only or "") in contest.name]
     threads = torch.get_num_threads()

@@ -61,7 +61,7 @@ def generate(preset: Preset, folder: Path) -> list[str]:
 
 
 def tree(preset: Preset, files: list[str]) -> dict[str, Any]:
-    """The job."""
+    """Return the job."""
     sizes = {"features": preset.features, "hidden": preset.hidden, "labels": preset.labels}
     sampler = {"name": "uniform", "negatives": min(1000, preset.labels // 4)}
     return {

@@ -1,4 +1,4 @@
-"""What the benches of very many outputs share: data sets, and training against the clock with evaluations beside it."""
+"""Shared parts of the benchmarks with very many outputs: data sets, and timed training with evaluations beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sets:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train."""
+    """A sampler and its settings for training."""
 
     name: str
     sampler: SamplerWords
@@ -99,7 +99,7 @@ def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int
 
 
 def centre_words(vocabulary: int, rows: int) -> SparseSamples:
-    """The real set of workflows/build_centre_word.py, built once into the cache."""
+    """Return the real data set of workflows/build_centre_word.py, built once into the cache."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
     import build_centre_word  # type: ignore[import-not-found]
 
@@ -110,7 +110,7 @@ def centre_words(vocabulary: int, rows: int) -> SparseSamples:
 
 
 def write_rows(path: Path, samples: SparseSamples) -> None:
-    """A file in the Extreme Classification Repository's format, for other systems."""
+    """Write a file in the Extreme Classification Repository's format, for other systems."""
     census = samples.census
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
         file.write(f"{len(samples)} {census.features} {census.labels}\n")
@@ -122,7 +122,7 @@ def write_rows(path: Path, samples: SparseSamples) -> None:
 
 
 def make(recipe: Recipe, train: SparseSamples, seed: int) -> WideNetwork:
-    """A network with its first values."""
+    """Return a network with its initial values."""
     torch.manual_seed(seed)
     census = train.census
     network = wide(census.features, recipe.hidden, census.labels, sampler=recipe.sampler, start=recipe.start)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def make(recipe: Recipe, train: SparseSamples, seed: int) -> WideNetwork:
 
 @torch.no_grad()
 def right_at_1(network: WideNetwork, samples: SparseSamples) -> NDArray[np.bool_]:
-    """In which rows the best label is one of the row's."""
+    """Return in which rows the best-scored label is one of the row's labels."""
     network.eval()
     parts = np.array_split(np.arange(len(samples)), -(-len(samples) // 256))
     top = [network(samples.batch(part)[0]).topk(1)[1].numpy() for part in parts]
@@ -184,16 +184,16 @@ def curve(recipe: Recipe, train: SparseSamples, held: SparseSamples, seconds: Se
             spent, done = spent + time.perf_counter() - started, done + 1
         right = right_at_1(network, held)
         points.append(Point(spent, done, float(right.mean())))
-    told = ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
-    print(f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: {told}", flush=True)
+    curve_text = ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points)
+    print(f"{recipe.name}, lr {recipe.lr:g}, seed {seed}: {curve_text}", flush=True)
     return Curve(points, right, network)
 
 
 def tuned(
     recipe: Recipe, rates: Sequence[float], sets: Sets, moments: Sequence[float], seed: int
 ) -> tuple[Recipe, SamplerTrial, Curve, list[tuple[Recipe, list[Point]]]]:
-    """The recipe with the learning rate that does best on validation rows, how it did there, its curve on test rows,
-    and the points of those at all rates.
+    """Return the recipe at the learning rate that does best on validation rows, its result there, its curve on test
+    rows, and the points at all rates.
     """
     tried = []
     for one in (replace(recipe, lr=lr) for lr in rates):
@@ -206,7 +206,7 @@ def tuned(
 def step_seconds(
     recipes: Sequence[Recipe], train: SparseSamples, threads: int, budget_seconds: float
 ) -> dict[str, float]:
-    """The median time of each recipe's step on so many threads, in turns: a shared machine's speed comes and goes."""
+    """Return the median time of each recipe's step on so many threads, in turns: a shared machine's speed varies."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     going = {recipe.name: steps(make(recipe, train, 0), recipe, train, 0) for recipe in recipes}
@@ -242,11 +242,11 @@ def doubling(first: float, last: float) -> list[float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean, for figures over seeds."""
+    """Return the mean over seeds."""
     return statistics.mean(values)
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process had (not getrusage, which remembers the process before an exec)."""
+    """Return the most memory that this process had (not getrusage, which remembers the process before an exec)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
