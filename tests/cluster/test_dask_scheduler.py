@@ -18,7 +18,7 @@ def status_of(page: str) -> int:
         return status
 
 
-def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_does() -> None:
+def test_the_scheduler_prints_its_addresses_on_loopback_and_ends_when_its_input_does() -> None:
     command = [sys.executable, "-m", "idletrain.cluster.dask_scheduler"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -29,8 +29,8 @@ def test_the_scheduler_tells_its_addresses_on_loopback_and_ends_when_its_input_d
         assert address.startswith("tcp://127.0.0.1:")
         assert dashboard.startswith("http://127.0.0.1:")
         with ThreadPoolExecutor() as pool:  # the first to ask wake the pages up, which both may do
-            asked = (dashboard, dashboard.replace("status", "idletrain"), dashboard.replace("status", ""))
-            assert list(pool.map(status_of, asked)) == [200, 200, 200]
+            pages = (dashboard, dashboard.replace("status", "idletrain"), dashboard.replace("status", ""))
+            assert list(pool.map(status_of, pages)) == [200, 200, 200]
         process.stdin.close()
         assert process.wait(timeout=30) == 0
 

@@ -1,4 +1,4 @@
-"""Local nodes can be started, warned, killed and asked for, in any order and more than once."""
+"""Local workers can be started, warned, killed and listed, in any order and more than once."""
 
 from __future__ import annotations
 
@@ -47,37 +47,37 @@ def test_nodes_are_alive_until_they_are_stopped_and_stopping_again_is_no_error(t
     asyncio.run(check())
 
 
-def test_nodes_that_end_as_soon_as_they_start_are_told_of_once_with_where_to_look(
+def test_nodes_that_end_as_soon_as_they_start_are_reported_once_with_where_to_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
     monkeypatch.setattr(local.sys, "executable", "/bin/false")
-    told: list[str] = []
+    reasons: list[str] = []
 
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
-            keeping = asyncio.ensure_future(local.keep_workers(nodes, 2, lambda _kind, reason: told.append(reason)))
-            while not told or len(list((tmp_path / "logs").iterdir())) < 12:
+            keeping = asyncio.ensure_future(local.keep_workers(nodes, 2, lambda _kind, reason: reasons.append(reason)))
+            while not reasons or len(list((tmp_path / "logs").iterdir())) < 12:
                 await asyncio.sleep(0.05)
             keeping.cancel()
 
     asyncio.run(check())
-    assert told == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
+    assert reasons == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
 
 
 def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
-    told: list[str] = []
+    reasons: list[str] = []
 
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
             (tmp_path / "logs").rename(tmp_path / "moved")
-            keeping = asyncio.ensure_future(local.keep_workers(nodes, 1, lambda _kind, reason: told.append(reason)))
+            keeping = asyncio.ensure_future(local.keep_workers(nodes, 1, lambda _kind, reason: reasons.append(reason)))
             for _ in range(2):  # at first, and when one is to be replaced
-                told.clear()
-                while not told:
+                reasons.clear()
+                while not reasons:
                     await asyncio.sleep(0.01)
-                assert "none can be started" in told[0]
+                assert "none can be started" in reasons[0]
                 assert nodes.alive() == frozenset()
                 (tmp_path / "moved").rename(tmp_path / "logs")
                 while not nodes.alive():

@@ -1,4 +1,4 @@
-"""Asked to end, a process is told so, and afterwards signals are what they were."""
+"""A process that should end gets a call, and afterwards signals have their former handlers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from idletrain.cluster.shutdown import on_ending
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_call_and_given_back_afterwards(number: signal.Signals) -> None:
-    told: list[str] = []
+    calls: list[str] = []
     before = signal.getsignal(number)
-    with on_ending(lambda: told.append("end")):
+    with on_ending(lambda: calls.append("end")):
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
-    assert told == ["end", "end"]
+    assert calls == ["end", "end"]
     assert signal.getsignal(number) == before
 
 

@@ -1,4 +1,4 @@
-"""What machines that compute the same bits have in common."""
+"""Machines that compute the same bits share a cohort."""
 
 from __future__ import annotations
 

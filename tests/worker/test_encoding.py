@@ -1,4 +1,4 @@
-"""What the job says of how parameters travel, for the subnets of a network."""
+"""Parameters of subnets are encoded as the job says."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Ca
 
 
 def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[..., Prepared]) -> None:
-    """What a pull rounded off does not come back with the push."""
+    """Values that a pull rounded off do not return with the push."""
     prepared = prepared_of(small_program, pull="int8", push="int8")
     program = prepared.program
     (subnet, _) = program.subnets(0, (0.5, 0.5))

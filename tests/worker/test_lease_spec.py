@@ -1,4 +1,4 @@
-"""What travels between head and workers is small."""
+"""A lease that the head sends to a worker is small."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def spec(lease: LeaseId, own: tuple[Block, ...] = ()) -> LeaseSpec:
 
 def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
     lease = LeaseId("a" * 63, 10**6, 10**6, 999, 10**9)
-    mine = blocks([4096, 4096], [1 / 1000] * 1000)[999]
-    asked = spec(lease, mine)
-    assert len(cloudpickle.dumps(asked)) < 1024
-    assert pickle.loads(pickle.dumps(asked)) == asked
+    own = blocks([4096, 4096], [1 / 1000] * 1000)[999]
+    lease_spec = spec(lease, own)
+    assert len(cloudpickle.dumps(lease_spec)) < 1024
+    assert pickle.loads(pickle.dumps(lease_spec)) == lease_spec
 
 
-def test_a_mark_is_wanted_from_time_to_time_and_where_it_is_home_before_the_end() -> None:
+def test_a_checkpoint_is_due_from_time_to_time_if_it_arrives_before_the_end() -> None:
     wants = spec(LeaseId("a", 0, 0, 0, 0)).wants_checkpoint
     assert wants(5.1, 10.0, 3.0)
     assert not wants(4.9, 10.0, 3.0)

@@ -1,4 +1,4 @@
-"""What members of a lockstep exchange, over links that are queues; real ones are in tests/chaos."""
+"""Members of a lockstep group exchange values over links that are queues; real links are in tests/chaos."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ MEMBERS = 3
 
 
 class Queues:
-    """A link of threads: `swap` gives the letters, as the other members' calls are made."""
+    """A link between threads: `swap` returns the messages once all members have called it."""
 
     members = MEMBERS
 
     def __init__(self, me: int, boxes: list[list[queue.Queue[bytes]]]) -> None:
         self.me, self._boxes = me, boxes
 
-    def swap(self, letters: list[bytes]) -> list[bytes]:
-        for k, letter in enumerate(letters):
-            self._boxes[k][self.me].put(letter)
+    def swap(self, messages: list[bytes]) -> list[bytes]:
+        for k, message in enumerate(messages):
+            self._boxes[k][self.me].put(message)
         return [box.get(timeout=10) for box in self._boxes[self.me]]
 
 
 def together(do: Callable[[int, JointExchange], Any]) -> list[Any]:
     """Each member's result."""
     boxes: list[list[queue.Queue[bytes]]] = [[queue.Queue() for _ in range(MEMBERS)] for _ in range(MEMBERS)]
-    members = [JointExchange(Queues(k, boxes), lambda letters: letters) for k in range(MEMBERS)]
+    members = [JointExchange(Queues(k, boxes), lambda messages: messages) for k in range(MEMBERS)]
     with ThreadPoolExecutor(MEMBERS) as threads:
         return list(threads.map(do, range(MEMBERS), members))
 
@@ -54,7 +54,7 @@ def test_all_get_the_same_bits_of_a_sum(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "marked"),
+    ("votes", "agreed"),
     [
         ([(False, False)] * 3, False),
         ([(False, False), (True, False), (False, False)], True),
@@ -62,13 +62,13 @@ def test_all_get_the_same_bits_of_a_sum(rows: int) -> None:
     ],
     ids=["nobody wants one", "one does", "one does and another cannot"],
 )
-def test_a_mark_is_made_by_all_or_by_none(wishes: list[tuple[bool, bool]], marked: bool) -> None:
+def test_a_checkpoint_is_made_by_all_or_by_none(votes: list[tuple[bool, bool]], agreed: bool) -> None:
     def step(k: int, softmax: JointExchange) -> bool:
-        softmax.checkpoint_vote = wishes[k]
+        softmax.checkpoint_vote = votes[k]
         softmax.logsumexp(torch.zeros(4))
         return softmax.checkpoint_agreed
 
-    assert together(step) == [marked] * 3
+    assert together(step) == [agreed] * 3
 
 
 def test_members_whose_hidden_layers_differ_find_out() -> None:
@@ -76,9 +76,9 @@ def test_members_whose_hidden_layers_differ_find_out() -> None:
     together(lambda k, softmax: softmax.agree(layers[k]))
     layers[1][0][2, 3] += 1e-6
 
-    def told(k: int, softmax: JointExchange) -> bool:
+    def compare(k: int, softmax: JointExchange) -> bool:
         with pytest.raises(RunError, match="hidden layers came out different"):
             softmax.agree(layers[k])
         return True
 
-    assert together(told) == [True] * MEMBERS
+    assert together(compare) == [True] * MEMBERS

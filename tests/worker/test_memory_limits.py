@@ -57,5 +57,5 @@ def test_a_process_in_a_group_of_its_own_sees_that_group_s_limit() -> None:
         pytest.skip(" ".join(lacking))
     say = "from idletrain.worker.memory_limits import memory_limit_bytes; print(memory_limit_bytes())"
     with Testbed(1, memory="128MiB") as bed:
-        told = bed.popen("n0", [sys.executable, "-c", say], stdout=subprocess.PIPE, text=True).communicate()[0]
-    assert int(told) == 128 << 20
+        printed = bed.popen("n0", [sys.executable, "-c", say], stdout=subprocess.PIPE, text=True).communicate()[0]
+    assert int(printed) == 128 << 20

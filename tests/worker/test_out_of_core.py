@@ -1,4 +1,4 @@
-"""One attempt at a subnet that comes and goes unit by unit, and what may happen to its parts on the way."""
+"""An attempt pulls and pushes a subnet unit by unit, and survives faults of its parts on the way."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ STEPS = 3
 
 
 class Head:
-    """A subnet and its program, given and taken as a head does, but for the faults asked for."""
+    """A subnet and its program, leased and accepted as a head does, with faults where a test sets them."""
 
-    def __init__(self, scratch: Path, mark_seconds: float = 3600.0) -> None:
+    def __init__(self, scratch: Path, progress_seconds: float = 3600.0) -> None:
         job = parse_job(
             {
                 "name": "here",
@@ -53,9 +53,9 @@ class Head:
         )
         prepared = from_settings(job.model, job.data, job.training, memory=job.memory)
         self.program, self.parts = prepared.program, Parts()
-        mine = blocks(self.program.layout.sizes, (0.5, 0.5))[0]
-        self.spec = LeaseSpec(LEASE, "tcp://127.0.0.1:9", mine, "out-of-core", mark_seconds, 3600.0)
-        self.subnet = self.program.subnet(0, mine)
+        own = blocks(self.program.layout.sizes, (0.5, 0.5))[0]
+        self.spec = LeaseSpec(LEASE, "tcp://127.0.0.1:9", own, "out-of-core", progress_seconds, 3600.0)
+        self.subnet = self.program.subnet(0, own)
         self.flat = Network.of(self.program, prepared.network).pull(self.subnet)
         self.pushed: list[tuple[int, bytes]] = []
         self.broken: list[int] = []  # steps of parts that do not arrive, each once
@@ -91,7 +91,7 @@ class Head:
         return Reply.ACCEPTED
 
     def in_core(self) -> bytes:
-        """What comes of the subnet where there is memory."""
+        """Return the update of the subnet trained in memory."""
         program = self.program
         flat = torch.zeros(len(program.slots) * self.subnet.parameters)
         flat[: len(self.flat)] = self.flat
@@ -166,24 +166,24 @@ def test_a_node_that_leaves_while_parts_arrive_pushes_nothing(loop: asyncio.Abst
     assert not made._node.moving.locked()
 
 
-def test_a_mark_that_cannot_be_made_keeps_nobody_from_moving(
+def test_a_checkpoint_that_fails_releases_the_transfer_lock(
     loop: asyncio.AbstractEventLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(*_args: Any) -> None:
         raise DamageError("made up")
 
     monkeypatch.setattr(PlannedSteps, "store", damaged)
-    made = attempt(Head(tmp_path, mark_seconds=0.0), loop)
+    made = attempt(Head(tmp_path, progress_seconds=0.0), loop)
     with pytest.raises(DamageError, match="made up"):
         made.run()
     assert not made._node.computing.locked()
     assert not made._node.moving.locked()
 
 
-def test_marks_hold_all_slots_and_can_be_gone_on_from(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
-    head = Head(tmp_path, mark_seconds=0.0)
+def test_checkpoints_hold_all_slots_and_can_be_resumed_from(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
+    head = Head(tmp_path, progress_seconds=0.0)
     assert attempt(head, loop).run()["ended"] == "done"
-    marks = [len(payload) for steps, payload in head.pushed if steps < STEPS]
-    assert marks
-    assert set(marks) == {4 * len(head.program.slots) * head.subnet.parameters}
+    checkpoint_bytes = [len(payload) for steps, payload in head.pushed if steps < STEPS]
+    assert checkpoint_bytes
+    assert set(checkpoint_bytes) == {4 * len(head.program.slots) * head.subnet.parameters}
     assert head.pushed[-1] == (STEPS, head.in_core())

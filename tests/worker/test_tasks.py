@@ -1,4 +1,4 @@
-"""What a Dask scheduler has to import for a run's tasks."""
+"""A Dask scheduler imports little to unpickle a run's tasks."""
 
 from __future__ import annotations
 
