@@ -68,7 +68,7 @@ def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own:
         return 0
     layer: Any = program.module.get_submodule(program.output)
     labels, hidden = subnet.shapes[program.output_at]
-    active: int = min(labels, own + layer.sampler.most(rows, labels))
+    active: int = min(labels, own + layer.sampler.max_active(rows, labels))
     nbytes: int = layer.sampler.nbytes(labels, hidden)
     return nbytes + 4 * (3 * active * (hidden + rows) + 2 * features * hidden)
 
