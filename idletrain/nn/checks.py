@@ -28,6 +28,7 @@ from idletrain.nn.ist.partition import draw, widths
 from idletrain.nn.ist.scaling import Subject, reason_to_keep_whole, with_scaling
 from idletrain.nn.ist.subnets import cut
 from idletrain.nn.local_steps import assemble
+from idletrain.nn.optim.table import kind_of
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 
 SCAN_ROWS = 4096  # rows of arrays looked at together: 12 MB of Fashion-MNIST as floats
@@ -316,8 +317,8 @@ def check_wide(
         raise JobError("training.exchange: parts of a subnet out of core travel as fp32; leave one of the two out")
     if not isinstance(samples, SparseSamples) and wide is None:
         return None
-    if training.optimizer.name == "sgd" and training.optimizer.momentum:
-        raise JobError("training.optimizer.momentum: row-sparse gradients keep none; use 0, adamw or adagrad")
+    if refusal := kind_of(training.optimizer).refuse_rows(training.optimizer):
+        raise JobError(refusal)
     if memory.out_of_core == "always":
         raise JobError("memory.out_of_core: always is for dense layers; leave it out, labels are sharded to fit")
     if layout.common == "sum":

@@ -14,17 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
 
 from idletrain.job import OptimizerSettings, TrainingSettings
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.ist.subnets import ScaledInputs, Subnet, views
+from idletrain.nn.optim.table import StepSettings, kind_of
 from idletrain.nn.program import Program
 
-ADAMW_EPS = 1e-8  # torch.optim.AdamW's default
-ADAGRAD_START = 1e-6  # of parameters that `optimizer.start` does not name
 Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
 
 
@@ -123,21 +120,17 @@ class LocalSteps:
 
 
 class LocalOptimizer:
-    """The local optimizer that the job names; its state is kept by whoever keeps the parameters.
-
-    Made of torch's optimizer functions: the first `torch.optim.SGD` of a process imports torch._dynamo, which takes
-    a worker 1.4 s on an idle core before its first step, at every replacement of a node.
-    """
+    """Move parameters with the optimizer that the job names; the caller holds the parameters and their state."""
 
     def __init__(self, settings: OptimizerSettings, names: Sequence[str], decays: Sequence[float]) -> None:
-        self._asked, self._decays = settings, decays
+        self._settings, self._kind = settings, kind_of(settings)
+        self._names, self._decays = names, decays
         self._steps = [torch.zeros(()) for _ in names]
-        start = settings.start
-        self._starts = [start.get(name, ADAGRAD_START) if isinstance(start, dict) else start for name in names]
 
     def counted(self, steps: int) -> None:
-        """Say how many steps the state has seen, for AdamW's bias correction: with a gradient or without, so that it
-        is the same for whoever goes on from a mark.
+        """Set how many steps the state has seen, for AdamW's bias correction.
+
+        Steps without a gradient count, too, so that an attempt resumed from a checkpoint counts the same.
         """
         for count in self._steps:
             count.fill_(steps)
@@ -149,77 +142,28 @@ class LocalOptimizer:
         """Move parameters by their gradients.
 
         Args:
-            numbers: Which of the network's tensors they are.
+            numbers: The parameters' places in the module's order.
             parameters: With a gradient each.
-            state: For every slot of it, each parameter's.
+            state: For each state slot, one tensor for each parameter.
             lr: The learning rate.
         """
-        dense: dict[float, list[int]] = {}  # by their decay
+        dense: dict[float, list[int]] = {}  # by their weight decay
         for at, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
             assert parameter.grad is not None
-            if parameter.grad.is_sparse or self._asked.name == "adagrad":
-                self._move_rows(number, parameter, parameter.grad, [slot[at] for slot in state], lr)
+            decay = self._decays[number]
+            if parameter.grad.is_sparse or self._kind.move_dense is None:
+                own = [slot[at] for slot in state]
+                step = StepSettings(self._settings, lr, decay)
+                self._kind.move_rows(self._names[number], parameter, parameter.grad, own, self._steps[number], step)
             else:
-                dense.setdefault(self._decays[number], []).append(at)
-        for decay, some in dense.items():
-            whole = [[slot[at] for at in some] for slot in state]
-            self._move_whole([numbers[at] for at in some], [parameters[at] for at in some], whole, lr, decay)
-
-    def _move_whole(
-        self, numbers: Sequence[int], moved: list[Tensor], state: Sequence[list[Tensor]], lr: float, decay: float
-    ) -> None:
-        asked = self._asked
-        gradients = [p.grad for p in moved if p.grad is not None]
-        if asked.name == "adamw":
-            means, squares = state
-            adamw(
-                moved,
-                gradients,
-                means,
-                squares,
-                [],
-                [self._steps[i] for i in numbers],
-                amsgrad=False,
-                beta1=asked.betas[0],
-                beta2=asked.betas[1],
-                lr=lr,
-                weight_decay=decay,
-                eps=ADAMW_EPS,
-                maximize=False,
-            )
-        else:
-            sgd(
-                moved,
-                gradients,
-                list(state[0]) if state else [None] * len(moved),
-                weight_decay=decay,
-                momentum=asked.momentum,
-                lr=lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
-
-    def _move_rows(self, number: int, parameter: Tensor, gradient: Tensor, state: list[Tensor], lr: float) -> None:
-        from idletrain.nn.optim import rowwise  # and with it Numba: a second that other jobs' workers need not wait
-
-        asked = self._asked
-        if asked.name == "adagrad":
-            rowwise.row_adagrad(parameter, gradient, state[0], lr=lr, start=self._starts[number])
-        elif asked.name == "adamw":
-            self._steps[number] += 1
-            rowwise.lazy_adam(
-                parameter,
-                gradient,
-                (state[0], state[1]),
-                int(self._steps[number]),
-                lr=lr,
-                betas=asked.betas,
-                eps=ADAMW_EPS,
-                weight_decay=self._decays[number],
-            )
-        else:
-            rowwise.sgd(parameter, gradient, lr=lr, weight_decay=self._decays[number])
+                dense.setdefault(decay, []).append(at)
+        for decay, places in dense.items():
+            moved = [parameters[at] for at in places]
+            gradients = [p.grad for p in moved if p.grad is not None]
+            slots = [[slot[at] for at in places] for slot in state]
+            steps = [self._steps[numbers[at]] for at in places]
+            assert self._kind.move_dense is not None
+            self._kind.move_dense(moved, gradients, slots, steps, StepSettings(self._settings, lr, decay))
 
 
 def learning_rate(training: TrainingSettings, step: int) -> float:

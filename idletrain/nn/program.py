@@ -14,6 +14,7 @@ from idletrain.nn.data.arrays import Source
 from idletrain.nn.ist.groups import Layout
 from idletrain.nn.ist.partition import Block, draw, members, permutations
 from idletrain.nn.ist.subnets import Subnet, cut
+from idletrain.nn.optim.table import StateSlot, kind_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
@@ -72,16 +73,18 @@ class Program:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What a flat buffer holds first: the values, then the optimizer's state for each of them."""
-        optimizer = self.training.optimizer
-        if optimizer.name == "adamw":
-            return ("value", "exp_avg", "exp_avg_sq")
-        return ("value", "momentum_buffer") if optimizer.name == "sgd" and optimizer.momentum else ("value",)
+        """Names of a flat buffer's first slots: the values, then the optimizer state with one number for each value."""
+        return ("value", *(slot.name for slot in self._state if not slot.per_row))
 
     @property
     def row_slots(self) -> tuple[str, ...]:
-        """What a flat buffer holds after its slots: state with one number a row (a tensor's first dimension)."""
-        return ("sums",) if self.training.optimizer.name == "adagrad" else ()
+        """Names of the slots after `slots`: state with one number for each row (a tensor's first dimension)."""
+        return tuple(slot.name for slot in self._state if slot.per_row)
+
+    @property
+    def _state(self) -> tuple[StateSlot, ...]:
+        optimizer = self.training.optimizer
+        return kind_of(optimizer).state(optimizer)
 
     @property
     def persistent_slots(self) -> tuple[int, int]:
@@ -90,12 +93,8 @@ class Program:
 
     @property
     def powers(self) -> tuple[int, ...]:
-        """For each slot that travels the power of a subnet's factors that it is multiplied by (`subnets.scaled`).
-
-        A gradient is as much smaller as its weight is larger. SGD's momentum is a step of the weights and scales as
-        they do; Adam's first moment is a mean gradient, its second and Adagrad's sums are mean squares of gradients.
-        """
-        power_of = {"value": 1, "momentum_buffer": 1, "exp_avg": -1, "exp_avg_sq": -2, "sums": -2}
+        """For each persistent slot, the power of a subnet's factors that it is multiplied by (see `StateSlot`)."""
+        power_of = {"value": 1, **{slot.name: slot.power for slot in self._state}}
         slots, row_slots = self.persistent_slots
         return tuple(power_of[name] for name in (*self.slots[:slots], *self.row_slots[:row_slots]))
 
