@@ -1,1 +1,1 @@
-"""What one worker computes: neuron groups, partitions, subnets, local steps, models, data."""
+"""The computation on one worker: neuron groups, partitions, subnets, local steps, models, data."""

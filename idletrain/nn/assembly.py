@@ -1,4 +1,4 @@
-"""Does the assembled network do what its subnets do? A comparison of losses, and of layers where losses differ."""
+"""Compare the assembled network with its subnets: first their losses, then, where losses differ, each layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from idletrain.nn.local_steps import assemble
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
 
-# The network's loss over its subnets' loss that is told of. Sums of a wrong size make it 5 and more; a network whose
-# neurons have just met for the first time has up to 1.3 (README, benchmarks/accuracy.py).
+# Warn above this ratio of the network's loss to its subnets'. Sums of a wrong size make it 5 and more; a network whose
+# neurons were trained apart for their first round has up to 1.3 (benchmarks/accuracy.py).
 WORSE = 2.0
-SAMPLES = 512  # of the training data that the network's loss is taken on
-SUBNETS = 2  # of a round that layers are compared with
+SAMPLES = 512  # training samples that the network's loss is measured on
+SUBNETS = 2  # subnets of a round whose layers are compared with the network's
 
 
 @torch.no_grad()
@@ -49,10 +49,10 @@ def warning(program: Program, network: Network, subnets: Sequence[Subnet], losse
     if not parts > 0 or whole <= WORSE * parts:
         return None
     layer = likely_layer(program, network, subnets[:SUBNETS])
-    where = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""
+    detail = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""
     return (
         f"the assembled network's training loss is {whole:.3g}, {whole / parts:.1f} times its subnets' {parts:.3g}"
-        f"{where}, or use fewer subnets or training.method: local-sgd"
+        f"{detail}, or use fewer subnets or training.method: local-sgd"
     )
 
 
@@ -61,10 +61,10 @@ def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) 
     samples = program.source.open()
     index = generator(program.training.seed, "assembly").permutation(len(samples))[: program.training.batch_size]
     inputs = samples.batch(index)[0]
-    everything = cut(program.layout, np.ones(sum(program.layout.sizes), dtype=np.bool_))
+    all_neurons = cut(program.layout, np.ones(sum(program.layout.sizes), dtype=np.bool_))
     whole, *parts = (
         _sizes(assemble(program.module, subnet, network.pull(subnet)[: subnet.parameters]), inputs, program)
-        for subnet in (everything, *subnets)
+        for subnet in (all_neurons, *subnets)
     )
     for name, size in whole.items():
         of_parts = [part[name] for part in parts if name in part]
@@ -75,16 +75,16 @@ def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) 
 
 
 def _sizes(module: nn.Module, inputs: Any, program: Program) -> dict[str, float]:
-    """The root mean square of every layer's outputs, in the order in which they run."""
+    """Return the root mean square of every layer's outputs, by layer name, in the order in which the layers run."""
     result: dict[str, float] = {}
 
-    def note(name: str, output: Any) -> None:
+    def record(name: str, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point():
             result.setdefault(name, float(output.square().mean().sqrt()))
 
     for name, layer in module.named_modules():
         if not list(layer.children()):
-            layer.register_forward_hook(lambda _layer, _inputs, output, name=name: note(name, output))
+            layer.register_forward_hook(lambda _layer, _inputs, output, name=name: record(name, output))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(program.training.seed, "assembly", "dropout") % 2**63)
         module(inputs)

@@ -1,6 +1,6 @@
-"""What can be wrong with a module, data and a loss, and with the cuts of one: each is tried, none is started.
+"""Check a module, data and a loss, and the cuts of the module, by trying each on a few samples.
 
-Every function raises a JobError whose sentence names the field.
+Every function raises a JobError that names the job's field and says what to change.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from idletrain.nn.local_steps import assemble
 from idletrain.nn.optim.table import kind_of
 from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 
-SCAN_ROWS = 4096  # rows of arrays looked at together: 12 MB of Fashion-MNIST as floats
-TRIAL_SAMPLES = 8  # that a network and its subnets are compared on: enough for a batch's statistics
-SCAN_ITEMS = 256  # items of a Dataset that are looked at: a second, at 4 ms to decode an image
+SCAN_ROWS = 4096  # rows of arrays checked at a time: 12 MB of Fashion-MNIST as floats
+TRIAL_SAMPLES = 8  # to compare a network with its subnets on: enough for a batch's statistics
+SCAN_ITEMS = 256  # items of a Dataset that are checked: a second, at 4 ms to decode an image
 
 
 def open_samples(source: Source, field: str) -> Samples:
-    """The samples of a source, which must be numbers."""
+    """Open a source and check that its samples are numbers."""
     with user_code(f"{field}: cannot be read (", "); give a pair of arrays or a map-style Dataset"):
         samples = source.open()
     if isinstance(samples, ArraySource):
@@ -48,12 +48,12 @@ def open_samples(source: Source, field: str) -> Samples:
 
 
 def first_samples(samples: Samples, batch_size: int, field: str) -> tuple[Any, Any]:
-    """Inputs `[B, ...]` and labels `[B, ...]` of two samples, or of one where a batch holds no more."""
+    """Return inputs `[B, ...]` and labels `[B, ...]` of two samples, or of one if a batch holds no more."""
     return _read(samples, np.arange(min(2, batch_size, len(samples))), field)
 
 
 def check_finite(samples: Samples, field: str) -> None:
-    """Neither inputs nor labels may hold NaN or infinity; sparse rows are looked at when they are converted."""
+    """Check that inputs and labels are finite; sparse rows are checked when they are converted."""
     if isinstance(samples, SparseSamples):
         return
     for row, *parts in _scan(samples, field):
@@ -63,20 +63,23 @@ def check_finite(samples: Samples, field: str) -> None:
 
 
 def check_labels(samples: Samples, outputs: Any, field: str) -> None:
-    """Classes must be numbers of outputs `[B, ..., C]`, or what torch's cross entropy leaves out; of label sets the
-    largest was looked at with the sizes.
+    """Check that labels are classes of outputs `[B, ..., C]`, or torch's ignored label.
+
+    Label sets are skipped: `check_sizes` checks their largest label.
     """
     if isinstance(samples, SparseSamples):
         return
     classes = outputs.shape[-1]
     for _, _, labels in _scan(samples, field):
-        odd = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= classes)]
-        if len(odd):
-            raise JobError(f"{field}: label {int(odd[0])} is beyond the model's {classes} outputs, 0 to {classes - 1}")
+        wrong = labels[((labels < 0) & (labels != IGNORED_LABEL)) | (labels >= classes)]
+        if len(wrong):
+            raise JobError(
+                f"{field}: label {int(wrong[0])} is beyond the model's {classes} outputs, 0 to {classes - 1}"
+            )
 
 
 def _scan(samples: Samples, field: str) -> Iterator[tuple[int, Array, Array]]:
-    """The first's number, inputs and labels of all rows of arrays, and of SCAN_ITEMS items across a Dataset."""
+    """Yield blocks of all rows of arrays, or SCAN_ITEMS items across a Dataset: first row, inputs, labels."""
     if isinstance(samples, ArraySource):
         for row in range(0, len(samples), SCAN_ROWS):
             yield row, samples.x[row : row + SCAN_ROWS], samples.y[row : row + SCAN_ROWS]
@@ -95,17 +98,17 @@ def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Any, 
 
 
 def check_parameters(module: nn.Module) -> nn.Module:
-    """The module, whose parameters must be float32, and one at least trainable."""
-    odd = [f"{name} is {p.dtype}" for name, p in module.named_parameters() if p.dtype != torch.float32]
-    if odd:
-        raise JobError(f"model: parameters should be float32, but {', '.join(odd)}")
+    """Check that parameters are float32 and at least one is trainable; return the module."""
+    wrong = [f"{name} is {p.dtype}" for name, p in module.named_parameters() if p.dtype != torch.float32]
+    if wrong:
+        raise JobError(f"model: parameters should be float32, but {', '.join(wrong)}")
     if not any(p.requires_grad for p in module.parameters()):
         raise JobError("model: has no parameter that requires a gradient; there is nothing to train")
     return module
 
 
 def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
-    """Sparse rows must fit between the layers."""
+    """Check that the model has an input for every feature and an output for every label of sparse rows."""
     if not isinstance(samples, SparseSamples):
         return
     wide = _very_wide(module)
@@ -115,16 +118,16 @@ def check_sizes(module: nn.Module, samples: Samples, field: str) -> None:
         output: Any = module.get_submodule(wide)
         sizes.append(("labels", samples.census.labels, len(output.weight)))
     faults = [
-        f"{field}: has {count} {what} and the model {size}; set model.args.{what}: {count}"
-        for what, count, size in sizes
+        f"{field}: has {count} {name} and the model {size}; set model.args.{name}: {count}"
+        for name, count, size in sizes
         if count > size
     ]
     if faults:
         raise JobError(faults)
 
 
-def check_labels_found(samples: Samples) -> None:
-    """Rows must be found by their labels where labels are partitioned."""
+def check_label_lookup(samples: Samples) -> None:
+    """Check that the rows with a given label can be looked up, as a partition of the labels needs."""
     if not isinstance(samples, SparseSamples) and not (isinstance(samples, ArraySource) and samples.y.ndim == 1):
         raise JobError(
             "model: partitions the labels, which needs sparse rows, or arrays with one label a row; exclude that group"
@@ -132,18 +135,18 @@ def check_labels_found(samples: Samples) -> None:
 
 
 def _very_wide(module: nn.Module) -> str | None:
-    """The name of the network's `SparseLinear`, if it has one."""
+    """Return the name of the network's `SparseLinear`, if it has one."""
     named = module.named_modules()
     return next((name for name, layer in named if getattr(layer, "very_wide", False)), None)
 
 
 def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
-    """What the module makes of samples: as in training of those to train with, else as in an evaluation."""
+    """Return the module's outputs for a few samples: in training mode for training data, else in evaluation mode."""
     shape = list(pair[0].shape[1:])
     training = field == "data.train"
-    told = f"model: does not take inputs of shape {shape}" if training else f"{field}: the model does not take {shape}"
-    wide = _very_wide(module) is not None  # a copy of it may take gigabytes, and a training step's tables minutes
-    with user_code(f"{told}: "):
+    fault = f"model: does not take inputs of shape {shape}" if training else f"{field}: the model does not take {shape}"
+    wide = _very_wide(module) is not None  # not copied: it may take gigabytes, and its tables minutes to build
+    with user_code(f"{fault}: "):
         outputs = (module.eval() if wide else copy.deepcopy(module).train(training))(pair[0])
     if not isinstance(outputs, Tensor) and not wide:
         raise JobError(f"model: its forward returns a {type(outputs).__name__}; it should return one tensor")
@@ -151,15 +154,15 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
 
 
 def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> None:
-    """The loss of that name must give one number for outputs and labels."""
+    """Check that the loss returns one number for outputs and labels."""
     labels = pair[1]
     given = f"outputs {list(outputs.shape)} and labels {list(labels.shape)} of {labels.dtype}"
-    told = f"training.loss: {name} does not fit {given}: "
+    fault = f"training.loss: {name} does not fit {given}: "
     if loss is functional.mse_loss and outputs.shape != labels.shape:  # torch would warn, and broadcast
-        raise JobError(f"{told}they should have one shape")
+        raise JobError(f"{fault}they should have one shape")
     if loss is cross_entropy and outputs.shape[:-1] != labels.shape:
-        raise JobError(f"{told}labels should be {list(outputs.shape[:-1])}, the number of a class each")
-    with user_code(told):
+        raise JobError(f"{fault}labels should be {list(outputs.shape[:-1])}, the number of a class each")
+    with user_code(fault):
         value = loss(outputs, labels)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise JobError(f"training.loss: {name} should return one number for {given}")
@@ -169,7 +172,13 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
 
 
 class CutSettings(NamedTuple):
-    """What a job says of a network's groups: those to keep whole, all of them by hand, those to draw but once."""
+    """A job's settings for a network's groups.
+
+    Attributes:
+        exclude: Names of groups to keep whole.
+        table: All groups written by hand (see `groups.by_hand`), or None to find them.
+        fixed: Names of groups whose partition is drawn once for all rounds.
+    """
 
     exclude: Sequence[str] = ()
     table: Mapping[str, Sequence[str | None]] | None = None
@@ -177,14 +186,14 @@ class CutSettings(NamedTuple):
 
 
 def trial_inputs(samples: Samples, field: str) -> Any:
-    """Inputs `[B, ...]` of a few samples, to compare a network with its subnets on."""
+    """Return the inputs `[B, ...]` of a few samples, to compare a network with its subnets on."""
     return _read(samples, np.arange(min(TRIAL_SAMPLES, len(samples))), field)[0]
 
 
 def cuts_of(
     module: nn.Module, inputs: Any, training: TrainingSettings, requested: CutSettings
 ) -> tuple[nn.Module, Layout]:
-    """The module on the meta device, and the layout of its cuts, tried on a few samples' inputs."""
+    """Return the module on the meta device and the layout of its cuts, tried on a few samples' inputs `[B, ...]`."""
     meta = groups.without_statistics(groups.to_meta(module))
     dense = isinstance(inputs, Tensor)
     sample = torch.empty((2, *inputs.shape[1:]), dtype=inputs.dtype, device="meta") if dense else inputs.to("meta")
@@ -205,7 +214,7 @@ def cuts_of(
         except ValueError:
             raise JobError(
                 f"training.subnets: {training.subnets} is more than the {group.size} neurons of group {group.name}; "
-                f"ask for at most {group.size} or exclude the group"
+                f"use at most {group.size} or exclude the group"
             ) from None
     _check_subnets(meta, layout, sample, expected, training)
     layout = with_scaling(replace(subject, outputs=outputs), layout)
@@ -216,7 +225,7 @@ def cuts_of(
 
 
 def _shape(outputs: Any) -> torch.Size:
-    """Of outputs; of very many without their number, of which a subnet may hold a share."""
+    """Return the shape of outputs, of a very wide output without its labels, of which a subnet may hold a share."""
     shape: torch.Size = outputs.shape
     return shape if isinstance(outputs, Tensor) else shape[:-1]
 
@@ -224,7 +233,7 @@ def _shape(outputs: Any) -> torch.Size:
 def _layout(
     module: nn.Module, meta: nn.Module, sample: Any, requested: CutSettings, refuse: Callable[[Layout], str]
 ) -> Layout:
-    """The layout by hand, by the module's own word, or found."""
+    """Return the layout that the job or the module declares, or find it."""
     table = requested.table or _own_groups(module, requested.exclude)
     if table:
         return groups.by_hand(meta, table)
@@ -236,13 +245,8 @@ def _layout(
     return discovery.find_groups(meta, sample, requested.exclude, refuse)
 
 
-def _sharded(meta: nn.Module, layout: Layout) -> bool:
-    """Whether each subnet holds a share of a very wide output's labels."""
-    return bool(_label_groups(meta, layout))
-
-
 def _label_groups(meta: nn.Module, layout: Layout) -> frozenset[str]:
-    """Names of the groups whose neurons are a very wide output's labels."""
+    """Return the names of the groups whose neurons are a very wide output's labels."""
     weight = f"{_very_wide(meta)}.weight"
     labels = [t.neurons[0] for t in layout.tensors if t.name == weight and t.neurons[0] is not None]
     starts = groups.offsets(layout.sizes)
@@ -254,25 +258,25 @@ def _label_groups(meta: nn.Module, layout: Layout) -> frozenset[str]:
 
 
 def _own_groups(module: nn.Module, exclude: Sequence[str]) -> dict[str, tuple[str | None, ...]] | None:
-    """The groups that a module says it has, without those to keep whole; None if it says nothing."""
-    told: Mapping[str, Sequence[str | None]] | None = getattr(module, "neuron_groups", None)
-    if told is None:
+    """Return the groups in a module's `neuron_groups` without the excluded ones; None without that attribute."""
+    declared: Mapping[str, Sequence[str | None]] | None = getattr(module, "neuron_groups", None)
+    if declared is None:
         return None
     names = {name for name, _ in module.named_parameters()}
-    known = list(dict.fromkeys(group for entries in told.values() for group in entries if group))
+    known = list(dict.fromkeys(group for entries in declared.values() for group in entries if group))
     if unknown := set(exclude) - set(known):
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
     if not set(known) - set(exclude):
         raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")
     return {
         name: tuple(None if group in exclude else group for group in entries)
-        for name, entries in told.items()
+        for name, entries in declared.items()
         if name in names
     }
 
 
 def _fix(layout: Layout, fixed: Sequence[str]) -> Layout:
-    """The layout with some groups' partitions drawn once."""
+    """Return the layout with some groups' partitions fixed for all rounds."""
     known = [group.name for group in layout.groups]
     if unknown := set(fixed) - set(known):
         raise JobError(f"model.fixed: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
@@ -282,7 +286,7 @@ def _fix(layout: Layout, fixed: Sequence[str]) -> Layout:
 def _check_subnets(
     meta: nn.Module, layout: Layout, sample: Any, expected: torch.Size, training: TrainingSettings
 ) -> None:
-    """Every width that equal workers' subnets have must run and give outputs of the network's shape."""
+    """Check that subnets of equal shares run, of every width among them, with outputs of the network's shape."""
     shares = [1 / training.subnets] * training.subnets
     subnets = [cut(layout, members) for members in draw(training.seed, 0, layout.sizes, shares)]
     for subnet in {subnet.shapes: subnet for subnet in subnets}.values():
@@ -290,7 +294,9 @@ def _check_subnets(
         advice = "); name every dimension that the group's neurons index, and no other"
         with user_code("model.groups: a subnet does not run (", advice), torch.no_grad(), torch.device("meta"):
             outputs = small(sample)
-            if scores := getattr(outputs, "dense", None):  # of a very wide output, which computes none by itself
+            if scores := getattr(
+                outputs, "dense", None
+            ):  # a very wide output, which computes no score before it is called
                 scores()
             shape = _shape(outputs)
         if shape != expected:
@@ -303,7 +309,7 @@ def _check_subnets(
 def check_wide(
     cuts: tuple[nn.Module, Layout], samples: Samples, training: TrainingSettings, memory: MemorySettings
 ) -> str | None:
-    """The name of a very wide output, if the network has one; what is not for such must not be asked for."""
+    """Check that the settings suit sparse rows and very wide outputs; return the name of such an output, or None."""
     module, layout = cuts
     if training.mode == "lockstep" and (layout.common != "same" or len(layout.groups) > 1):
         raise JobError(
@@ -322,8 +328,8 @@ def check_wide(
     if memory.out_of_core == "always":
         raise JobError("memory.out_of_core: always is for dense layers; leave it out, labels are sharded to fit")
     if layout.common == "sum":
-        check_labels_found(samples)
+        check_label_lookup(samples)
     if wide:
         layer: Any = module.get_submodule(wide)
-        layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _sharded(module, layout) else 1)))
+        layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _label_groups(module, layout) else 1)))
     return wide

@@ -1,4 +1,4 @@
-"""The assembled network: statistics, score, and the module that the user takes home."""
+"""Build, calibrate and score the assembled network."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
 # Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
 # of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.
 STATISTICS_SAMPLES = 8192
-EVALUATION_BATCH = 512  # samples at a time outside training
+EVALUATION_BATCH = 512  # samples per batch outside training
 CONFIDENCE_BINS = 15  # Guo et al., arXiv 1706.04599, section 4
-TEMPERATURES = tuple(2 ** (k / 4) for k in range(-16, 25))  # 1/16 to 64, within which any network learns at all
+TEMPERATURES = tuple(2 ** (k / 4) for k in range(-16, 25))  # 1/16 to 64: beyond, no network learns
 CALIBRATION_VALUES = 1 << 23  # 800,000 rows of 10 classes; 0.5 s of one core
 
 
 def assembled(module: nn.Module, network: Sequence[Tensor]) -> nn.Module:
-    """A copy of `module` (any values) that shares its parameters' memory with `network`, in the module's order."""
+    """Return a copy of `module` whose parameters are the tensors of `network`, in the module's order, not copied."""
     memo = {
         id(p): nn.Parameter(tensor, requires_grad=p.requires_grad)
         for p, tensor in zip(module.parameters(), network, strict=True)
@@ -52,14 +52,14 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a network is on data that it was not trained on.
+    """A network's quality on data that it was not trained on.
 
     Attributes:
-        accuracy: Share of labels that are predicted, P@1 for label sets; None where labels are not classes.
-        loss: Mean loss over all labels, without the ignored ones.
-        calibration_error: Expected calibration error: how far confidence is from accuracy, in bins of confidence,
-            weighted by their size (Guo et al., arXiv 1706.04599); None where there are no class probabilities.
-        temperature: What to divide logits by for the lowest loss; above 1 the network is overconfident.
+        accuracy: Fraction of labels predicted correctly, P@1 for label sets; None where labels are not classes.
+        loss: Mean loss over all labels that are not ignored.
+        calibration_error: Expected calibration error: the mean distance of confidence from accuracy over bins of
+            confidence, weighted by their size (Guo et al., arXiv 1706.04599); None without class probabilities.
+        temperature: Divisor of the logits that gives the lowest loss; above 1 the network is overconfident.
     """
 
     accuracy: float | None
@@ -104,19 +104,18 @@ def score(module: nn.Module, samples: Samples, loss: Loss) -> Score:
 
 
 class Calibration:
-    """Compare confidence with accuracy, batch by batch, for at most `CALIBRATION_VALUES` logits in all."""
+    """Compare confidence with accuracy, batch by batch, on at most `CALIBRATION_VALUES` logits in total."""
 
     def __init__(self) -> None:
-        self._left = CALIBRATION_VALUES
+        self._values_left = CALIBRATION_VALUES
         self._losses_K = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
-        self._bins = torch.zeros(
-            3, CONFIDENCE_BINS, dtype=torch.float64
-        )  # samples, their confidence, how many are right
+        # Per bin: the number of samples, their summed confidence, the number predicted correctly.
+        self._bins = torch.zeros(3, CONFIDENCE_BINS, dtype=torch.float64)
 
     def add(self, logits_NC: Tensor, labels_N: Tensor) -> None:
-        """Take a batch of logits and their classes."""
-        rows = min(len(labels_N), self._left // logits_NC.shape[-1])
-        self._left -= rows * logits_NC.shape[-1]
+        """Count a batch of logits `[N, C]` and their classes `[N]`."""
+        rows = min(len(labels_N), self._values_left // logits_NC.shape[-1])
+        self._values_left -= rows * logits_NC.shape[-1]
         logits_NC, labels_N = logits_NC[:rows].double(), labels_N[:rows]
         for k, temperature in enumerate(TEMPERATURES):
             self._losses_K[k] += nn.functional.cross_entropy(logits_NC / temperature, labels_N, reduction="sum")
@@ -127,13 +126,13 @@ class Calibration:
 
     @property
     def error(self) -> float | None:
-        """The expected calibration error, from 0 to 1."""
-        samples, confidence, right = self._bins
-        return float((confidence - right).abs().sum() / samples.sum()) if samples.sum() else None
+        """Return the expected calibration error, from 0 to 1, or None without samples."""
+        samples, confidence, correct = self._bins
+        return float((confidence - correct).abs().sum() / samples.sum()) if samples.sum() else None
 
     @property
     def temperature(self) -> float | None:
-        """The temperature of lowest loss: a parabola through the best of `TEMPERATURES` and those beside it."""
+        """Return the temperature of lowest loss: fit a parabola to the best of `TEMPERATURES` and its neighbours."""
         if not self._bins[0].sum() or not self._losses_K.isfinite().all():
             return None
         k = int(self._losses_K.argmin().clamp(1, len(TEMPERATURES) - 2))

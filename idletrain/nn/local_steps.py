@@ -1,6 +1,6 @@
-"""J steps of plain SGD (AdamW, Adagrad) on one subnet, alone (IST, arXiv 1910.02120, algorithm 1).
+"""Train one subnet for J local steps of SGD, AdamW or Adagrad (IST, arXiv 1910.02120, algorithm 1).
 
-Weights and optimizer state are views of one flat buffer, so what is pulled is trained in place and pushed as it is.
+Weights and optimizer state are views of one flat buffer, which is trained in place and pushed without a copy.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from idletrain.nn.ist.subnets import ScaledInputs, Subnet, views
 from idletrain.nn.optim.table import StepSettings, kind_of
 from idletrain.nn.program import Program
 
-Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (number, parameter with .grad, its state)
+Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (place, parameter with .grad, its state) -> moved in place
 
 
 class Planned(Protocol):
-    """Runs the steps of a module that does not fit into memory as a whole."""
+    """Runs steps of a module that does not fit into memory as a whole."""
 
     def step(self, inputs: Tensor, labels: Tensor, *, last: bool) -> Tensor:
-        """Do one step on a batch, the last of the round or not, and return the batch's loss `[]`.
+        """Do one step on a batch and return the batch's loss `[]`; move each parameter when its gradient is ready.
 
-        Parameters move as their gradients are ready.
+        Args:
+            inputs: The batch's inputs `[B, ...]`.
+            labels: The batch's labels `[B, ...]`.
+            last: It is the last step of the round.
         """
 
 
 class BatchOrder:
-    """Which samples each step takes: every epoch is a new order, dealt out to the subnets in turn.
+    """Choose each step's samples: shuffle anew in every epoch, and give the subnets batches in turn.
 
-    One pass over the data is shared by all subnets (as data parallel counts it), not made by each.
+    All subnets together make one pass over the data in an epoch (as in data parallel training), not one each.
     """
 
     def __init__(self, seed: int, samples: int, batch_size: int, subnets: int) -> None:
@@ -48,7 +51,7 @@ class BatchOrder:
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def batch(self, subnet: int, step: int) -> NDArray[np.int64]:
-        """Sample numbers `[B]` of a subnet's step, counted from the start of the run."""
+        """Return the sample numbers `[B]` of a subnet's step; steps count from the start of the run."""
         epoch, slot = divmod(step * self._subnets + subnet, self._per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, generator(self._seed, "order", epoch).permutation(self._samples)
@@ -56,16 +59,17 @@ class BatchOrder:
 
 
 class LocalSteps:
-    """One subnet of one round, being trained.
+    """Train one subnet of one round, step by step.
 
     Args:
         program: The run's program.
-        subnet: Where its tensors lie.
-        flat: Its flat buffer; trained in place, or the home of what `planned` trains.
+        subnet: The positions of its tensors in the network.
+        flat: Its flat buffer, trained in place; or the storage of the parameters that `planned` trains.
         number: The subnet's number.
         round_: The round.
-        device: To train on; the buffer's if None.
-        planned: What runs the steps by a plan, when the subnet does not fit; made from the module.
+        device: The device to train on; the buffer's if None.
+        planned: Makes, from the module and the function that moves a parameter, a runner of steps for a subnet that
+            does not fit into memory; None for one that does.
     """
 
     def __init__(
@@ -85,21 +89,21 @@ class LocalSteps:
         self._parameters = list(self.module.parameters())
         self._trained = [i for i, t in enumerate(tensors) if t.trainable]
         _, *state = subnet.slots(flat, len(program.slots), len(program.row_slots))
-        self._slots = [list(views(slot, part.shapes)) for part, slot in state]
-        shared = [all(part is None for part in at) for at in subnet.positions]
-        # What all subnets have moves by the sum of what each makes of it: so they share its decay, too.
+        self._slots = [list(views(slot, of_slot.shapes)) for of_slot, slot in state]
+        shared = [all(positions is None for positions in at) for at in subnet.positions]
+        # Where the changes of all subnets are added to a shared parameter, each applies its part of the weight decay.
         part = 1 / program.training.subnets if program.layout.common == "sum" else 1.0
-        decays = [program.training.optimizer.weight_decay * (part if one else 1.0) for one in shared]
+        decays = [program.training.optimizer.weight_decay * (part if is_shared else 1.0) for is_shared in shared]
         self._optimizer = LocalOptimizer(program.training.optimizer, [t.name for t in tensors], decays)
         self._lr = 0.0
         self.planned = planned(self.module, self._update) if planned else None
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> Tensor:
-        """Do step `step` of this round's J and return the batch's loss before it `[]`."""
+        """Do one of this round's J steps and return the loss `[]` of its batch, computed before the step."""
         seed_torch(key(self._training.seed, "step", self._round, self._number, step), self._device)
         since_start = self._round * self._training.local_steps + step
-        travels = self._training.optimizer.state == "travel"
-        self._optimizer.counted(since_start if travels else step)
+        is_persistent = self._training.optimizer.state == "travel"
+        self._optimizer.counted(since_start if is_persistent else step)
         index = order.batch(self._number, since_start)
         inputs, labels = samples.batch(index)
         inputs, labels = inputs.to(self._device), labels.to(self._device)
@@ -109,9 +113,9 @@ class LocalSteps:
         self.module.zero_grad(set_to_none=True)
         loss = self._loss(self.module(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
-        having = [i for i in self._trained if self._parameters[i].grad is not None]
+        moved = [i for i in self._trained if self._parameters[i].grad is not None]
         self._optimizer.move(
-            having, [self._parameters[i] for i in having], [[slot[i] for i in having] for slot in self._slots], self._lr
+            moved, [self._parameters[i] for i in moved], [[slot[i] for i in moved] for slot in self._slots], self._lr
         )
         return loss.detach()
 
@@ -167,7 +171,7 @@ class LocalOptimizer:
 
 
 def learning_rate(training: TrainingSettings, step: int) -> float:
-    """The learning rate of a step, counted from the start of the run."""
+    """Return the learning rate of a step; steps count from the start of the run."""
     optimizer = training.optimizer
     if optimizer.schedule == "constant":
         return optimizer.lr
@@ -175,14 +179,14 @@ def learning_rate(training: TrainingSettings, step: int) -> float:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed dropout and its like on one device (`torch.manual_seed` visits every backend, at every step)."""
+    """Seed torch's random numbers (dropout) on one device; `torch.manual_seed` would seed every backend each step."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
-    """The meta module with the subnet's tensors, as views of `values` `[P]`, for parameters."""
+    """Return a copy of a meta module whose parameters are the subnet's, as views of `values` `[P]`."""
     module = copy.deepcopy(meta)
     aliases: dict[int, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
@@ -192,7 +196,7 @@ def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
     assert math.prod(values.shape) == subnet.parameters
     for (_, parameter), view in zip(parameters, views(values, subnet.shapes), strict=True):
         real = nn.Parameter(values.new_empty(0), requires_grad=parameter.requires_grad)
-        real.data = view  # with a count of changes of its own: views share one
+        real.data = view  # so that it has a version counter of its own: views share one
         for owner, name in aliases[id(parameter)]:
             setattr(owner, name, real)
     for name, factor in subnet.input_factors:

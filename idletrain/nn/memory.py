@@ -1,4 +1,4 @@
-"""How much memory training a subnet takes, known before it is sent anywhere."""
+"""Compute the memory that training a subnet takes, before the subnet is sent anywhere."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.program import Program
 
-# Left to the head and the scheduler when this machine's RAM is shared out to local workers.
+# Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
-# What a step needs beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers):
-# 20 MB seen for the MLP of workflows/fashion-mnist.yaml, half as much again for safety.
+# A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers): 20 MB
+# measured for the MLP of workflows/fashion-mnist.yaml, and half as much again for safety.
 SCRATCH_BYTES = 32 << 20
 
 
 def subnet_of_share(program: Program, share: float) -> Subnet:
-    """A subnet with this share of every group, for measuring."""
+    """Return a subnet with this share of every group, for measurements."""
     return cut(program.layout, draw(program.training.seed, 0, program.layout.sizes, [share])[0])
 
 
 def subnet_need(program: Program) -> Callable[[float], int]:
-    """A function from a subnet's share of every group to the bytes that training it takes.
+    """Return a function from a subnet's share of every group to the bytes that training it takes.
 
-    Counted are the flat buffer, the copy of it that is on its way as a mark, the gradients and what was pulled
-    (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size. With a very
-    wide output gradients are row-sparse, and what counts is its sampler's tables, the labels that a batch looks at and
-    the embeddings that it holds; in lockstep the mark before the last is kept, too.
+    Counted are the flat buffer, its copy that is being pushed as a progress checkpoint, the gradients and the pulled
+    values (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size. With
+    a very wide output gradients are row-sparse, and counted are its sampler's tables, the labels that a batch activates
+    and the embeddings that it uses; in lockstep the checkpoint before the last is held, too.
 
     Raises:
-        JobError: (the function returned) the module cannot be run without values.
+        JobError: (by the returned function) the module cannot be run without values.
     """
     samples = program.source.open()
     index = np.arange(min(program.training.batch_size, len(samples)))
@@ -52,7 +52,7 @@ def subnet_need(program: Program) -> Callable[[float], int]:
         buffers = (3 if program.training.mode == "lockstep" else 2) * buffer + 4 * subnet.parameters
         gradients = 0 if program.output else 4 * subnet.parameters
         activations = 2 * _output_bytes(program, subnet, batch)
-        if program.training.exchange.push != "fp32":  # what was begun with, and the change from it
+        if program.training.exchange.push != "fp32":  # the round's initial values, and the change
             buffers += 2 * 4 * subnet.parameters
         return buffers + gradients + activations + _wide_bytes(program, subnet, len(index), *entries) + SCRATCH_BYTES
 
@@ -60,9 +60,17 @@ def subnet_need(program: Program) -> Callable[[float], int]:
 
 
 def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own: int) -> int:
-    """What a very wide output takes beside its rows, for a batch with so many features and labels of its own: its
-    sampler's tables; the rows that are looked at, their gradient and what moves them; their logits, likelihoods and
-    gradients; the embeddings' gradient and what moves them.
+    """Return the bytes that a very wide output takes beside its parameters, 0 without one.
+
+    Counted are its sampler's tables; the active rows, their gradient and their step; their logits, likelihoods and
+    gradients; the embeddings' gradient and their step.
+
+    Args:
+        program: The run's program.
+        subnet: The subnet.
+        rows: Samples of a batch.
+        features: Feature entries of the batch.
+        own: Label entries of the batch.
     """
     if program.output is None:
         return 0
@@ -74,7 +82,7 @@ def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own:
 
 
 def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:
-    """Bytes of all layers' outputs for one batch, from a run on the meta device."""
+    """Return the bytes of all layers' outputs for one batch, from a run on the meta device."""
     total = 0
 
     def count(_module: nn.Module, _inputs: Any, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Networks that job files can name: an MLP, a residual CNN and a transformer, all without width-fixing code."""
+"""Networks that job files can name: an MLP, a residual CNN and a transformer. No forward pass fixes a width."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional
 
 
 def mlp(widths: Sequence[int], norm: str | None = "batch") -> nn.Module:
-    """Linear layers with ReLU between them, BatchNorm before each ReLU and none on the logits.
+    """Build linear layers with ReLU between them, and BatchNorm before each ReLU but not on the logits.
 
     Args:
-        widths: Features of the input, of every hidden layer, and the outputs.
+        widths: Numbers of inputs, of neurons in every hidden layer, and of outputs.
         norm: `batch`, or None for none.
 
     Raises:
@@ -34,7 +34,7 @@ def mlp(widths: Sequence[int], norm: str | None = "batch") -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around which the input is added back, `[B, C, H, W]` to the same."""
+    """Add two 3x3 convolutions of the input to it and apply ReLU: `[B, C, H, W]` to the same shape."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualCNN(nn.Module):
-    """A small residual CNN for images `[B, H, W]` or `[B, C, H, W]`."""
+    """A small residual CNN: images `[B, H, W]` or `[B, C, H, W]` to logits `[B, classes]`."""
 
     def __init__(self, in_channels: int, channels: int, hidden: int, blocks: int, classes: int) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ class ResidualCNN(nn.Module):
 def residual_cnn(
     in_channels: int = 1, channels: int = 32, hidden: int = 64, blocks: int = 3, classes: int = 10
 ) -> nn.Module:
-    """A residual CNN whose stream has `channels` channels and whose blocks have `hidden` inside."""
+    """Build a residual CNN with `channels` channels between its blocks and `hidden` channels within each."""
     return ResidualCNN(in_channels, channels, hidden, blocks, classes)
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and feed-forward, each behind a norm (pre-LN, as in GPT-2), `[B, T, D]` to the same.
+    """Causal attention and feed-forward, each after a norm (pre-LN, as in GPT-2): `[B, T, D]` to the same shape.
 
     The number of heads follows from the width of the projections, so a subnet may hold some of the heads.
     """
@@ -92,8 +92,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         y = self.norm1(x_BTD)
         q, k, v = (p(y).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for p in (self.q, self.k, self.v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x_BTD = x_BTD + self.out(mixed)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x_BTD = x_BTD + self.out(attended)
         out_BTD: Tensor = x_BTD + self.down(functional.gelu(self.up(self.norm2(x_BTD))))
         return out_BTD
 
@@ -118,7 +118,7 @@ class Transformer(nn.Module):
 def transformer(
     vocabulary: int, context: int = 128, width: int = 128, heads: int = 4, hidden: int = 512, blocks: int = 2
 ) -> nn.Module:
-    """A small causal transformer whose attention heads and feed-forward neurons can be split.
+    """Build a small causal transformer whose attention heads and feed-forward neurons can be split.
 
     Raises:
         ValueError: `heads` does not divide `width`.

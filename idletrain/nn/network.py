@@ -1,4 +1,4 @@
-"""The whole network's values and optimizer state, as one flat array on the head."""
+"""The whole network's values and optimizer state, as one flat array on the head node."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from idletrain.nn.program import Program
 
 
 class Network:
-    """Slots of N parameters each: the values, then the optimizer's state, all in the module's order.
+    """Hold the values and the optimizer state of all N parameters: one slot each, all in the module's order.
 
     Args:
-        layout: The network's.
-        slots: Slots with a value a parameter.
-        values: The first slot's.
-        row_slots: Slots with a value a row (a tensor's first dimension).
-        powers: For each slot the power of a subnet's factors that its values are multiplied by (see
-            `nn.ist.subnets.scaled`); all are values and momenta if left out.
+        layout: The network's layout.
+        slots: Number of slots with one number for each parameter value.
+        values: The parameters, for the first slot; zeros if None.
+        row_slots: Number of slots with one number for each row (a tensor's first dimension).
+        powers: For each slot, the power of a subnet's factors that its numbers are multiplied by (see
+            `nn.ist.subnets.scaled`); if left out, all slots are values and momenta, all row slots mean squares.
 
     Attributes:
-        flat: All slots in one, float32.
+        flat: All slots in one float32 tensor.
+        slots: For each slot, its tensors as views of `flat`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Network:
 
     @classmethod
     def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
-        """The network of a program: what goes from round to round."""
+        """Create the network of a program, with the slots that go from round to round."""
         slots, row_slots = program.persistent_slots
         return cls(program.layout, slots, values, row_slots, program.powers)
 
@@ -59,7 +60,7 @@ class Network:
         return self.slots[0]
 
     def pull(self, subnet: Subnet) -> Tensor:
-        """A subnet's flat buffer."""
+        """Copy a subnet's values and state into a new flat buffer."""
         slots, row_slots = self._counts
         flat = torch.empty(slots * subnet.parameters + row_slots * subnet.by_row.parameters)
         pieces = subnet.slots(flat, slots, row_slots)
@@ -68,18 +69,21 @@ class Network:
         return flat
 
     def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
-        """Write back `(subnet, flat buffer, steps)`; a neuron has one owner, so their order is only for sums."""
+        """Write updates `(subnet, flat buffer, steps)` into the network.
+
+        A neuron belongs to one subnet, so the order of updates matters only to parameters that all subnets have.
+        """
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
         for slot, tensors in enumerate(self.slots):
-            averages = 0 < slot < self._counts[0]  # moments: the sum of their changes is none, and may be below zero
-            common: SharedRule = "mean" if averages and self._common == "sum" else self._common
+            is_moment = 0 < slot < self._counts[0]  # averaged: summed changes are meaningless and can be negative
+            common: SharedRule = "mean" if is_moment and self._common == "sum" else self._common
             merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common, self._powers[slot])
 
     def add(self, subnet: Subnet, change: Tensor, weight: float) -> None:
-        """Add a change `[P]` of a subnet's values; of what every subnet has, as much of it as its copy counted for."""
+        """Add a change `[P]` of a subnet's values, `weight` times as much to the parameters that every subnet has."""
         add(self.values, subnet, change, weight)
 
     def sha256(self) -> str:
-        """Digest of the parameters (not of the optimizer's state): equal bits, equal digest."""
+        """Return a digest of the parameters without the optimizer state: equal bits give equal digests."""
         count = sum(tensor.numel() for tensor in self.values)
         return hashlib.sha256(self.flat[:count].numpy().data).hexdigest()

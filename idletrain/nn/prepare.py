@@ -1,6 +1,6 @@
-"""From a job's words to a program, a network's first values and test data.
+"""Make a program, the network's initial values and test data from a job's settings.
 
-Everything a user can get wrong about a model, data or a loss is found here, before anything starts.
+Faults of a model, data or a loss are detected here, before anything starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from idletrain.nn.units import pieces_of
 
 @dataclass(frozen=True)
 class Prepared:
-    """A program with the network's first values and the test data: what the head holds."""
+    """A program with the network's initial values and the test data, as the head node holds them."""
 
     program: Program
     network: tuple[Tensor, ...]
@@ -36,31 +36,31 @@ class Prepared:
 
 
 class FaultCollector:
-    """Steps that depend on each other: what can be looked at is, and all that is wrong is told together."""
+    """Run checks that depend on each other as far as possible, and report all faults together."""
 
-    FAULTY = object()  # in place of the result of a step that failed or could not be taken
+    FAULTY = object()  # in place of the result of a check that failed or could not run
 
     def __init__(self) -> None:
-        self._told: dict[str, None] = {}
+        self._faults: dict[str, None] = {}
 
     def check(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
-        """What the step makes of the inputs, or FAULTY if it fails or an input, or what it comes after, is FAULTY."""
+        """Return the step's result for the inputs; FAULTY if it raises a JobError or follows a FAULTY one."""
         if any(value is FaultCollector.FAULTY for value in (*inputs, after)):
             return FaultCollector.FAULTY
         try:
             return step(*inputs)
         except JobError as error:
-            self._told |= dict.fromkeys(error.faults)
+            self._faults |= dict.fromkeys(error.faults)
             return FaultCollector.FAULTY
 
     def raise_all(self) -> None:
-        """Raise what was found.
+        """Raise all faults at once, if there are any.
 
         Raises:
             JobError: with every fault, once.
         """
-        if self._told:
-            raise JobError(tuple(self._told))
+        if self._faults:
+            raise JobError(tuple(self._faults))
 
 
 def resolve(path: str, field: str) -> Any:
@@ -80,10 +80,10 @@ def from_settings(
     training: TrainingSettings,
     memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
 ) -> Prepared:
-    """Build what a job file describes.
+    """Build model, data and program from a job file's settings.
 
     Raises:
-        JobError: with every fault that can be found.
+        JobError: with every fault that can be detected.
     """
     torch.manual_seed(training.seed)
     faults = FaultCollector()
@@ -111,13 +111,13 @@ def prepare(
     """Check that module, data and loss fit together, and find the neuron groups.
 
     Raises:
-        JobError: with every fault that can be found.
+        JobError: with every fault that can be detected.
     """
     return _prepare(FaultCollector(), module, train, test, loss, training, CutSettings(exclude, table, fixed), memory)
 
 
 def named_loss(loss: str | Loss) -> Loss:
-    """A loss by its short name or as `package.module:function`; one that is at hand as it is.
+    """Return a loss, given as a short name, as `package.module:function`, or as the function itself.
 
     Raises:
         JobError: there is no such loss.
@@ -130,8 +130,8 @@ def named_loss(loss: str | Loss) -> Loss:
         return LOSSES[loss]
     if ":" not in loss and "." not in loss:
         raise JobError(f"training.loss: {loss!r} should be one of {', '.join(LOSSES)} or package.module:function")
-    found: Loss = resolve(loss, "training.loss")
-    return found
+    function: Loss = resolve(loss, "training.loss")
+    return function
 
 
 def _prepare(
@@ -141,19 +141,19 @@ def _prepare(
     test: Any,
     loss_name: str | Loss,
     training: TrainingSettings,
-    asked_cuts: CutSettings,
+    cut_settings: CutSettings,
     memory: MemorySettings,
 ) -> Prepared:
-    """What `prepare` does, of a module and sources that may be FAULTY already."""
+    """Do the work of `prepare` for a module and sources that may be FAULTY already."""
     name = loss_name if isinstance(loss_name, str) else getattr(loss_name, "__name__", repr(loss_name))
     module = faults.check(checks.check_parameters, module)
     loss = faults.check(named_loss, loss_name)
     samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
-    if test is not None:  # tried with what fits the training data: a reason is told once
-        fitting = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, loss)
-        _check_data(faults, test, "data.test", *fitting, name, training.batch_size)
+    if test is not None:  # skipped if module or loss failed on training data: the reason is reported once
+        usable = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, loss)
+        _check_data(faults, test, "data.test", *usable, name, training.batch_size)
     inputs = faults.check(checks.trial_inputs, samples, "data.train", after=pair)
-    cuts = faults.check(checks.cuts_of, module, inputs, training, asked_cuts, after=outputs)
+    cuts = faults.check(checks.cuts_of, module, inputs, training, cut_settings, after=outputs)
     faults.check(pieces_of, module, memory.units)
     output = faults.check(checks.check_wide, cuts, samples, training, memory)
     faults.raise_all()
@@ -172,15 +172,15 @@ def _module(model: ModelSettings) -> nn.Module:
 
 
 def _sources(faults: FaultCollector, data: DataSettings) -> tuple[Any, Any]:
-    """The sources of training and test data (None without), each FAULTY where it is not to be had."""
-    nothing = (FaultCollector.FAULTY, FaultCollector.FAULTY)
+    """Return the sources of training and test data (None without), each FAULTY if it is not available."""
+    faulty = (FaultCollector.FAULTY, FaultCollector.FAULTY)
     if faults.check(_check_choice, data) is FaultCollector.FAULTY:
-        return nothing
+        return faulty
     if data.name == "digits":
         return FactorySource(digits, 0), FactorySource(digits, 1)
     if data.name == "fashion-mnist":
-        found = faults.check(fashion_mnist, data.path)
-        return nothing if found is FaultCollector.FAULTY else found
+        sources = faults.check(fashion_mnist, data.path)
+        return faulty if sources is FaultCollector.FAULTY else sources
     if data.factory is not None:
         factory = faults.check(resolve, data.factory, "data.factory")
         return tuple(faults.check(FactorySource, factory, part, data.args) for part in (0, 1))
@@ -189,7 +189,7 @@ def _sources(faults: FaultCollector, data: DataSettings) -> tuple[Any, Any]:
 
 
 def _check_choice(data: DataSettings) -> None:
-    """One way to name the data, and nothing beside it that belongs to another."""
+    """Check that the job names its data in one way only, and sets no field that belongs to another way."""
     chosen = [f for f in ("name", "train", "factory") if getattr(data, f) is not None]
     if len(chosen) != 1:
         raise JobError(f"data: has {' and '.join(chosen) or 'neither'}; give one of name, train (with test) or factory")
@@ -227,18 +227,18 @@ def _pinned(where: str, field: str) -> str | Remote:
 def _check_data(
     faults: FaultCollector, source: Any, field: str, module: Any, loss: Any, name: str, batch_size: int
 ) -> tuple[Any, Any, Any, Any]:
-    """Look at one part of the data, and try the model and the loss on its first samples.
+    """Check the training or the test data, and try the model and the loss on its first samples.
 
     Returns:
-        The samples, the first of them, the model's outputs for these and whether the loss fits, each FAULTY where it is
-        not.
+        The samples, the first of them, the model's outputs for these, and None if the loss fits; each FAULTY if its
+        check failed.
     """
-    look = faults.check
-    samples = look(checks.open_samples, source, field)
-    look(checks.check_finite, samples, field)
-    pair = look(checks.first_samples, samples, batch_size, field)
-    outputs = look(checks.outputs_of, module, pair, field, after=look(checks.check_sizes, module, samples, field))
-    fits = look(checks.check_loss, loss, name, outputs, pair)
+    check = faults.check
+    samples = check(checks.open_samples, source, field)
+    check(checks.check_finite, samples, field)
+    pair = check(checks.first_samples, samples, batch_size, field)
+    outputs = check(checks.outputs_of, module, pair, field, after=check(checks.check_sizes, module, samples, field))
+    fits = check(checks.check_loss, loss, name, outputs, pair)
     if loss in (cross_entropy, sampled_softmax):
-        look(checks.check_labels, samples, outputs, field, after=fits)
+        check(checks.check_labels, samples, outputs, field, after=fits)
     return samples, pair, outputs, fits

@@ -1,4 +1,4 @@
-"""All that a worker must know to train any subnet of a run."""
+"""The program of a run: all that a worker needs to train any of its subnets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neithe
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of logits `[B, ..., C]` against classes `[B, ...]`."""
+    """Return the cross entropy of logits `[B, ..., C]` against classes `[B, ...]`."""
     return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
 def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
-    """The loss of a network that ends in `idletrain.nn.wide.SparseLinear`, over the labels active in the batch."""
+    """Return the loss of a network that ends in `idletrain.nn.wide.SparseLinear`, over the batch's active labels."""
     loss: Tensor = outputs.loss(labels)
     return loss
 
@@ -41,16 +41,16 @@ LOSSES: dict[str, Loss] = {
 
 @dataclass(frozen=True)
 class Program:
-    """What trains: sent once to every worker.
+    """Everything that training a subnet needs; sent once to every worker.
 
     Attributes:
         module: The network on the meta device; BatchNorm uses batch statistics.
-        layout: How its parameters are cut.
+        layout: The groups that its parameters are cut by.
         source: The training data.
         loss: `(outputs, labels) -> scalar`.
         training: Method, steps, optimizer and seed.
-        memory: What to do with a subnet that is too large for a worker.
-        output: The name of its `SparseLinear`, if it ends in one.
+        memory: Settings for a subnet that is too large for a worker.
+        output: The name of its `SparseLinear`, if it ends in one, else None.
     """
 
     module: nn.Module
@@ -62,14 +62,14 @@ class Program:
     output: str | None = None
 
     def subnets(self, round_: int, shares: Sequence[float]) -> list[Subnet]:
-        """Every subnet of a round."""
+        """Return every subnet of a round, in the order of their shares of every group."""
         masks = draw(self.training.seed, round_, self.layout.sizes, shares, self.layout.fixed)
         return [cut(self.layout, mask) for mask in masks]
 
     def subnet(self, round_: int, blocks: Sequence[Block]) -> Subnet:
-        """One subnet of a round, by its blocks: what a worker needs."""
-        dealt = permutations(self.training.seed, round_, self.layout.sizes, blocks, self.layout.fixed)
-        return cut(self.layout, members(dealt, blocks))
+        """Return one subnet of a round from its blocks, without drawing the others."""
+        permuted = permutations(self.training.seed, round_, self.layout.sizes, blocks, self.layout.fixed)
+        return cut(self.layout, members(permuted, blocks))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Program:
 
     @property
     def persistent_slots(self) -> tuple[int, int]:
-        """How many slots and row slots go from round to round; the rest starts at zero."""
+        """Return the numbers of slots and row slots that go from round to round; the others start at zero."""
         return (len(self.slots), len(self.row_slots)) if self.training.optimizer.state == "travel" else (1, 0)
 
     @property
@@ -100,16 +100,16 @@ class Program:
 
     @property
     def output_at(self) -> int:
-        """The place of the very wide output's weight among the network's tensors."""
+        """Return the place of the very wide output's weight among the network's tensors."""
         return [tensor.name for tensor in self.layout.tensors].index(f"{self.output}.weight")
 
     @property
     def out_of_core(self) -> str:
-        """What the job says of subnets beyond a node's memory; what is coded, or row-sparse, is trained in core."""
+        """Return the job's `memory.out_of_core`, or `never` if rows are sparse or the exchange is coded."""
         in_core = self.output or self.row_slots or self.training.exchange.coded
         return "never" if in_core else self.memory.out_of_core
 
     def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:
-        """Values in a subnet's flat buffer: as it is trained, or as it goes from round to round."""
+        """Return the numbers in a subnet's flat buffer: the persistent slots' alone, or all of training's."""
         slots, row_slots = self.persistent_slots if persistent else (len(self.slots), len(self.row_slots))
         return slots * subnet.parameters + row_slots * subnet.by_row.parameters

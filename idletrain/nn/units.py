@@ -1,4 +1,4 @@
-"""Cutting a module into units: after heavy operations along chains, at blocks elsewhere, or where the user says."""
+"""Cut a module into units: after heavy operations along chains, at blocks elsewhere, or at the modules a job names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from idletrain.errors import JobError
 
-# A unit ends behind one of these: what it saves is its input, so recomputing stops before it (early stop).
+# A unit ends after one of these: it saves only its input, so recomputation stops before it (early stop).
 HEAVY = (
     nn.Linear,
     nn.Bilinear,
@@ -22,13 +22,13 @@ HEAVY = (
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A unit as modules: one module, or neighbours within an `nn.Sequential`.
+    """The modules of a unit: one module, or neighbours within an `nn.Sequential`.
 
     Attributes:
-        name: By its modules' names.
-        owner: Whose `forward` runs it: the module itself, or the outermost Sequential of its chain.
-        modules: In order.
-        follows: Whether it takes over from the piece before, within one Sequential.
+        name: Made from its modules' names.
+        owner: The module whose `forward` runs it: the module itself, or the outermost Sequential of its chain.
+        modules: The modules, in forward order.
+        follows: Its input is the output of the piece before it, within one Sequential.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Piece:
 
     @property
     def chained(self) -> bool:
-        """Whether it is a part of a Sequential."""
+        """Return True if it is a part of a Sequential."""
         return self.modules != (self.owner,)
 
     def run(self, x: Any) -> Any:
-        """What it computes, within a chain."""
+        """Run its modules on the input `x`, one after another."""
         for module in self.modules:
             x = module(x)
         return x
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Its parameters, each once."""
+        """Yield its parameters, each once."""
         seen: set[int] = set()
         for module in self.modules:
             for parameter in module.parameters():
@@ -58,34 +58,34 @@ class Piece:
 
 
 def pieces_of(module: nn.Module, names: Sequence[str] = ()) -> list[Piece]:
-    """A module's units.
+    """Return a module's units in forward order.
 
     Args:
         module: Any module.
-        names: Submodules that are a unit each, by name; cut automatically if empty.
+        names: Names of submodules that are one unit each; units are chosen automatically if empty.
 
     Raises:
-        JobError: there is no submodule of a name, or one lies within another.
+        JobError: there is no submodule of a name, or one is within another.
     """
     return _named(module, names) if names else list(_automatic(module, "", root=True))
 
 
 def _named(module: nn.Module, names: Sequence[str]) -> list[Piece]:
-    found = dict(module.named_modules())
-    if unknown := [name for name in names if name not in found]:
+    submodules = dict(module.named_modules())
+    if unknown := [name for name in names if name not in submodules]:
         raise JobError(
             f"memory.units: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} not among the model's modules; "
-            f"it has {', '.join(name for name in found if name)}"
+            f"it has {', '.join(name for name in submodules if name)}"
         )
     for name in names:
         inside = [other for other in names if other.startswith(f"{name}.")]
         if inside:
             raise JobError(f"memory.units: {inside[0]} lies within {name}; name one of them")
-    return [Piece(name, found[name], (found[name],), follows=False) for name in names]
+    return [Piece(name, submodules[name], (submodules[name],), follows=False) for name in names]
 
 
 def _automatic(module: nn.Module, name: str, *, root: bool = False) -> Iterator[Piece]:
-    """Pieces of a module that is opened: chains are cut, blocks stay whole, containers of blocks are opened."""
+    """Yield the pieces of a module: cut chains, keep blocks whole, and descend into containers of blocks."""
     if _is_chain(module):
         yield from _cut(module, list(_flat(module, name)))
     elif root or _holds_blocks(module) or isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -101,7 +101,7 @@ def _is_chain(module: nn.Module) -> bool:
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Whether a module is a network of blocks: somewhere within it is a list of modules that have children."""
+    """Return True if the module contains a list of two or more modules that have children (blocks)."""
     return any(
         isinstance(inner, nn.Sequential | nn.ModuleList)
         and sum(any(True for _ in child.children()) for child in inner.children()) > 1
@@ -119,16 +119,16 @@ def _flat(chain: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _cut(owner: nn.Module, members: list[tuple[str, nn.Module]]) -> Iterator[Piece]:
-    """Pieces of a chain: each ends behind a heavy operation or block and what changes its output in place."""
+    """Yield the pieces of a chain: each ends after a heavy operation or block and in-place changes of its output."""
     run: list[tuple[str, nn.Module]] = []
     first = True
     for i, (name, module) in enumerate(members):
         run.append((name, module))
         heavy = isinstance(module, HEAVY) or any(True for _ in module.children())
         ended = heavy or _in_place(module)
-        after = members[i + 1][1] if i + 1 < len(members) else None
-        behind_heavy = any(isinstance(m, HEAVY) or any(True for _ in m.children()) for _, m in run)
-        if (ended and behind_heavy and not (after is not None and _in_place(after))) or after is None:
+        following = members[i + 1][1] if i + 1 < len(members) else None
+        has_heavy = any(isinstance(m, HEAVY) or any(True for _ in m.children()) for _, m in run)
+        if (ended and has_heavy and not (following is not None and _in_place(following))) or following is None:
             names = [n for n, _ in run]
             yield Piece(_span(names), owner, tuple(m for _, m in run), follows=not first)
             run, first = [], False
@@ -139,7 +139,7 @@ def _in_place(module: nn.Module) -> bool:
 
 
 def _span(names: list[str]) -> str:
-    """`features.3` to `features.6` as `features.3-6`."""
+    """Return one name for consecutive modules, such as `features.3-6` for `features.3` to `features.6`."""
     if len(names) == 1:
         return names[0]
     prefix, _, last = names[-1].rpartition(".")
@@ -150,31 +150,31 @@ SegmentRunner = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, An
 
 
 class Installed:
-    """Takes over the `forward` of units' owners: each segment runs through `runner(segment, run, args, kwargs)`.
+    """Replace the `forward` of units' owners: run each segment through `runner(segment, run, args, kwargs)`.
 
     Args:
-        pieces: In forward order.
-        segments: First and last piece of each segment; more than one only along a chain.
-        runner: Runs a segment.
+        pieces: The units in forward order.
+        segments: Indices of each segment's first and last piece; they differ only along a chain.
+        runner: Runs one segment.
     """
 
     def __init__(self, pieces: Sequence[Piece], segments: Sequence[tuple[int, int]], runner: SegmentRunner) -> None:
         self._runner = runner
-        self._own: dict[nn.Module, Any] = {}  # what stood in the place of a class's own `forward`
+        self._instance_forwards: dict[nn.Module, Any] = {}  # of modules whose `forward` was set on the instance
         self._owners: dict[nn.Module, list[tuple[int, list[Piece]]]] = {}
         for s, (first, last) in enumerate(segments):
             self._owners.setdefault(pieces[first].owner, []).append((s, list(pieces[first : last + 1])))
         for owner, parts in self._owners.items():
             if "forward" in owner.__dict__:
-                self._own[owner] = owner.__dict__["forward"]
+                self._instance_forwards[owner] = owner.__dict__["forward"]
             owner.forward = self._chain(parts) if parts[0][1][0].chained else self._single(owner, parts[0][0])
 
     def remove(self) -> None:
-        """Give the modules their own `forward` back."""
+        """Restore the modules' own `forward`."""
         for owner in self._owners:
             owner.__dict__.pop("forward", None)
-            if owner in self._own:
-                owner.forward = self._own[owner]
+            if owner in self._instance_forwards:
+                owner.forward = self._instance_forwards[owner]
 
     def _single(self, owner: nn.Module, segment: int) -> Callable[..., Any]:
         own = owner.forward

@@ -104,7 +104,7 @@ def test_a_model_whose_width_does_not_chain_with_the_data() -> None:
 
 
 def test_more_subnets_than_neurons() -> None:
-    assert fault(model=mlp(64, 32, 6, 10), training={"subnets": 8}).endswith("ask for at most 6 or exclude the group")
+    assert fault(model=mlp(64, 32, 6, 10), training={"subnets": 8}).endswith("use at most 6 or exclude the group")
 
 
 def test_a_loss_that_is_not_known() -> None:
