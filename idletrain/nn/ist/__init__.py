@@ -1,1 +1,1 @@
-"""Independent subnets: neuron groups and how they are found, partitions, and the subnets cut by them."""
+"""Independent subnet training: find neuron groups, partition them, and cut subnets out of a network."""

@@ -1,8 +1,8 @@
-"""Neuron groups, found in any `nn.Module`.
+"""Find the neuron groups of any `nn.Module`.
 
-`torch_pruning.DependencyGraph` (Fang et al., DepGraph, CVPR 2023) follows the couplings; each group is then
-tried on torch's meta device: the module must run without some of its neurons and still give outputs of the same
-shape, which keeps inputs, outputs and widths that the code fixes whole.
+`torch_pruning.DependencyGraph` (Fang et al., DepGraph, CVPR 2023) follows the couplings between tensors' dimensions.
+Each group is then tried on torch's meta device: the module must run without some of its neurons and still return
+outputs of the same shape, so inputs, outputs and widths that the code fixes stay whole.
 """
 
 from __future__ import annotations
@@ -38,46 +38,46 @@ def find_groups(
         module: A module on the meta device.
         sample: An input of at least two samples, on the meta device.
         exclude: Names of groups to keep whole.
-        refuse: Returns why a layout of one group cannot be cut although the module runs without some of its neurons,
-            or "" if it can.
+        refuse: Returns the reason why a layout of one group cannot be cut although the module runs without some of its
+            neurons, or "" if it can.
 
     Raises:
-        JobError: nothing can be cut, with the reason for every candidate; an excluded group does not exist; or the
-            module cannot be run without values.
+        JobError: nothing can be cut (with every candidate's reason); an excluded group does not exist; or the module
+            cannot be run without values.
     """
     module = weightless(without_statistics(module))
-    found, refused = [], {}
+    accepted, refused = [], {}
     candidates = list(_candidates(module, sample))
     labelled = _labelled(labels for _, labels in candidates)
     seen: set[tuple[str, int, int]] = set()
     for name, fine in candidates:
         positions = {(*at, int(p)) for at, label in fine.items() for p in np.flatnonzero(label >= 0)}
-        if seen & positions:  # the same group, found from another of its layers
+        if seen & positions:  # the same group, reached from another of its layers
             continue
         seen |= positions
         if any(not labelled[at].all() for at in fine):
-            refused[name] = "it is concatenated with features that no layer makes"  # whose places DepGraph mistakes
+            refused[name] = "it is concatenated with features that no layer makes"  # DepGraph mistakes their positions
             continue
         cut = _finest_cut(module, sample, name, fine, refuse)
         if isinstance(cut, str):
             refused[name] = cut
         else:
             size, labels = cut
-            found.append((Group(name, size), labels))
-    unknown = set(exclude) - {group.name for group, _ in found}
+            accepted.append((Group(name, size), labels))
+    unknown = set(exclude) - {group.name for group, _ in accepted}
     if unknown:
-        known = ", ".join(group.name for group, _ in found)
+        known = ", ".join(group.name for group, _ in accepted)
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {known}")
-    kept = [(group, labels) for group, labels in found if group.name not in exclude]
-    if not kept:
+    labelled_groups = [(group, labels) for group, labels in accepted if group.name not in exclude]
+    if not labelled_groups:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
         raise JobError(f"model: has nothing to split ({reasons}); use training.method: local-sgd or another model")
     excluded = dict.fromkeys(exclude, "model.exclude names it")
-    return replace(layout_of(module, kept), kept_whole=tuple({**refused, **excluded}.items()))
+    return replace(layout_of(module, labelled_groups), kept_whole=tuple({**refused, **excluded}.items()))
 
 
 def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels]]:
-    """Every set of coupled dimensions, named after the first layer whose outputs they are."""
+    """Yield every set of coupled dimensions, named after the first layer whose outputs they are."""
     graph: Any = torch_pruning.DependencyGraph()
     names = {id(m): name for name, m in module.named_modules()}
     parameters = {id(p): name for name, p in module.named_parameters()}
@@ -87,7 +87,7 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
         torch.enable_grad(),
     ):
         warnings.simplefilter("ignore")  # it warns of every parameter that no layer owns
-        # Left to itself, it tries module(*sample) first.
+        # Without a forward_fn it tries module(*sample) first.
         graph.build_dependency(module, example_inputs=sample, forward_fn=run_on_meta)
     for layer in module.modules():
         if layer not in graph.module2node or not isinstance(layer, _LAYERS):
@@ -98,7 +98,7 @@ def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels
         for item in group:
             for tensor, dimension in _dimensions(item.dep, parameters, graph):
                 label = labels.setdefault((tensor, dimension), _unlabelled(module, tensor, dimension))
-                within = np.asarray(item.idxs) < len(label)  # beyond it only where the places are mistaken
+                within = np.asarray(item.idxs) < len(label)  # only mistaken positions are beyond it
                 label[np.asarray(item.idxs)[within]] = np.asarray(item.root_idxs)[within]
         if labels:
             yield names[id(layer)] or type(layer).__name__, labels
@@ -108,7 +108,7 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
 
 
 def _labelled(candidates: Iterable[Labels]) -> dict[tuple[str, int], NDArray[np.bool_]]:
-    """Per dimension, the positions that belong to any candidate."""
+    """Return, for each dimension, a mask of the positions that belong to any candidate."""
     result: dict[tuple[str, int], NDArray[np.bool_]] = {}
     for labels in candidates:
         for at, label in labels.items():
@@ -121,7 +121,7 @@ def _unlabelled(module: nn.Module, tensor: str, dimension: int) -> NDArray[np.in
 
 
 def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> Iterator[tuple[str, int]]:
-    """The (parameter, dimension) pairs that one entry of a pruning group stands for."""
+    """Yield the (parameter, dimension) pairs that one entry of a pruning group stands for."""
     target = dependency.target.module
     out = "out" in dependency.handler.__name__
     if isinstance(target, nn.Parameter):
@@ -141,10 +141,10 @@ def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> I
 def _finest_cut(
     module: nn.Module, sample: Tensor, name: str, labels: Labels, refuse: Callable[[Layout], str]
 ) -> tuple[int, Labels] | str:
-    """The smallest neuron that the module can do without: one channel or, for attention, a head's worth.
+    """Find the smallest neurons that the module runs without: one channel each or, for attention, one head.
 
     Returns:
-        The number of neurons and their labels, or why the module cannot do without any of them.
+        The number of neurons and their labels, or the reason why the module does not run without any of them.
     """
     size = 1 + max(int(label.max()) for label in labels.values())
     reason = "it is a single neuron"
@@ -158,7 +158,7 @@ def _finest_cut(
 
 
 def _runs_without_first(module: nn.Module, sample: Tensor, labels: Labels) -> str:
-    """Empty if the module runs without neuron 0 and keeps the shape of its outputs, else the reason."""
+    """Return "" if the module runs without neuron 0 and its outputs keep their shape, else the reason."""
     smaller = {name: parameter.detach() for name, parameter in module.named_parameters()}
     for (name, dimension), label in labels.items():
         keep = torch.from_numpy(np.flatnonzero(label != 0))

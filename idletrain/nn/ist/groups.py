@@ -1,4 +1,4 @@
-"""Which dimensions of which tensors are indexed by the same neurons: the layout of a network's cuts."""
+"""The layout of a network's cuts: the dimensions of its tensors that are indexed by the same neurons."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ Neurons = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Group:
-    """Neurons that move together; a neuron may be a channel, a label or, where only whole blocks run, a head.
+    """A set of neurons that is partitioned; a neuron is a unit, a channel, a label or an attention head.
 
     Attributes:
+        name: The first layer whose outputs its neurons are, or the name in a table written by hand.
+        size: Number of its neurons.
         fixed: Its partition is drawn once and kept for all rounds.
     """
 
@@ -34,13 +36,14 @@ class Group:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How one parameter is cut.
+    """The cuts of one parameter.
 
     Attributes:
-        neurons: Per dimension None (never cut) or `[dimension]`, the neuron (numbered across all groups) at
+        neurons: For each dimension None (never cut) or `[dimension]`: the neuron (numbered across all groups) at
             every position, -1 for positions that every subnet has.
-        scaled: Dimensions whose values are multiplied in a subnet by a power of the network's number of neurons over
-            the subnet's, and that power: a sum over the subnet's neurons is then as large as one over all of them.
+        scaled: Pairs of a dimension and a power. In a subnet, values along the dimension are multiplied by that power
+            of the network's number of neurons over the subnet's: a sum over the subnet's neurons is then as large as
+            one over all of them.
     """
 
     name: str
@@ -51,7 +54,7 @@ class TensorLayout:
 
     @property
     def shared(self) -> bool:
-        """Whether every subnet trains a copy of the whole tensor."""
+        """Return True if every subnet trains a copy of the whole tensor."""
         return all(dimension is None for dimension in self.neurons)
 
 
@@ -67,9 +70,9 @@ class Contraction:
         tensor: The parameter's name.
         dimension: Its dimension that is summed over.
         scaling: How a subnet's smaller sum becomes as large as the network's. `weights`: the parameter is multiplied.
-            `roots`: by the root only, since the vector of cut neurons is brought to a fixed length before it.
+            `roots`: by the root only, since the vector of cut neurons is normalized to a fixed length before it.
             `inputs`: the inputs of `layers` are multiplied, since the parameter has another use. `normalized`: nothing
-            is, since a normalization right behind it undoes any factor. `unused`: nothing is, since no output depends
+            is, since a normalization right after it cancels any factor. `unused`: nothing is, since no output depends
             on it. `unknown`: the parameter is multiplied, but outputs could not be compared.
         layers: Names of the modules whose inputs are multiplied.
     """
@@ -82,13 +85,13 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Layout:
-    """All groups of a network and how they cut its parameters, in the module's own order.
+    """All groups of a network and their cuts of its parameters, in the module's order.
 
     Attributes:
-        common: What becomes of the parameters that every subnet has: their `mean`; what they were and the `sum` of all
-            changes, where each subnet holds a share of the outputs and with it a share of the loss; `same` where all
-            subnets are trained in lockstep and have them in common.
-        contractions: The sums over cut neurons, and how a subnet scales each.
+        common: How the subnets' copies of a parameter that every subnet has are merged: `mean` of them; `sum` of all
+            changes, added to the old values, where each subnet holds a share of the outputs and with it a share of the
+            loss; `same` where all subnets are trained in lockstep, so that their copies are equal.
+        contractions: The sums over cut neurons, each with its scaling in a subnet.
         kept_whole: Names of the groups that no subnet cuts, each with the reason.
     """
 
@@ -111,7 +114,7 @@ Labels = dict[tuple[str, int], NDArray[np.int64]]  # (parameter, dimension) -> n
 
 
 def to_meta(module: nn.Module) -> nn.Module:
-    """A copy of the module whose parameters have shapes and no memory; other buffers keep their values."""
+    """Return a copy whose parameters are on the meta device, without memory; buffers keep their values."""
     memo: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in module.parameters()
@@ -120,14 +123,14 @@ def to_meta(module: nn.Module) -> nn.Module:
 
 
 def weightless(module: nn.Module) -> nn.Module:
-    """A copy of which buffers and other tensors, too, are on the meta device: for runs that only tell shapes."""
+    """Return a copy with all of its tensors on the meta device, for runs that only compute shapes."""
     tensors = [t for m in module.modules() for t in (*m.buffers(recurse=False), *vars(m).values())]
     memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors if isinstance(t, Tensor)}
     return to_meta(copy.deepcopy(module, memo))
 
 
 def run_on_meta(module: nn.Module, inputs: Tensor) -> Any:
-    """What a weightless module gives for inputs on the meta device; tensors that forward makes are made there, too.
+    """Run a weightless module on inputs on the meta device, where tensors that its forward creates are, too.
 
     Raises:
         JobError: forward needs values and not only shapes.
@@ -140,14 +143,17 @@ def run_on_meta(module: nn.Module, inputs: Tensor) -> Any:
 
 
 def whole(module: nn.Module) -> Layout:
-    """The layout in which nothing is cut: every subnet is the network (local SGD)."""
+    """Return the layout without cuts, in which every subnet is the whole network (local SGD)."""
     return layout_of(module, [])
 
 
 def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Layout:
-    """The layout that the user wrote: parameter name -> a group's name or None for every dimension.
+    """Return the layout of a table written by hand.
 
-    `heads*3` says that the dimension holds the group three times over (a fused query, key and value).
+    Args:
+        module: The module.
+        table: For each parameter's name, a group's name or None for every dimension; `heads*3` where the dimension
+            holds the group three times, one after another (a fused query, key and value).
 
     Raises:
         JobError: a parameter does not exist, or the dimensions of a group have no common number of neurons.
@@ -169,21 +175,21 @@ def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Lay
         for dimension, entry in enumerate(entries)
         if entry is not None
     ]
-    found = []
+    labelled_groups = []
     for group in dict.fromkeys(use[2] for use in uses):
-        mine = [(name, d, shapes[name][d], tiles) for name, d, g, tiles in uses if g == group]
-        size = min(length // tiles for _, _, length, tiles in mine)
-        for name, d, length, tiles in mine:
+        group_uses = [(name, d, shapes[name][d], tiles) for name, d, g, tiles in uses if g == group]
+        size = min(length // tiles for _, _, length, tiles in group_uses)
+        for name, d, length, tiles in group_uses:
             if size == 0 or length % (size * tiles):
                 raise JobError(
                     f"model.groups.{name}: dimension {d} of {length} does not hold {size} neurons of {group}"
                 )
         labels = {
             (name, d): np.tile(np.arange(size).repeat(length // size // tiles), tiles)
-            for name, d, length, tiles in mine
+            for name, d, length, tiles in group_uses
         }
-        found.append((Group(group, size), labels))
-    return layout_of(module, found)
+        labelled_groups.append((Group(group, size), labels))
+    return layout_of(module, labelled_groups)
 
 
 def _parse_entry(entry: str) -> tuple[str, int]:
@@ -194,7 +200,7 @@ def _parse_entry(entry: str) -> tuple[str, int]:
 
 
 def without_statistics(module: nn.Module) -> nn.Module:
-    """The module with BatchNorm on batch statistics alone: running ones are re-estimated on the whole network."""
+    """Return a copy whose BatchNorm uses batch statistics only; running ones are estimated on the whole network."""
     module = copy.deepcopy(module)
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
@@ -216,7 +222,7 @@ def without_groups(layout: Layout, reasons: Mapping[str, str]) -> Layout:
         if group.name not in reasons
         for i in range(group.size)
     ]
-    new_of_old = np.full(sum(layout.sizes) + 1, -1)  # the last one is found by -1
+    new_of_old = np.full(sum(layout.sizes) + 1, -1)  # index -1 finds the last
     new_of_old[old_of_new] = np.arange(len(old_of_new))
 
     def renumbered(neurons: Neurons | None) -> Neurons | None:
@@ -238,7 +244,7 @@ def offsets(sizes: Sequence[int]) -> list[int]:
 
 
 def layout_of(module: nn.Module, labelled_groups: Sequence[tuple[Group, Labels]]) -> Layout:
-    """The layout of a module whose parameters are labelled by groups."""
+    """Return the layout of a module from its groups and their labels of its parameters' positions."""
     dimensions: dict[tuple[str, int], NDArray[np.int64]] = {}
     offset = 0
     for group, labels in labelled_groups:

@@ -1,7 +1,7 @@
-"""A round's split of every neuron group into disjoint blocks, one a subnet (IST, arXiv 1910.02120, section 3).
+"""Split every neuron group into disjoint blocks, one per subnet, in each round (IST, arXiv 1910.02120, section 3).
 
-Pure: a function of the seed, the round and the shares. Every process draws it for itself, so no index travels: only a
-subnet's blocks do, a few numbers however many subnets there are.
+A partition is a pure function of the seed, the round and the shares. Every process computes it, so no indices are sent:
+only a subnet's blocks are, a few numbers however many subnets there are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A subnet's part of one group: `count` neurons from place `start` of a round's order; all have `covered`."""
+    """A subnet's part of one group: a range of the group's neurons in a round's order.
+
+    Attributes:
+        start: Place of its first neuron in the order.
+        count: Number of its neurons.
+        covered: Number of neurons that all subnets of the round have together.
+    """
 
     start: int
     count: int
@@ -29,11 +35,11 @@ class Block:
 
 
 def widths(size: int, shares: Sequence[float]) -> list[int]:
-    """Neurons of a group of `size` for every subnet, by largest remainder, at least one each.
+    """Divide a group's neurons among subnets by largest remainder, at least one each; return every subnet's number.
 
     Args:
-        size: Neurons in the group.
-        shares: Each subnet's share of every group, in (0, 1]; they add up to at most 1.
+        size: Number of neurons in the group.
+        shares: Each subnet's share of every group, in (0, 1]; their sum is at most 1.
 
     Raises:
         ValueError: there are more subnets than neurons, or the shares add up to more than 1.
@@ -47,16 +53,16 @@ def widths(size: int, shares: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(shares)), key=lambda k: (math.floor(size * shares[k]) - size * shares[k], k))
     for k in by_remainder[: max(0, total - sum(result))]:
         result[k] += 1
-    while sum(result) > total:  # the floor of one neuron was given to subnets too narrow for it
+    while sum(result) > total:  # subnets with less than one neuron were rounded up to one
         result[result.index(max(result))] -= 1
     return result
 
 
 def blocks(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[Block, ...]]:
-    """Every subnet's block of every group.
+    """Return every subnet's block of every group.
 
     Args:
-        sizes: Neurons of each group.
+        sizes: Number of neurons of each group.
         shares: Each subnet's share of every group.
 
     Raises:
@@ -73,10 +79,10 @@ def blocks(sizes: Sequence[int], shares: Sequence[float]) -> list[tuple[Block, .
 def permutations(
     seed: int, round_: int, sizes: Sequence[int], subnet: Sequence[Block], fixed: Sequence[bool] = ()
 ) -> list[NDArray[np.int64]]:
-    """Every group's neurons `[size]` in the order that a round deals them out in; the same for all subnets.
+    """Return every group's neurons `[size]` in a round's order, the same for all subnets.
 
-    Shares that add up to less than 1 leave neurons out; a permutation is then used for as many rounds as
-    it takes to reach all of it, so that every neuron has its turn. `fixed` groups keep theirs for all rounds.
+    Shares with a sum below 1 leave neurons out. A permutation is then used for as many rounds as it takes to train each
+    of its neurons once. `fixed` groups keep one permutation for all rounds.
     """
     result = []
     for group, (size, block) in enumerate(zip(sizes, subnet, strict=True)):
@@ -88,11 +94,11 @@ def permutations(
     return result
 
 
-def members(orders_: Sequence[NDArray[np.int64]], subnet: Sequence[Block]) -> Mask:
-    """A subnet's mask `[sum of sizes]` over the neurons of all groups, one group after another."""
-    mask = np.zeros(sum(len(order) for order in orders_), dtype=np.bool_)
+def members(orders: Sequence[NDArray[np.int64]], subnet: Sequence[Block]) -> Mask:
+    """Return a subnet's mask `[sum of sizes]` over the neurons of all groups, one group after another."""
+    mask = np.zeros(sum(len(order) for order in orders), dtype=np.bool_)
     offset = 0
-    for order, block in zip(orders_, subnet, strict=True):
+    for order, block in zip(orders, subnet, strict=True):
         mask[offset + order[block.start : block.start + block.count]] = True
         offset += len(order)
     return mask
@@ -101,18 +107,18 @@ def members(orders_: Sequence[NDArray[np.int64]], subnet: Sequence[Block]) -> Ma
 def draw(
     seed: int, round_: int, sizes: Sequence[int], shares: Sequence[float], fixed: Sequence[bool] = ()
 ) -> list[Mask]:
-    """The members of every subnet in one round.
+    """Draw every subnet's neurons for one round.
 
     Args:
         seed: The run's seed.
         round_: The round, from 0.
-        sizes: Neurons of each group.
+        sizes: Number of neurons of each group.
         shares: Each subnet's share of every group.
-        fixed: Groups that keep one permutation for all rounds; none if empty.
+        fixed: For each group, True to keep one permutation for all rounds; none is fixed if empty.
 
     Returns:
-        For every subnet its mask, as `members` makes it.
+        For every subnet, the mask that `members` returns.
     """
     subnets = blocks(sizes, shares)
-    dealt = permutations(seed, round_, sizes, subnets[0], fixed)
-    return [members(dealt, subnet) for subnet in subnets]
+    orders = permutations(seed, round_, sizes, subnets[0], fixed)
+    return [members(orders, subnet) for subnet in subnets]

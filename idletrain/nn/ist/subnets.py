@@ -1,7 +1,7 @@
-"""Cut a subnet out of the network into one flat buffer, and put flat buffers back.
+"""Copy a subnet out of the network into one flat buffer, and write flat buffers back.
 
-Letters: P parameters of a subnet, R rows of all its tensors, T tensors. A flat buffer is `[slots * P + row slots * R]`:
-all values, then the optimizer's state in the same order, so that an update moves as one contiguous piece.
+Letters: P parameter values of a subnet, R rows of all its tensors, T tensors. A flat buffer
+`[slots * P + row slots * R]` holds all values, then the optimizer state in the same order, so that an update is sent as one contiguous array.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from torch import Tensor, nn
 from idletrain.nn.ist.groups import Layout, SharedRule, TensorLayout
 from idletrain.nn.ist.partition import Mask
 
-BLOCK_ROWS = 1 << 14  # of a sum: 16 MB of an embedding of 256 numbers
-Positions = tuple[Tensor | None, ...]  # per dimension the positions a subnet has, None for all of them
+BLOCK_ROWS = 1 << 14  # rows added at a time: 16 MB of an embedding of 256 numbers
+Positions = tuple[Tensor | None, ...]  # for each dimension, the positions that a subnet has, None for all of them
 
 
 @dataclass(frozen=True)
 class Subnet:
-    """Where a subnet's tensors lie in the network, their shapes, and how much larger their values are.
+    """The positions of a subnet's tensors in the network, their shapes and their scaling factors.
 
     Attributes:
-        factors: For each tensor what the network's values are multiplied by in the subnet, broadcastable to its
-            shape; None for 1. A sum over a share of the neurons is so as large as the network's sum over all of them
-            (the inverse scaling of dropout), and the network computes the mean of what its subnets compute.
-        input_factors: Names of modules and what their inputs are multiplied by, where the tensor itself cannot be.
+        layout: The network's layout.
+        positions: For each tensor, its positions in the network's tensor.
+        shapes: For each tensor, its shape in the subnet.
+        factors: For each tensor, the factor of the network's values in the subnet, broadcastable to its shape; None
+            for 1. So a sum over a share of the neurons is as large as the network's sum over all of them (the inverse
+            scaling of dropout), and the network computes the mean of its subnets' sums.
+        input_factors: Names of modules and the factor of their inputs, where the tensor itself cannot be multiplied.
     """
 
     layout: Layout
@@ -40,33 +43,32 @@ class Subnet:
 
     @property
     def parameters(self) -> int:
-        """P, the number of values in one slot."""
+        """Return P, the number of values in one slot."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
     def by_row(self) -> Subnet:
-        """The same subnet of tensors that have one value a row."""
+        """Return the same subnet for tensors with one number for each row."""
         positions = tuple(at[:1] for at in self.positions)
         factors = tuple(_row_factor(f, shape) for f, shape in zip(self.factors, self.shapes, strict=True))
         return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes), factors)
 
     def slots(self, flat: Tensor, slots: int, row_slots: int) -> list[tuple[Subnet, Tensor]]:
-        """The slots of a flat buffer, each with its subnet, without a copy."""
-        rows = self.by_row
-        wholes = [self] * slots + [rows] * row_slots
-        pieces = torch.split(flat, [subnet.parameters for subnet in wholes])
-        return list(zip(wholes, pieces, strict=True))
+        """Split a flat buffer into its slots, each with its subnet (`by_row` for row slots), without a copy."""
+        subnets = [self] * slots + [self.by_row] * row_slots
+        pieces = torch.split(flat, [subnet.parameters for subnet in subnets])
+        return list(zip(subnets, pieces, strict=True))
 
 
 def by_row(layout: Layout) -> Layout:
-    """The layout of tensors that have one value for each row of these."""
+    """Return the layout of tensors with one number for each row of this layout's."""
     tensors = (replace(t, shape=t.shape[:1], neurons=t.neurons[:1]) for t in layout.tensors)
     return replace(layout, tensors=tuple(tensors))
 
 
 def cut(layout: Layout, members: Mask) -> Subnet:
-    """The subnet of the neurons in `members` `[neurons]`; the order of positions is kept, so reshapes still hold."""
-    has = np.append(members, True)  # index -1 (in every subnet) finds the last
+    """Return the subnet of the neurons in the mask `members` `[neurons]`; positions keep their order for reshapes."""
+    has = np.append(members, True)  # index -1 (a position of every subnet) finds the last
     positions = tuple(tuple(_positions(neurons, has) for neurons in t.neurons) for t in layout.tensors)
     shapes = tuple(
         tuple(length if at is None else len(at) for length, at in zip(t.shape, where, strict=True))
@@ -87,7 +89,7 @@ def cut(layout: Layout, members: Mask) -> Subnet:
 
 
 def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
-    """For every neuron how many its group has over how many of them the subnet has; 1 for index -1."""
+    """Return, for every neuron, its group's number of neurons over the subnet's; 1 for index -1."""
     factors = np.ones(len(members) + 1)
     start = 0
     for size in layout.sizes:
@@ -97,7 +99,7 @@ def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
 
 
 def _along(tensor: TensorLayout, dimension: int, neuron_factors: np.ndarray, has: Mask) -> Tensor:
-    """The factors of a subnet's positions along one dimension `[length]`, or one for all of them `[]`."""
+    """Return the factors of a subnet's positions along one dimension `[length]`, or one factor for all `[]`."""
     neurons = tensor.neurons[dimension]
     assert neurons is not None
     factors = torch.from_numpy(neuron_factors[neurons[has[neurons]]])
@@ -105,7 +107,7 @@ def _along(tensor: TensorLayout, dimension: int, neuron_factors: np.ndarray, has
 
 
 def _product(tensor: TensorLayout, along: Sequence[Tensor]) -> Tensor | None:
-    """All dimensions' factors as one tensor, rounded once; None where all are 1."""
+    """Return the product of all dimensions' factors, rounded to float32 once; None if all are 1."""
     result = torch.ones((), dtype=torch.float64)
     for (dimension, _), factors in zip(tensor.scaled, along, strict=True):
         shape = [-1 if d == dimension else 1 for d in range(len(tensor.shape))]
@@ -114,7 +116,7 @@ def _product(tensor: TensorLayout, along: Sequence[Tensor]) -> Tensor | None:
 
 
 def _row_factor(factor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-    """The factor of a row's mean square `[rows]` or `[]`: a gradient is as much smaller as its weight is larger."""
+    """Return the factor of each row's mean square `[rows]` or `[]`: gradients scale inversely to weights."""
     if factor is None or not factor.ndim or not shape:
         return factor
     squares = factor.broadcast_to(*[n if d == 0 else factor.shape[d] for d, n in enumerate(shape)]).pow(-2)
@@ -122,7 +124,7 @@ def _row_factor(factor: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def scaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
-    """Return the network's values as a subnet has them: multiplied by a power of the factor.
+    """Convert the network's values to a subnet's: multiply them by a power of the factor.
 
     The power is 1 for weights and SGD's momentum, -1 for a mean of gradients, -2 for a mean of their squares. Negative
     powers divide, so that `unscaled` undoes this bit for bit where the factor is a power of two, else to one rounding.
@@ -134,7 +136,7 @@ def scaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
 
 
 def unscaled(values: Tensor, factor: Tensor | None, power: int) -> Tensor:
-    """Return a subnet's values as the network has them."""
+    """Convert a subnet's values to the network's: the inverse of `scaled`."""
     return scaled(values, factor, -power)
 
 
@@ -142,7 +144,7 @@ class ScaledInputs:
     """Multiply a linear or convolutional layer's inputs, channel by channel, before it runs.
 
     Args:
-        factor: For every channel `[C]`, or one for all `[]`.
+        factor: One factor for every channel `[C]`, or one for all `[]`.
         layer: The layer; a convolution's channels are its inputs' second dimension `[B, C, ...]`, others' the last.
     """
 
@@ -157,7 +159,7 @@ class ScaledInputs:
 
 
 def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> Iterator[Tensor]:
-    """The tensors inside one slot `[P]` of a flat buffer, without a copy."""
+    """Yield the tensors inside one slot `[P]` of a flat buffer, without a copy."""
     offset = 0
     for shape in shapes:
         count = math.prod(shape)
@@ -188,10 +190,10 @@ def merge(
     common: SharedRule = "mean",
     power: int = 1,
 ) -> None:
-    """Write updates `(subnet, slot [P], steps)` back into the network's tensors, what `gather` scaled unscaled.
+    """Write updates `(subnet, slot [P], steps)` back into the network's tensors, and undo the scaling of `gather`.
 
-    Neurons belong to one subnet each, so their values are copied (an exchange, not an average: IST-page); what every
-    subnet has is averaged, weighted by steps, in the order of `updates`, or what `common` says (see `Layout`).
+    Each neuron belongs to one subnet, so its values are copied. Parameters that every subnet has are averaged, weighted
+    by steps, in the order of `updates`, or merged as `common` says (see `Layout`).
     """
     if not updates:
         return
@@ -201,7 +203,7 @@ def merge(
     for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
         if not layout.tensors[i].trainable:
             continue
-        values = tuple(  # noqa: PLW2901 (what follows knows the network's values only)
+        values = tuple(  # noqa: PLW2901 (below, only the network's values are used)
             unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
         )
         if not layout.tensors[i].shared:
@@ -220,7 +222,7 @@ def merge(
 
 
 def add(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
-    """Add a change `[P]` of a subnet's values to the network's; of what every subnet has, `weight` times as much."""
+    """Add a change `[P]` of a subnet's values to the network, `weight` times as much where every subnet has them."""
     pieces = views(change, subnet.shapes)
     for tensor, layout, at, factor, piece in zip(
         network, subnet.layout.tensors, subnet.positions, subnet.factors, pieces, strict=True
@@ -244,11 +246,11 @@ def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
 
 
 def _moved(before: Tensor, copies: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """What was before, and each copy's change to it; a block of rows at a time, as this may be most of a network."""
+    """Add each copy's change to the old values, a block of rows at a time: this may be most of a network."""
     moved = before.clone()
     for copy, _ in copies:
-        for rows, mine, old in zip(*(_blocks(t) for t in (moved, copy, before)), strict=True):
-            rows.add_(mine - old)
+        for rows, new, old in zip(*(_blocks(t) for t in (moved, copy, before)), strict=True):
+            rows.add_(new - old)
     return moved
 
 
@@ -263,9 +265,9 @@ def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:
 
 
 def _grid(tensor: Tensor, at: Positions) -> list[Tensor]:
-    """Positions as index tensors that broadcast to the subnet's shape."""
-    whole = (torch.arange(length) if p is None else p for length, p in zip(tensor.shape, at, strict=True))
-    return [p.view(*(-1 if d == e else 1 for e in range(tensor.ndim))) for d, p in enumerate(whole)]
+    """Return positions as index tensors that broadcast to the subnet's shape."""
+    indices = (torch.arange(length) if p is None else p for length, p in zip(tensor.shape, at, strict=True))
+    return [p.view(*(-1 if d == e else 1 for e in range(tensor.ndim))) for d, p in enumerate(indices)]
 
 
 def _scatter(tensor: Tensor, at: Positions, value: Tensor) -> None:
@@ -277,7 +279,7 @@ def _scatter(tensor: Tensor, at: Positions, value: Tensor) -> None:
 
 
 def _common(tensor: TensorLayout) -> tuple[Tensor, ...] | tuple[slice, ...] | None:
-    """The index of what every subnet has, or None if there is no such part."""
+    """Return the index of the part of a tensor that every subnet has, or None if there is none."""
     if tensor.shared:
         return (slice(None),) * len(tensor.shape)
     within = [torch.arange(n) if p is None else torch.from_numpy(np.flatnonzero(p < 0)) for n, p in _dims(tensor)]
@@ -285,7 +287,7 @@ def _common(tensor: TensorLayout) -> tuple[Tensor, ...] | tuple[slice, ...] | No
 
 
 def _common_within(tensor: TensorLayout, at: Positions) -> tuple[Tensor, ...] | tuple[slice, ...]:
-    """The same part's index within a subnet's own tensor."""
+    """Return that part's index within a subnet's tensor."""
     if tensor.shared:
         return (slice(None),) * len(tensor.shape)
     within = [
