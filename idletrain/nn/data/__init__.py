@@ -1,1 +1,1 @@
-"""Samples: dense arrays, sparse rows, files of extreme classification, and files far away."""
+"""Samples: dense arrays, sparse rows, files of extreme classification, and files in S3."""

@@ -1,7 +1,7 @@
-"""Data sets as pairs of arrays that a worker memory-maps and never copies.
+"""Data sets as pairs of arrays that a worker memory-maps and does not copy.
 
-A `Source` is small and travels; `open()` finds the arrays on the machine where it is called. Compressed files are
-unpacked once a machine, into the user's cache.
+A `Source` is small and is sent to workers; `open()` opens the arrays on the machine where it is called. Compressed
+files are unpacked once per machine, into the user's cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from idletrain.nn.data.remote import Remote
 Array = NDArray[Any]
 CACHE = Path("~/.cache/idletrain").expanduser()
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-FASHION_MNIST_HOME = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
+FASHION_MNIST_URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 FASHION_MNIST = {  # file -> SHA-256 of its content, uncompressed (compression differs between publishers)
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -40,13 +40,13 @@ FASHION_MNIST = {  # file -> SHA-256 of its content, uncompressed (compression d
 
 
 class Source(Protocol):
-    """Where samples come from: small, picklable, the same everywhere."""
+    """The origin of samples: small, picklable, and the same on every machine."""
 
     def open(self) -> Samples:
-        """The samples, on this machine.
+        """Open the samples on this machine.
 
         Raises:
-            JobError: they are not here, or are not what they should be.
+            JobError: they are missing on this machine, or are not numbers in a known format.
         """
 
 
@@ -56,7 +56,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Inputs `[B, ...]` and labels `[B, ...]` of the samples `index` `[B]`: tensors, or sparse rows."""
+        """Return inputs `[B, ...]` and labels `[B, ...]` of the samples `index` `[B]`: tensors, or sparse rows."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class FileSource:
     field: str = "data"
 
     def open(self) -> ArraySource:
-        x, y = (self._here(file) for file in (self.x, self.y))
+        x, y = (self._local_path(file) for file in (self.x, self.y))
         arrays = ArraySource(_map(x, "x", self.field), _map(y, "y", self.field))
         if len(arrays.x) != len(arrays.y):
             raise JobError(f"{self.field}: {self.x} holds {len(arrays.x)} samples but {self.y} {len(arrays.y)} labels")
@@ -110,13 +110,19 @@ class FileSource:
             raise JobError(f"{self.field}: {self.x} holds no samples")
         return arrays
 
-    def _here(self, file: str | Remote) -> Path:
+    def _local_path(self, file: str | Remote) -> Path:
         return file.download(CACHE / "s3", self.field) if isinstance(file, Remote) else Path(file)
 
 
 @dataclass(frozen=True)
 class FactorySource:
-    """Data that code makes on every machine: a factory that returns `(train, test)`, each a pair of arrays."""
+    """Data created by code on every machine: a factory returns `(train, test)`, each a pair of arrays.
+
+    Attributes:
+        factory: The function.
+        part: 0 for training data, 1 for test data.
+        args: Its keyword arguments.
+    """
 
     factory: Callable[..., Any]
     part: int
@@ -125,14 +131,14 @@ class FactorySource:
     def open(self) -> Samples:
         name = getattr(self.factory, "__name__", repr(self.factory))
         with user_code(f"data.args: {name} does not take {self.args}: "):
-            made = self.factory(**self.args)
-        if not isinstance(made, Sequence) or len(made) != 2:
+            parts = self.factory(**self.args)
+        if not isinstance(parts, Sequence) or len(parts) != 2:
             raise JobError(f"data.factory: {name} should return (train, test)")
-        return as_samples(made[self.part])
+        return as_samples(parts[self.part])
 
 
 def as_samples(data: Any) -> Samples:
-    """Samples from a pair of arrays or tensors, or a map-style Dataset.
+    """Make samples from a pair of arrays or tensors, or a map-style Dataset.
 
     Raises:
         JobError: it is neither.
@@ -150,9 +156,9 @@ def as_samples(data: Any) -> Samples:
 
 
 def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """scikit-learn's bundled digits: 1,437 training and 360 test images of 8 x 8 pixels.
+    """Load scikit-learn's bundled digits: 1,437 training and 360 test images of 8 x 8 pixels.
 
-    Read from the package's file: importing scikit-learn would take every worker a second.
+    They are read from the package's file: importing scikit-learn would take every worker a second.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
@@ -164,16 +170,16 @@ def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
 
 
 def fashion_mnist(path: str | None) -> tuple[FileSource, FileSource]:
-    """Fashion-MNIST (Xiao et al., arXiv 1708.07747) as sources for training and test.
+    """Return Fashion-MNIST (Xiao et al., arXiv 1708.07747) as sources of training and test data.
 
-    Looked for, in this order: `path`, the cache, the Debian package dataset-fashion-mnist, its public home.
+    It is taken from `path`; without one from the cache, the Debian package dataset-fashion-mnist, or its public
+    address, in this order.
 
     Raises:
-        JobError: it is nowhere and cannot be downloaded.
+        JobError: it is in none of these places and cannot be downloaded.
     """
-    home = _find_fashion_mnist(None if path is None else Path(path).expanduser())
-
-    train_x, train_y, test_x, test_y = (str(_plain_or_packed(home / name)) for name in FASHION_MNIST)
+    folder = _find_fashion_mnist(None if path is None else Path(path).expanduser())
+    train_x, train_y, test_x, test_y = (str(_plain_or_packed(folder / name)) for name in FASHION_MNIST)
     return FileSource(train_x, train_y), FileSource(test_x, test_y)
 
 
@@ -183,13 +189,13 @@ def _plain_or_packed(path: Path) -> Path:
 
 def _find_fashion_mnist(path: Path | None) -> Path:
     cache = CACHE / "fashion-mnist"
-    for place in [path] if path else [cache, DEBIAN_FASHION_MNIST]:
-        if all(_plain_or_packed(place / name).exists() for name in FASHION_MNIST):
-            return place
+    for folder in [path] if path else [cache, DEBIAN_FASHION_MNIST]:
+        if all(_plain_or_packed(folder / name).exists() for name in FASHION_MNIST):
+            return folder
     if path:
         raise JobError(f"data.path: {path} does not hold Fashion-MNIST's four files ({', '.join(FASHION_MNIST)})")
     for name, digest in FASHION_MNIST.items():
-        _download(FASHION_MNIST_HOME + name + ".gz", cache / name, digest)
+        _download(FASHION_MNIST_URL + name + ".gz", cache / name, digest)
     return cache
 
 
@@ -240,7 +246,7 @@ def _map_idx(path: Path) -> Array:
 
 
 def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any]) -> Path:
-    """The unpacked copy of a file in the cache, made if it is not there yet; named by what the file is now."""
+    """Return a file's unpacked copy in the cache, created if missing; its name is made of path, size and time."""
     stat = path.stat()
     identity = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
     copy = CACHE / "unpacked" / f"{identity}-{path.stem}{suffix}"
@@ -250,7 +256,7 @@ def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any]) -> Path:
 
 
 def _write(to: Path, fill: Callable[[Any], Any]) -> None:
-    """Write a file whole or not at all, also when several workers do it at once."""
+    """Write a file atomically, also when several workers write it at once."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=to.parent, delete=False) as file:
         try:

@@ -32,21 +32,21 @@ class Rows:
 
     @property
     def shape(self) -> torch.Size:
-        """Rows alone: how many columns there are, the layer knows."""
+        """Return the number of rows alone: only the layer knows the number of columns."""
         return torch.Size([len(self)])
 
     @property
     def dtype(self) -> torch.dtype:
-        """What columns are numbered in."""
+        """Return the type of the column numbers."""
         return self.indices.dtype
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same rows on another device."""
+        """Copy the rows to another device."""
         values = None if self.values is None else self.values.to(device)
         return Rows(self.offsets.to(device), self.indices.to(device), values)
 
     def row_numbers(self) -> Tensor:
-        """The row of every entry, `[Z]`."""
+        """Return the row number of every entry `[Z]`."""
         return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.offsets.diff())
 
 
@@ -62,7 +62,7 @@ class Csr:
         return len(self.starts) - 1
 
     def only(self, index: NDArray[np.int64]) -> Csr:
-        """Some rows, in this order, as a matrix of their own."""
+        """Copy some rows, in this order, into a new matrix."""
         begin = self.starts[index]
         lengths = self.starts[index + 1] - begin
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -70,35 +70,35 @@ class Csr:
         return Csr(starts, self.columns[places], None if self.values is None else self.values[places])
 
     def take(self, index: NDArray[np.int64]) -> Rows:
-        """The same as a batch."""
+        """Copy some rows, in this order, into a batch."""
         part = self.only(index)
         values = None if part.values is None else torch.from_numpy(part.values)
         return Rows(torch.from_numpy(part.starts), torch.from_numpy(part.columns.astype(np.int64)), values)
 
     def counts(self, columns: int) -> NDArray[np.int64]:
-        """How many entries every column has, `[columns]`."""
+        """Return the number of entries of every column `[columns]`."""
         return np.bincount(self.columns, minlength=columns)
 
 
 def transpose(matrix: Csr, columns: int) -> Csr:
-    """The same entries by columns (without values), rows ascending within each."""
+    """Return the same entries by columns (without values), rows ascending within each column."""
     rows = np.repeat(np.arange(len(matrix), dtype=np.int32), np.diff(matrix.starts))
     starts = np.concatenate([[0], np.cumsum(matrix.counts(columns))])
     return Csr(starts, rows[np.argsort(matrix.columns, kind="stable")])
 
 
 def canonical(matrix: Csr) -> tuple[Csr, int]:
-    """Columns ascending within each row, repeated ones added up; and how many rows had to be mended."""
+    """Sort the columns within each row and add up repeated ones; return the matrix and the number of rows repaired."""
     rows = np.repeat(np.arange(len(matrix)), np.diff(matrix.starts))
     wrong = (np.diff(matrix.columns) <= 0) & (np.diff(rows) == 0)
     if not wrong.any():
         return matrix, 0
-    mended = len(np.unique(rows[1:][wrong]))
+    repaired = len(np.unique(rows[1:][wrong]))
     order = np.lexsort((matrix.columns, rows))
     rows, columns = rows[order], matrix.columns[order]
     first = np.append(True, (np.diff(columns) != 0) | (np.diff(rows) != 0))
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows[first], minlength=len(matrix)))])
     if matrix.values is None:
-        return Csr(starts, columns[first]), mended
+        return Csr(starts, columns[first]), repaired
     values = np.add.reduceat(matrix.values[order], np.flatnonzero(first)).astype(np.float32)
-    return Csr(starts, columns[first], values), mended
+    return Csr(starts, columns[first], values), repaired

@@ -1,4 +1,4 @@
-"""Data in S3: pinned to what it is when a run starts, fetched once a machine, and a file like any other then."""
+"""Data in S3: pinned to its version at the start of a run, and downloaded once per machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ SCHEME = "s3://"
 
 @dataclass(frozen=True)
 class Remote:
-    """An object, as it was when `find` saw it; small, and the same on every machine."""
+    """An S3 object and its version when `find_remote` was called; small and picklable.
+
+    Attributes:
+        url: Its address, `s3://bucket/key`.
+        stored: Its size and version tag.
+    """
 
     url: str
     stored: ObjectInfo
@@ -24,11 +29,11 @@ class Remote:
         return self.url
 
     def download(self, cache: Path, field: str) -> Path:
-        """The object's copy on this machine, fetched if it is not there yet; of several processes one fetches.
+        """Return the path of the object's copy on this machine; one process downloads it if there is none.
 
         Args:
-            cache: Where copies lie.
-            field: The job's field that names it.
+            cache: The folder of copies.
+            field: The job's field that names the object.
 
         Raises:
             JobError: it cannot be read, is damaged, or has changed.
@@ -56,10 +61,10 @@ class Remote:
 
 
 def find_remote(url: str, field: str) -> Remote:
-    """An object that is there and may be read.
+    """Return an object as it is stored now.
 
     Raises:
-        JobError: it is not, or may not.
+        JobError: it does not exist, or may not be read.
     """
     prefix, key = _split(url)
     if not prefix.bucket or not key or key.endswith("/"):

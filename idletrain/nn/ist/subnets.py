@@ -1,7 +1,8 @@
 """Copy a subnet out of the network into one flat buffer, and write flat buffers back.
 
 Letters: P parameter values of a subnet, R rows of all its tensors, T tensors. A flat buffer
-`[slots * P + row slots * R]` holds all values, then the optimizer state in the same order, so that an update is sent as one contiguous array.
+`[slots * P + row slots * R]` holds all values, then the optimizer state in the same order, so that
+an update is sent as one contiguous array.
 """
 
 from __future__ import annotations

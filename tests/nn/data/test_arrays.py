@@ -178,7 +178,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        monkeypatch.setattr(arrays, "FASHION_MNIST_HOME", f"http://127.0.0.1:{server.server_port}/")
+        monkeypatch.setattr(arrays, "FASHION_MNIST_URL", f"http://127.0.0.1:{server.server_port}/")
         monkeypatch.setattr(arrays, "DEBIAN_FASHION_MNIST", tmp_path / "no-debian")
         yield folder
         server.shutdown()
