@@ -1,1 +1,1 @@
-"""How parameters move: optimizers of sparse rows, and compiled loops over rows."""
+"""Local optimizers: the table of them, their steps on sparse rows, and compiled loops over rows."""

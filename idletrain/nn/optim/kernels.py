@@ -1,7 +1,7 @@
-"""Loops over sparse rows that torch has no fast words for, compiled by Numba for the CPU.
+"""Loops over sparse rows for which torch has no fast operator, compiled by Numba for the CPU.
 
-Every function is given arrays that its caller has checked: Numba looks at no bounds. `benchmarks/kernels.py` measures
-each against torch. Letters: B rows of a batch, H hidden, Z entries, R rows of a matrix, L tables.
+Callers check the arrays first: Numba checks no bounds. `benchmarks/kernels.py` measures each function against torch.
+Letters: B rows of a batch, H hidden, Z entries, R rows of a matrix, L tables.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 _compiled = numba.njit(cache=True, nogil=True)
-_summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # else sums are taken one by one
+_summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # else sums are not vectorized
 
 
 @_compiled
 def bag_backward(offsets: Ids, places: Ids, values: Floats, grad_BH: Floats, out_UH: Floats) -> None:
-    """Add up the gradient of each distinct embedding, into zeros; `places` are numbers of distinct ones."""
+    """Sum the gradient of each of U distinct embeddings into `out_UH`, zeros before.
+
+    `places` `[Z]` holds each entry's place among the distinct embeddings.
+    """
     for b in range(len(grad_BH)):
         for z in range(offsets[b], offsets[b + 1]):
             row, value = places[z], values[z]
@@ -30,9 +33,9 @@ def bag_backward(offsets: Ids, places: Ids, values: Floats, grad_BH: Floats, out
 
 @_compiled
 def distinct(ids: Ids, seen_R: NDArray[np.int32], unique: Ids, places: Ids) -> int:
-    """The distinct ids in the order of their first appearance, and each id's place among them; returns their number.
+    """Write the distinct ids by first appearance and each id's place among them; return the number of distinct ids.
 
-    `seen_R` holds -1 before and after: no pass over all R.
+    `seen_R` holds -1 before and after, so that no pass over all R is needed.
     """
     count = 0
     for z in range(len(ids)):
@@ -50,7 +53,7 @@ def distinct(ids: Ids, seen_R: NDArray[np.int32], unique: Ids, places: Ids) -> i
 def adagrad_rows(
     weight_RH: Floats, sums_R: Floats, index_A: Ids, grad_AH: Floats, lr: float, start: float, eps: float
 ) -> None:
-    """Row-wise Adagrad on A distinct rows, whose mean squared gradients are added to their sums."""
+    """Do a step of row-wise Adagrad on A distinct rows: add their mean squared gradients to their sums first."""
     for a in range(len(index_A)):
         row, squares = index_A[a], np.float32(0)
         for h in range(grad_AH.shape[1]):
@@ -63,11 +66,11 @@ def adagrad_rows(
 
 @_compiled
 def sign_codes(products_CB: Floats, out_LB: NDArray[Any]) -> None:
-    """Bucket numbers from the signs of C / L products each."""
+    """Write bucket numbers for L tables, each made of the signs of C / L products."""
     k, B = len(products_CB) // len(out_LB), out_LB.shape[1]
     for table in range(len(out_LB)):
         numbers = np.zeros(B, np.uint32)
-        for j in range(k):  # along B, which processors do many at a time
+        for j in range(k):  # innermost along B, which is vectorized
             products, bit = products_CB[table * k + j], np.uint32(1 << j)
             for b in range(B):
                 numbers[b] |= bit if products[b] > 0 else np.uint32(0)
@@ -76,17 +79,20 @@ def sign_codes(products_CB: Floats, out_LB: NDArray[Any]) -> None:
 
 @_compiled
 def winner_codes(x_BH: Floats, coordinates_CI: Ids, out_LB: NDArray[Any]) -> None:
-    """Bucket numbers from C / L codes each: which of I coordinates, a power of two, is the largest."""
+    """Write bucket numbers for L tables, each made of C / L codes: the place of the largest of I coordinates.
+
+    I is a power of two.
+    """
     k, compared = len(coordinates_CI) // len(out_LB), coordinates_CI.shape[1]
     for b in range(len(x_BH)):
         for table in range(len(out_LB)):
             number = 0
             for j in range(k):
-                mine = coordinates_CI[table * k + j]
-                best, most = 0, x_BH[b, mine[0]]
+                coordinates = coordinates_CI[table * k + j]
+                best, largest = 0, x_BH[b, coordinates[0]]
                 for i in range(1, compared):
-                    if x_BH[b, mine[i]] > most:
-                        best, most = i, x_BH[b, mine[i]]
+                    if x_BH[b, coordinates[i]] > largest:
+                        best, largest = i, x_BH[b, coordinates[i]]
                 number = number * compared + best
             out_LB[table, b] = number
 
@@ -95,7 +101,7 @@ def winner_codes(x_BH: Floats, coordinates_CI: Ids, out_LB: NDArray[Any]) -> Non
 def fill_buckets(
     codes_R: NDArray[Any], order_R: NDArray[np.int32], bucket: int, starts_S: NDArray[np.int32], ids: NDArray[np.int32]
 ) -> None:
-    """Row numbers by bucket, of each bucket's the first `bucket` in `order_R`: a counting sort.
+    """Write row numbers by bucket with a counting sort, at most `bucket` for each, the first in `order_R`.
 
     `starts_S`, one longer than there are buckets, holds zeros before.
     """
@@ -123,41 +129,41 @@ def most_hits(
     counts_R: NDArray[Any],
     out: Ids,
 ) -> int:
-    """For each row the `keep` ids that are in most of its L buckets; returns how many were written in all.
+    """Write, for each row, the `keep` ids that are in most of its L buckets; return the number of ids written.
 
     `counts_R` holds zeros before and after.
     """
     L = len(codes_LB)
-    found = np.empty(len(counts_R), dtype=np.int32)
+    candidates = np.empty(len(counts_R), dtype=np.int32)
     by_hits = np.empty(L + 1, dtype=np.int64)
     written = 0
     for b in range(codes_LB.shape[1]):
-        many = 0
+        count = 0
         for table in range(L):
             code = np.int64(codes_LB[table, b])
             for at in range(starts_LS[table, code], starts_LS[table, code + 1]):
                 row = ids_LI[table, at]
                 if counts_R[row] == 0:
-                    found[many] = row
-                    many += 1
+                    candidates[count] = row
+                    count += 1
                 counts_R[row] += 1
         by_hits[:] = 0
-        for f in range(many):
-            by_hits[counts_R[found[f]]] += 1
-        # All with more hits than `least` are kept, and of those with `least` what is left.
+        for c in range(count):
+            by_hits[counts_R[candidates[c]]] += 1
+        # Take all with more than `least` hits, and as many with `least` as are left.
         least: Any = L
         above: Any = 0
         while least > 0 and above + by_hits[least] < keep:
             above += by_hits[least]
             least -= 1
         left = keep - above
-        for f in range(many):
-            hits = counts_R[found[f]]
+        for c in range(count):
+            hits = counts_R[candidates[c]]
             if hits > least or (hits == least and least > 0 and left > 0):
                 left -= hits == least
-                out[written] = found[f]
+                out[written] = candidates[c]
                 written += 1
-            counts_R[found[f]] = 0
+            counts_R[candidates[c]] = 0
     return written
 
 
@@ -171,15 +177,15 @@ def best_in_lists(
     best_BK: Ids,
     scores_BK: Floats,
 ) -> None:
-    """For each query the K members of its P lists whose rows have the largest products, the largest first.
+    """Write, for each query, the K members of its P lists whose rows have the largest products, the largest first.
 
-    `rows_M` are the lists' members; `best_BK` holds -1 before, and from where the lists have no more.
+    `rows_M` are the lists' members. `best_BK` holds -1 before, and after in the places for which there is no member.
     """
     K = best_BK.shape[1]
     for b in range(len(query_BH)):
         kept = 0
-        for one in lists_BP[b]:
-            for at in range(starts_L[one], starts_L[one + 1]):
+        for number in lists_BP[b]:
+            for at in range(starts_L[number], starts_L[number + 1]):
                 row, score = rows_M[at], np.float32(0)
                 for h in range(query_BH.shape[1]):
                     score += query_BH[b, h] * rows_RH[row, h]
@@ -194,13 +200,13 @@ def best_in_lists(
 
 
 class Distinct:
-    """Finds distinct numbers below `size` in time that grows with how many there are, not with `size`."""
+    """Find distinct numbers below `size`, in time proportional to their number, not to `size`."""
 
     def __init__(self, size: int) -> None:
         self._seen = np.full(size, -1, dtype=np.int32)
 
     def __call__(self, ids: NDArray[Any]) -> tuple[Ids, Ids]:
-        """The distinct ids by first appearance, and each id's place among them.
+        """Return the distinct ids by first appearance, and each id's place among them.
 
         Raises:
             ValueError: an id is not below `size`.

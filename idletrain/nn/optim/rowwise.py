@@ -1,7 +1,7 @@
-"""Optimizer steps that cost what a gradient's rows cost, not what the parameter's do.
+"""Optimizer steps whose time grows with the rows of the gradient, not of the parameter.
 
 A gradient is row-sparse where it is a coalesced `torch.sparse_coo` tensor with one sparse dimension. Letters: R rows,
-A rows in the gradient, H the rest.
+A rows in the gradient, H numbers in a row.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ ADAGRAD_EPS = 1e-10  # torch.optim.Adagrad's default
 
 
 def rows_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The row numbers `[A]` and values `[A, ...]` of a row-sparse gradient, each row once."""
+    """Return the row numbers `[A]` and values `[A, ...]` of a row-sparse gradient, each row once."""
     index = gradient._indices()[0]
-    if not (index[1:] > index[:-1]).all():  # autograd forgets that a gradient is coalesced; to sort it again costs more
+    if not (index[1:] > index[:-1]).all():  # cheaper than to coalesce: autograd forgets that it is
         gradient = gradient.coalesce()
     return gradient._indices()[0], gradient._values()
 
 
 def sgd(parameter: Tensor, gradient: Tensor, *, lr: float, weight_decay: float = 0.0) -> None:
-    """Plain SGD on the rows that the gradient has."""
+    """Do a step of plain SGD on the rows that the gradient has."""
     index, grad = rows_of(gradient)
     if weight_decay:
         grad = grad + weight_decay * parameter[index]
@@ -44,11 +44,11 @@ def lazy_adam(
     eps: float,
     weight_decay: float = 0.0,
 ) -> None:
-    """Adam whose moments move with a row's gradient alone (as torch.optim.SparseAdam), with decoupled decay.
+    """Do a step of Adam on the gradient's rows and their moments (as torch.optim.SparseAdam), with decoupled decay.
 
     Args:
         state: Mean and mean square of the gradient, shaped like the parameter.
-        step: Steps of the whole parameter so far, this one counted.
+        step: Number of steps of the whole parameter so far, including this one.
     """
     index, grad = rows_of(gradient)
     mean, square = (moment[index] for moment in state)
@@ -63,12 +63,12 @@ def lazy_adam(
 
 
 def row_adagrad(parameter: Tensor, gradient: Tensor, sums_R: Tensor, *, lr: float, start: float) -> None:
-    """Row-wise Adagrad: every row has one learning rate, lr / sqrt(start + its sum of mean squared gradients).
+    """Do a step of row-wise Adagrad: a row's learning rate is lr / sqrt(start + its sum of mean squared gradients).
 
     Args:
         gradient: Row-sparse or dense.
-        sums_R: One sum a row (the parameter's first dimension), from zero.
-        start: What the sums count from: zero makes each row's first step as long as lr, however small its gradient.
+        sums_R: One sum for each row (the parameter's first dimension), zero before the first step.
+        start: Initial value of the sums; zero makes each row's first step as long as lr, however small its gradient.
     """
     if parameter.ndim == 0:
         parameter, gradient, sums_R = parameter.view(1), gradient.view(1), sums_R.view(1)
@@ -91,9 +91,9 @@ def row_adagrad(parameter: Tensor, gradient: Tensor, sums_R: Tensor, *, lr: floa
 
 
 def round_at_random(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 to bfloat16, up or down with the probability that keeps the mean.
+    """Round float32 to bfloat16, up or down with the probability that keeps the mean.
 
-    Rounded to the nearest, a step below 1/256 of its weight would be lost, every time.
+    Rounded to nearest, every step below 1/256 of its weight would be lost.
     """
     assert dtype == torch.bfloat16
     bits = x.contiguous().view(torch.int32)
@@ -107,7 +107,7 @@ class RowAdagrad(torch.optim.Optimizer):
     Args:
         parameters: Parameters or groups of them.
         lr: Learning rate.
-        start: What each row's sum of squares counts from.
+        start: Initial value of each row's sum of squares.
     """
 
     def __init__(self, parameters: Iterable[Any], lr: float = 0.01, start: float = 1e-6) -> None:
