@@ -1,8 +1,9 @@
-"""Data sets for extreme classification: sparse features and a set of labels a row.
+"""Data sets for extreme classification: sparse features and a set of labels for each row.
 
-Read are the format of the Extreme Classification Repository (a header `rows features labels`, then
-`label,label feature:value feature:value` a line; plain or gzip) and pairs of CSR matrices as `scipy.sparse.save_npz`
-writes them. A file is converted once a machine, to raw arrays in the user's cache that workers memory-map.
+Formats: that of the Extreme Classification Repository (a header `rows features labels`, then a
+line `label,label feature:value feature:value` for each row; plain or gzip), and pairs of CSR matrices as
+`scipy.sparse.save_npz` writes them. A file is converted once per machine, to raw arrays in the user's cache that
+workers memory-map.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LABELS = re.compile(rb"\d+(,\d+)*|")
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FEATURES = re.compile(rb"(?:\d+:%b(?:\s+\d+:%b)*)?" % (NUMBER, NUMBER))
 LARGEST = 2**31 - 1  # columns are 32-bit numbers
-LARGEST_UNSAID = 10**8  # of a file without a header: beyond, a slip would take the machine's memory
+LARGEST_WITHOUT_HEADER = 10**8  # columns: beyond, a typing error would fill the machine's memory
 ARRAYS = {  # file -> type
     "feature_starts": np.int64,
     "feature_columns": np.int32,
@@ -53,11 +54,11 @@ ARRAYS = {  # file -> type
 
 @dataclass(frozen=True)
 class DataCensus:
-    """What a converted file holds, and what had to be done about its rows.
+    """The sizes of a converted file, and the numbers of rows that were dropped or repaired.
 
     Attributes:
-        without_labels: Rows with an empty label set: kept or dropped, as asked.
-        mended: Rows whose features were out of order or named twice (those are added up).
+        without_labels: Rows with an empty label set: kept or dropped, as the job says.
+        repaired_rows: Rows whose features were out of order or named twice (those are added up).
     """
 
     rows: int
@@ -72,7 +73,7 @@ class SparseSamples:
     """Rows of sparse features `[features]` with label sets, memory-mapped.
 
     Attributes:
-        rows_of: The rows that hold each label, `[labels]`.
+        rows_of: For each label, the rows that have it `[labels]`.
     """
 
     x: Csr
@@ -84,11 +85,11 @@ class SparseSamples:
         return len(self.x)
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        """Features and label sets of the rows `index` `[B]`."""
+        """Return the features and label sets of the rows `index` `[B]`."""
         return self.x.take(index), self.y.take(index)
 
     def holding(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows that hold any of these labels, ascending."""
+        """Return the rows that have any of these labels, ascending."""
         return np.unique(self.rows_of.take(labels).indices.numpy())
 
 
@@ -97,8 +98,8 @@ class SparseFiles:
     """A file of rows, or a pair of CSR `.npz` (features, labels).
 
     Attributes:
-        empty: What becomes of rows without labels.
-        most_rows: Take this many rows, drawn without order; None for all of them.
+        empty: Keep or drop rows without labels.
+        most_rows: Take this many rows at random; None for all of them.
     """
 
     files: tuple[str | Remote, ...]
@@ -107,10 +108,10 @@ class SparseFiles:
     most_rows: int | None = None
 
     def open(self) -> SparseSamples:
-        """The rows, memory-mapped; converted if this machine has not done so yet.
+        """Return the rows, memory-mapped; convert the files first if this machine has not done so.
 
         Raises:
-            JobError: a file is not there, or a line of it is wrong: named with its number.
+            JobError: a file is missing, or one of its lines is wrong; the message has the line's number.
         """
         cache, field = arrays.CACHE / "s3", self.field
         paths = [f.download(cache, field) if isinstance(f, Remote) else Path(f).expanduser() for f in self.files]
@@ -124,21 +125,21 @@ class SparseFiles:
             )
         if self.most_rows is None or self.most_rows >= len(samples):
             return samples
-        some = np.sort(np.random.Generator(np.random.Philox(0)).permutation(len(samples))[: self.most_rows])
-        return only(samples, some)
+        rows = np.sort(np.random.Generator(np.random.Philox(0)).permutation(len(samples))[: self.most_rows])
+        return only(samples, rows)
 
     def _folder(self, paths: Sequence[Path]) -> Path:
         try:
             stats = [path.stat() for path in paths]
         except OSError as error:
             raise _unreadable(self.field, paths[0], error) from None
-        said = "".join(f"{p.resolve()} {s.st_size} {s.st_mtime_ns}\n" for p, s in zip(paths, stats, strict=True))
-        name = hashlib.sha256(f"{said}{self.empty}".encode()).hexdigest()[:16]
+        identity = "".join(f"{p.resolve()} {s.st_size} {s.st_mtime_ns}\n" for p, s in zip(paths, stats, strict=True))
+        name = hashlib.sha256(f"{identity}{self.empty}".encode()).hexdigest()[:16]
         return arrays.CACHE / "sparse" / f"{name}-{paths[0].name.split('.')[0]}"
 
 
 def sparse_names(where: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of sparse files among a job's words, empty if they name none."""
+    """Return the names of sparse files in a job's data setting, or () if it names none."""
     names = (where,) if isinstance(where, str) else where
     text = len(names) == 1 and names[0].removesuffix(".gz").endswith(SUFFIXES)
     matrices = len(names) == 2 and all(name.endswith(".npz") for name in names)
@@ -150,12 +151,12 @@ def _unreadable(field: str, path: Path, error: Exception) -> JobError:
     return JobError(f"{field}: {path} cannot be read ({reason}); name an existing file")
 
 
-# --- what a file says -------------------------------------------------------------------------------------------------
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some rows in a row of a file, and what the file says of its size: features, labels (0: nothing)."""
+    """Consecutive rows of a file, and the numbers of features and labels in its header (0 without one)."""
 
     x: Csr
     y: Csr
@@ -177,8 +178,8 @@ def _text_chunks(path: Path, field: str) -> Iterator[_Chunk]:
         if not header:
             lines = itertools.chain([first], lines)
         count, lines = 0, _without_blank_end(lines)
-        while some := list(itertools.islice(lines, CHUNK_ROWS)):
-            rows = [_parse(line, path, number, sizes, field) for number, line in some]
+        while block := list(itertools.islice(lines, CHUNK_ROWS)):
+            rows = [_parse(line, path, number, sizes, field) for number, line in block]
             count += len(rows)
             yield _Chunk(_stack([r[0] for r in rows], [r[1] for r in rows]), _stack([r[2] for r in rows]), sizes)
             logger.info("%s: %d rows read", path, count)
@@ -187,19 +188,19 @@ def _text_chunks(path: Path, field: str) -> Iterator[_Chunk]:
 
 
 def _without_blank_end(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    held: list[tuple[int, bytes]] = []
-    for one in lines:
-        held.append(one)
-        if one[1].strip():
-            yield from held
-            held.clear()
+    pending: list[tuple[int, bytes]] = []
+    for line in lines:
+        pending.append(line)
+        if line[1].strip():
+            yield from pending
+            pending.clear()
 
 
 _Row = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 
 def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: str) -> _Row:
-    """Features, values and labels of one line."""
+    """Return the features, values and labels of one line."""
     where = f"{field}: {path}, line {number}"
     names, _, rest = line.rstrip().partition(b" ")
     if b":" in names:  # a row whose label set is empty, written without the space before its features
@@ -213,16 +214,15 @@ def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: 
     values = pairs[:, 1].astype(np.float32)
     if not np.isfinite(values).all():
         raise JobError(f"{where}: a value is beyond float32; mend or remove that line")
-    # Before they are whole numbers: of 64 bits not each would be positive.
-    for what, most, size in (
+    # Checked as floats: converted to 64-bit integers, large ones would overflow.
+    for name, largest, size in (
         ("feature", pairs[:, 0].max(initial=-1), sizes[0]),
         ("label", max(labels, default=-1), sizes[1]),
     ):
-        if most >= (size or LARGEST_UNSAID):
-            least = "line 1 names" if size else "can be had without a header"
-            raise JobError(
-                f"{where}: {what} {most:.0f} is beyond the {size or LARGEST_UNSAID} {what}s that {least}; count from 0"
-            )
+        if largest >= (size or LARGEST_WITHOUT_HEADER):
+            limit = size or LARGEST_WITHOUT_HEADER
+            reason = "line 1 names" if size else "can be had without a header"
+            raise JobError(f"{where}: {name} {largest:.0f} is beyond the {limit} {name}s that {reason}; count from 0")
     return pairs[:, 0].astype(np.int64), values, np.array(labels, dtype=np.int64)
 
 
@@ -241,14 +241,14 @@ def _npz_chunks(paths: Sequence[Path], field: str) -> Iterator[_Chunk]:
 
 
 def _not_zero(matrix: Csr) -> Csr:
-    """Where it is not zero: zeros may be stored, too."""
+    """Return the matrix without values and without stored zeros."""
     assert matrix.values is not None
     stored = matrix.values != 0
     return Csr(np.concatenate([[0], np.cumsum(stored)])[matrix.starts], matrix.columns[stored])
 
 
 def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
-    """A CSR matrix and its columns."""
+    """Load a CSR matrix and its number of columns."""
     try:
         with np.load(path) as archive:
             kind = archive["format"].item()
@@ -285,7 +285,7 @@ def _slice(matrix: Csr, start: int, end: int) -> Csr:
 
 
 def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> None:
-    """Write the raw arrays, then what they hold; whole or not at all, also when several workers do it at once."""
+    """Write the raw arrays and their census into a folder, atomically, also when several workers do it at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -297,7 +297,7 @@ def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> Non
         (partial / "census.json").write_text(json.dumps(asdict(census)))
         try:
             partial.rename(folder)
-        except OSError:  # somebody else was quicker
+        except OSError:  # another process was faster
             if not (folder / "census.json").exists():
                 raise
     except (OSError, EOFError, zlib.error) as error:
@@ -310,23 +310,23 @@ def _convert(paths: Sequence[Path], folder: Path, field: str, empty: str) -> Non
 
 def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> DataCensus:
     files = {name: (folder / name).open("wb") for name in ARRAYS if not name.startswith("row_")}
-    rows = features = labels = without = mended = 0
+    rows = features = labels = without_labels = repaired = 0
     written = {"feature": 0, "label": 0}
     try:
         for kind in written:
             np.zeros(1, np.int64).tofile(files[f"{kind}_starts"])
         for chunk in chunks:
             has = np.diff(chunk.y.starts) > 0
-            without += int((~has).sum())
+            without_labels += int((~has).sum())
             x, y = (part if keep or has.all() else part.only(np.flatnonzero(has)) for part in (chunk.x, chunk.y))
-            (x, odd), (y, _) = canonical(x), canonical(y)
+            (x, repaired_here), (y, _) = canonical(x), canonical(y)
             for kind, part in (("feature", x), ("label", y)):
                 (part.starts[1:] + written[kind]).tofile(files[f"{kind}_starts"])
                 part.columns.tofile(files[f"{kind}_columns"])
                 written[kind] += len(part.columns)
             assert x.values is not None
             x.values.tofile(files["feature_values"])
-            rows, mended = rows + len(x), mended + odd
+            rows, repaired = rows + len(x), repaired + repaired_here
             features = max(features, chunk.sizes[0], int(x.columns.max(initial=-1)) + 1)
             labels = max(labels, chunk.sizes[1], int(y.columns.max(initial=-1)) + 1)
     finally:
@@ -335,12 +335,12 @@ def _write(folder: Path, chunks: Iterator[_Chunk], *, keep: bool) -> DataCensus:
     by_label = transpose(Csr(_array(folder, "label_starts"), _array(folder, "label_columns")), labels)
     by_label.starts.tofile(folder / "row_starts")
     by_label.columns.tofile(folder / "row_columns")
-    return DataCensus(rows, features, labels, without, mended)
+    return DataCensus(rows, features, labels, without_labels, repaired)
 
 
 def _array(folder: Path, name: str) -> NDArray[Any]:
     path = folder / name
-    if not path.stat().st_size:  # which cannot be mapped
+    if not path.stat().st_size:  # an empty file cannot be mapped
         return np.empty(0, ARRAYS[name])
     return np.memmap(path, ARRAYS[name], "r")
 
@@ -356,7 +356,7 @@ def _map(folder: Path) -> SparseSamples:
 
 
 def only(samples: SparseSamples, rows: NDArray[np.int64]) -> SparseSamples:
-    """Some rows as samples of their own, in memory."""
+    """Copy some rows into new samples, in memory."""
     y = samples.y.only(rows)
     census = replace(samples.census, rows=len(rows))
     return SparseSamples(samples.x.only(rows), y, transpose(y, census.labels), census)
