@@ -20,8 +20,8 @@ from torch import nn
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
 from idletrain.nn.outofcore.executing.resident import release_freed_memory
-from idletrain.nn.outofcore.executing.measure import measure
-from idletrain.nn.outofcore.planning.plan import make_plan
+from idletrain.nn.outofcore.executing.measure import measure_units
+from idletrain.nn.outofcore.planning.plan import make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile
 from idletrain.nn.units import Piece
 
@@ -43,13 +43,13 @@ peak = 0
 if how == "plan":
     pieces = [Piece(str(i), module, (layer,), follows=i > 0) for i, layer in enumerate(module)]
     swap = DiskSwap(scratch, 1 << 30)
-    pieces, units = measure(module, pieces, x, loss)
+    pieces, units = measure_units(module, pieces, x, loss)
     profile = Profile(units, swap.speed())
-    plan = make_plan(profile, room)
+    plan = make_memory_plan(profile, room)
     executor = Executor(module, pieces, plan.footprint(profile), swap)
     with executor.step():
         loss(module(x)).backward()
-    print("letters", "".join(plan.letters), plan.peak_bytes)
+    print("letters", "".join(plan.unit_modes), plan.peak_bytes)
 else:
     loss(module(x)).backward()
 print("peak", int((group / "memory.max_usage_in_bytes").read_text()) - used)
