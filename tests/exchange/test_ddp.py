@@ -20,7 +20,6 @@ from idletrain.exchange.codec import VALUES_PER_CHUNK, Codec
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.ddp import Exchange, ReceivedPart, Streams, codec_of, ddp_hook, parts_of
-from idletrain.nn.outofcore.executing.phases import update_in_phases
 
 WORLD = 3
 WAIT = 60.0
@@ -274,32 +273,6 @@ def test_parts_are_whole_chunks_and_their_codecs_code_what_is_large() -> None:
     codecs = [codec_of("int8", shapes, part, ranked=True) for part in parts]
     assert sum(codec.size for codec in codecs) == size
     assert sum(codec.coded for codec in codecs) == size - 300
-
-
-def _in_phases(rank: int) -> list[Any]:
-    """Parameters that move as soon as their bucket's mean is there."""
-    model = nn.parallel.DistributedDataParallel(network())
-    exchange, hook = ddp_hook("int8", "bf16")
-
-    def move(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        parameter.sub_(gradient, alpha=0.1)
-
-    update_in_phases(model, move, hook, exchange)
-    torch.manual_seed(rank)
-    losses = []
-    for _ in range(10):
-        loss = nn.functional.cross_entropy(model(torch.randn(8, 64)), torch.ones(8, dtype=torch.long))
-        loss.backward()
-        losses.append(loss.item())
-    exchange.close()
-    return [losses, *(p.detach().numpy() for p in model.parameters())]
-
-
-def test_updates_in_phases_go_with_the_hook() -> None:
-    first, *others = together(_in_phases)
-    assert first[0][-1] < 0.5 * first[0][0]
-    for one in others:
-        assert all(np.array_equal(a, b) for a, b in zip(one[1:], first[1:], strict=True))
 
 
 def test_a_small_bucket_leaves_some_processes_without_a_part() -> None:
