@@ -20,8 +20,8 @@ from benchmarks.peers.node import Spec, read_spec, say
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.optim.rowwise import RowAdagrad, rows_of
-from idletrain.nn.wide.layers import row_sparse
 from idletrain.nn.wide.models import COSINE_SCALE, wide
+from idletrain.nn.wide.sparse_autograd import row_sparse
 
 
 class Dense(nn.Module):

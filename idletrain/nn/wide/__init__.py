@@ -12,7 +12,7 @@ __all__ = ["SparseEmbeddingBag", "SparseLinear"]
 
 
 def __getattr__(name: str) -> Any:
-    """Numba, which the sparse layers need, is imported by who uses them: it takes every other worker a second."""
+    """Import the sparse layers on first use: they need Numba, whose import takes a second that others save."""
     if name in __all__:
         from idletrain.nn.wide import layers
 

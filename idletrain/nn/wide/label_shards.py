@@ -1,7 +1,7 @@
-"""A network's very wide output in rounds: which labels a subnet holds, which rows of the data it then trains on.
+"""Split a very wide output over subnets by label, and choose the samples that each subnet trains on.
 
-A subnet that holds a share of the labels trains on the rows that have one of them, with a softmax over its own labels;
-in lockstep all of them train on the same rows, with one softmax.
+A subnet that holds a share of the labels trains on the samples that have one of them, with a softmax over its own
+labels; in lockstep all subnets train on the same samples, with one softmax over all labels.
 """
 
 from __future__ import annotations
@@ -23,64 +23,64 @@ from idletrain.nn.wide.layers import SparseLinear
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Which subnet of which round."""
+    """Names a subnet of a round."""
 
     round: int
     subnet: int
 
 
 class ShardOrder(BatchOrder):
-    """Which samples each step takes, of those that have a label here: every epoch is a new order of them."""
+    """Draws each step's batch from the samples that have a label in the shard, reshuffled every epoch."""
 
-    def __init__(self, seed: int, own: NDArray[np.int64], batch_size: int) -> None:
-        super().__init__(seed, len(own), batch_size, 1)
-        self._own = own
+    def __init__(self, seed: int, samples: NDArray[np.int64], batch_size: int) -> None:
+        super().__init__(seed, len(samples), batch_size, 1)
+        self._samples_here = samples
 
     def batch(self, subnet: int, step: int) -> NDArray[np.int64]:  # noqa: ARG002 (the shard is the subnet's own)
-        """Sample numbers `[B]` of a step, counted from the start of the run."""
-        return self._own[super().batch(0, step)]
+        """Return the sample numbers `[B]` of a step, which counts from the start of the run."""
+        return self._samples_here[super().batch(0, step)]
 
 
 def wide_output(module: nn.Module) -> tuple[str, SparseLinear] | None:
-    """The network's `SparseLinear` and its name, if it has one."""
+    """Return the name and the layer of the network's `SparseLinear`, or None if it has none."""
     return next(((name, layer) for name, layer in module.named_modules() if isinstance(layer, SparseLinear)), None)
 
 
 def keeps_tables(program: Program) -> bool:
-    """Whether training needs tables of the rows that the round began with."""
-    found = wide_output(program.module)
-    return found is not None and found[1].retrieves
+    """Tell whether training needs tables over the output rows as they are when a round begins."""
+    output = wide_output(program.module)
+    return output is not None and output[1].retrieves
 
 
 def labels_of(program: Program, subnet: Subnet) -> NDArray[np.int64] | None:
-    """The labels that a subnet holds, ascending; None for all of them."""
-    at = subnet.positions[program.output_at][0]
-    return None if at is None else at.numpy()
+    """Return the labels that a subnet holds, ascending; None for all of them."""
+    labels = subnet.positions[program.output_at][0]
+    return None if labels is None else labels.numpy()
 
 
 def open_output(
     program: Program, module: nn.Module, subnet: Subnet, samples: Samples, baseline: Tensor, place: ShardPlace
 ) -> BatchOrder:
-    """Ready a subnet's output for its steps, and say which samples they take.
+    """Prepare a subnet's output layer for its steps, and return the order in which they take samples.
 
     Args:
         program: The run's program.
         module: The subnet's module.
-        subnet: Where its tensors lie.
+        subnet: The positions of its tensors in the network.
         samples: The training data.
-        begun: The subnet's flat buffer at the start of the round: tables are of these rows, so that who goes on in the
-            middle of a round draws what the one before would have.
-        place: Which subnet of which round.
+        baseline: The subnet's flat buffer at the start of the round. Tables are built over these rows, so that an
+            attempt resumed in the middle of a round draws the same labels.
+        place: The subnet and round.
     """
     training, labels = program.training, labels_of(program, subnet)
-    found = wide_output(module)
-    assert found is not None
-    layer = found[1]
+    output = wide_output(module)
+    assert output is not None
+    layer = output[1]
     layer.hold(labels)
     if isinstance(samples, SparseSamples):
         counts = np.diff(samples.rows_of.starts)
-        beyond = program.layout.tensors[program.output_at].shape[0] - len(counts)
-        counts = np.append(counts, np.zeros(beyond, counts.dtype))
+        unseen = program.layout.tensors[program.output_at].shape[0] - len(counts)
+        counts = np.append(counts, np.zeros(unseen, counts.dtype))
         layer.learn_counts(counts if labels is None else counts[labels])
     if layer.retrieves:
         rows = list(views(baseline[: subnet.parameters], subnet.shapes))[program.output_at]
@@ -89,12 +89,12 @@ def open_output(
         return BatchOrder(training.seed, len(samples), training.batch_size, 1)
     if labels is None:
         return BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-    own = _holding(samples, labels)
-    return ShardOrder(training.seed, own if len(own) else np.arange(len(samples)), training.batch_size)
+    numbers = _holding(samples, labels)
+    return ShardOrder(training.seed, numbers if len(numbers) else np.arange(len(samples)), training.batch_size)
 
 
 def _holding(samples: Samples, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows that have any of these labels."""
+    """Return the numbers of the samples that have any of these labels."""
     if isinstance(samples, SparseSamples):
         return samples.holding(labels[labels < samples.census.labels])
     assert isinstance(samples, ArraySource)

@@ -1,4 +1,4 @@
-"""The two ends of a network with sparse inputs and very many outputs; between them any module fits.
+"""The first and the last layer of a network with sparse inputs and very many outputs; any module fits between them.
 
 Letters: B rows of a batch, F features, H hidden, C labels, A labels active in a batch, Z entries of sparse rows.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,32 +20,23 @@ from idletrain.nn.data.csr import Rows
 from idletrain.nn.optim import kernels
 from idletrain.nn.program import IGNORED_LABEL
 from idletrain.nn.wide.samplers import DEFAULT, Sampler, retrieves, sampler_of
+from idletrain.nn.wide.sparse_autograd import EmbeddingSum, JointLogSumExp, JointSoftmax, SharedHidden, TakeRows
 
-LOGITS_BLOCK_BYTES = 1 << 26  # of scores at a time where all labels are looked at
+LOGITS_BLOCK_BYTES = 1 << 26  # scores computed at a time when every label is scored
 SLIDE_REBUILD = 50  # steps between rebuilds: SLIDE's 6,400 samples at its batch of 128
 
 
-class JointSoftmax(Protocol):
-    """Shards of one output that are trained in lockstep: what each calls in the same order, with as many values."""
-
-    def logsumexp(self, own_B: Tensor) -> Tensor:
-        """The log of the sum of all shards' exponentials `[B]`; the same bits for each."""
-
-    def sum(self, own_BH: Tensor) -> Tensor:
-        """The sum over all shards `[B, H]`; the same bits for each."""
-
-
 class SparseEmbeddingBag(nn.Module):
-    """A first layer for sparse rows: the sum of a row's embeddings, each times its value; no bias.
+    """Sum the embeddings of a sparse row's features, each times its value; no bias.
 
-    Its gradient is row-sparse: the embeddings that the batch holds, each once.
+    Its gradient is row-sparse: one row for each feature that occurs in the batch.
 
     Args:
-        features: F, embeddings.
-        width: H, of each.
+        features: F, the number of embeddings.
+        width: H, the size of each.
     """
 
-    sparse_input = True  # how such a layer is known, without importing this module and Numba
+    sparse_input = True  # others test for this attribute, so that they need not import Numba
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
@@ -53,118 +44,46 @@ class SparseEmbeddingBag(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))
 
     def forward(self, x: Rows) -> Tensor:
-        """Sparse rows B to `[B, H]`.
+        """Embed B sparse rows; return `[B, H]`.
 
         Raises:
-            ValueError: a feature is beyond the layer.
+            ValueError: a feature number is out of range.
         """
         if self.weight.is_meta:
             return self.weight.new_empty(len(x), self.weight.shape[1])
         _check_within(x.indices, len(self.weight), "feature")
-        result: Tensor = _Bag.apply(self.weight, x)  # type: ignore[no-untyped-call]
+        result: Tensor = EmbeddingSum.apply(self.weight, x)  # type: ignore[no-untyped-call]
         return result
 
 
-class _Bag(torch.autograd.Function):
-    """A sum of embeddings with a row-sparse gradient, which is added up in Numba on the CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, x: Rows) -> Tensor:
-        values = torch.ones(len(x.indices), device=weight.device) if x.values is None else x.values
-        ctx.rows, ctx.values, ctx.shape = x, values, weight.shape
-        ctx.compiled = weight.device.type == "cpu" and weight.dtype == torch.float32
-        if weight.dtype == torch.float32:
-            starts = x.offsets[:-1]
-            return functional.embedding_bag(x.indices, weight.detach(), starts, mode="sum", per_sample_weights=values)
-        out = torch.zeros(len(x), weight.shape[1], device=weight.device)
-        return out.index_add_(0, x.row_numbers(), weight[x.indices].float() * values[:, None])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        x, values, grad = ctx.rows, ctx.values, grads[0].contiguous()
-        unique, places = torch.unique(x.indices, return_inverse=True)
-        rows = torch.zeros(len(unique), ctx.shape[1], device=grad.device)
-        if ctx.compiled:
-            kernels.bag_backward(*(t.numpy() for t in (x.offsets, places, values, grad, rows)))
-        else:
-            rows.index_add_(0, places, grad[x.row_numbers()] * values[:, None])
-        return row_sparse(unique, rows, ctx.shape), None
-
-
-class _Take(torch.autograd.Function):
-    """Rows of a parameter, ascending and each at most once, with a row-sparse gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, index: Tensor) -> Tensor:
-        ctx.index, ctx.shape = index, parameter.shape
-        return parameter.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return row_sparse(ctx.index, grads[0], ctx.shape), None
-
-
-class _OneSoftmax(torch.autograd.Function):
-    """The denominator's logarithm over all shards, from one shard's own."""
-
-    @staticmethod
-    def forward(ctx: Any, own_B: Tensor, together: JointSoftmax) -> Tensor:
-        all_B = together.logsumexp(own_B)
-        ctx.save_for_backward(own_B, all_B)
-        return all_B
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        own_B, all_B = ctx.saved_tensors
-        return grads[0] * (own_B - all_B).exp(), None
-
-
-class _SharedHidden(torch.autograd.Function):
-    """Hidden vectors that all shards have, whose gradient is the sum of what each shard's labels give."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden_BH: Tensor, together: JointSoftmax) -> Tensor:
-        ctx.together = together
-        return hidden_BH.view_as(hidden_BH)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.together.sum(grads[0].contiguous()), None
-
-
-def row_sparse(index: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    """A gradient that is zero but for these rows, ascending and each named once."""
-    return torch.sparse_coo_tensor(index[None], rows, shape, is_coalesced=True, check_invariants=False)
-
-
 class SparseLinear(nn.Module):
-    """A linear layer with very many outputs (labels), of which training looks at few for each batch.
+    """A linear layer with very many outputs (labels), of which a training batch computes only a few.
 
-    It returns `Scores`, which gives the loss over a batch's active labels, or the exact best labels. One active set
-    serves a batch, so that its work is one gather and one dense product.
+    It returns `Scores`, which computes the loss over a batch's active labels, or the exact best labels. All rows of a
+    batch share one active set, so that the work is one gather and one dense product.
 
     Args:
         hidden: H, its inputs.
         labels: C, its outputs.
-        bias: Whether labels have one.
-        sampler: How labels beside the batch's own are drawn: a name or mapping, see
+        bias: Whether each label has a bias.
+        sampler: How negative labels are drawn, a name or mapping; see
             `idletrain.nn.wide.samplers.SAMPLERS`.
-        rebuild_every: Training batches between two rebuilds of the sampler's tables; 0: only when told to. In a job
-            they are rebuilt at the start of every round instead.
-        rebuild_growth: By how much that interval grows from one rebuild to the next (SLIDE's exponential decay).
-        dtype: float32 or bfloat16, how the rows are stored.
-        most_table_bytes: What the tables may take, of a job those of one shard; None for no limit.
+        rebuild_every: Training batches between two rebuilds of the sampler's tables; 0 if only `rebuild` does it. In
+            a job they are rebuilt at the start of every round instead.
+        rebuild_growth: Factor by which that interval grows with each rebuild (SLIDE's exponential decay).
+        dtype: float32 or bfloat16, in which the weight is stored.
+        most_table_bytes: Limit on the tables' memory, in a job on that of one shard; None for no limit.
 
     Attributes:
-        labels_here: Which labels of the network the rows are, ascending `[C]`; None for all of them.
-        together: The other shards, where all are trained as one softmax (Distributed SLIDE, arXiv 2201.12667).
-        drawn_batches, fallbacks: Batches that a sampler drew for, and those for which it retrieved nothing.
+        labels_here: The network's labels that this layer's rows stand for, ascending `[C]`; None for all of them.
+        together: Collectives with the other shards if all train as one softmax (Distributed SLIDE, arXiv 2201.12667).
+        drawn_batches, fallbacks: Batches that the sampler drew labels for, and those of them without a retrieved label.
 
     Raises:
-        JobError: the sampler is unknown; or, with the first batch, its tables would take more than is allowed.
+        JobError: the sampler is unknown; or, at the first batch, its tables would exceed `most_table_bytes`.
     """
 
-    very_wide = True  # how a network is known to end in one, without importing this module and Numba
+    very_wide = True  # others test for this attribute, so that they need not import Numba
 
     def __init__(
         self,
@@ -194,37 +113,37 @@ class SparseLinear(nn.Module):
         self._distinct: kernels.Distinct | None = None
 
     def forward(self, hidden: Tensor) -> Scores:
-        """Hidden vectors `[..., H]` to their scores for every label, none of which is computed yet."""
+        """Return the scores of hidden vectors `[..., H]` for every label; none is computed yet."""
         if self.training and self.together:
-            hidden = _SharedHidden.apply(hidden, self.together)  # type: ignore[no-untyped-call]
+            hidden = SharedHidden.apply(hidden, self.together)  # type: ignore[no-untyped-call]
         return Scores(hidden, self)
 
     @property
     def retrieves(self) -> bool:
-        """Whether its sampler keeps tables."""
+        """Whether the sampler keeps tables of the rows."""
         return retrieves(self.sampler)
 
     def learn_counts(self, counts_C: NDArray[np.int64]) -> None:
-        """Say how many training rows each label here has: log-uniform draws by their order."""
+        """Rank the labels by their numbers of training rows `[C]`, which log-uniform draws follow."""
         self._order_C = np.argsort(-counts_C, kind="stable")
         if not self.retrieves:
             self.sampler.build(self.weight.detach()[:0], self._order_C, 0)
 
     def check_tables(self, labels: int) -> None:
-        """The sampler's tables over so many labels must be allowed.
+        """Check that the sampler's tables over so many labels keep to `most_table_bytes`.
 
         Raises:
-            JobError: they would take more than that.
+            JobError: they would take more.
         """
-        takes, most = self.sampler.nbytes(labels, self.weight.shape[1]), self._most_table_bytes
-        if most is not None and takes > most:
+        needed, allowed = self.sampler.nbytes(labels, self.weight.shape[1]), self._most_table_bytes
+        if allowed is not None and needed > allowed:
             raise JobError(
-                f"sampler: its tables over {labels} labels take {takes / 2**20:.1f} MiB and {most / 2**20:.1f} MiB are "
-                "allowed; use fewer tables, another sampler or a larger most_table_bytes"
+                f"sampler: its tables over {labels} labels take {needed / 2**20:.1f} MiB and {allowed / 2**20:.1f} MiB "
+                "are allowed; use fewer tables, another sampler or a larger most_table_bytes"
             )
 
     def rebuild(self, seed: int, rows_CH: Tensor | None = None) -> None:
-        """Build the sampler's tables over the rows as they are, or over others.
+        """Build the sampler's tables over the weight as it is, or over other rows `[C, H]`.
 
         Raises:
             ValueError: a row is not finite.
@@ -232,23 +151,26 @@ class SparseLinear(nn.Module):
         self.sampler.build(self.weight.detach() if rows_CH is None else rows_CH, self._order_C, seed)
 
     def hold(self, labels: NDArray[np.int64] | None) -> None:
-        """Say which labels of the network the rows are, and leave rebuilds to the caller."""
+        """Set the network's labels that the rows stand for (None: all), and leave rebuilds to the caller."""
         self.labels_here = labels
         self._rebuild_every = 0
 
     def rows_for(self, labels: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Row numbers here of a batch's labels, the batch's row of each, and its share of that row's labels, `[Z]`: of
-        those that are here, or of all if the shards are trained together.
+        """Look up a batch's labels in this layer.
+
+        Returns:
+            Row numbers in this layer; the batch row that each belongs to; and its share of that row's target, which is
+            split equally over the row's labels in this layer, or over all of them if shards train together; each `[Z]`.
 
         Raises:
-            ValueError: a label is beyond the layer.
+            ValueError: a label number is out of range.
         """
         owner, ids = labels.row_numbers(), labels.indices
         if self.labels_here is not None:
             here = torch.from_numpy(self.labels_here)
-            places = torch.searchsorted(here, ids).clamp_(max=len(here) - 1)
-            mine = here[places] == ids
-            owner, ids = owner[mine], places[mine]
+            rows = torch.searchsorted(here, ids).clamp_(max=len(here) - 1)
+            held = here[rows] == ids
+            owner, ids = owner[held], rows[held]
         else:
             _check_within(ids, len(self.weight), "label")
         counts = labels.offsets.diff() if self.together else torch.bincount(owner, minlength=len(labels))
@@ -256,15 +178,15 @@ class SparseLinear(nn.Module):
         return ids, owner, share[owner]
 
     def active_set(self, hidden_BH: Tensor, ids: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Labels for one batch.
+        """Choose the labels that one training batch computes.
 
         Args:
-            hidden_BH: The batch.
+            hidden_BH: The batch's hidden vectors.
             ids: Its own labels `[Z]`.
 
         Returns:
-            The active labels `[A]`, ascending and each once, or None for all of them; the place of each of `ids` among
-            them `[Z]`; and what is added to their logits `[A]`.
+            The active labels `[A]`, ascending and unique, or None for all of them; the index of each of `ids` among
+            them `[Z]`; and the sampling correction to add to their logits `[A]`.
         """
         if self._rebuild_every:
             self._count_down()
@@ -275,15 +197,15 @@ class SparseLinear(nn.Module):
             return None, ids, torch.zeros(())
         if self._distinct is None:
             self._distinct = kernels.Distinct(len(self.weight))
-        unique, places = self._distinct(np.concatenate([ids.numpy(), draw.certain, draw.drawn]))
+        unique, positions = self._distinct(np.concatenate([ids.numpy(), draw.certain, draw.drawn]))
         known = len(ids) + len(draw.certain)
-        certain = int(places[:known].max(initial=-1)) + 1  # in the order of appearance, these come first
+        certain = int(positions[:known].max(initial=-1)) + 1  # labels are in order of appearance, so these come first
         correction = np.zeros(len(unique), np.float32)
         correction[certain:] = -np.log(draw.probability(unique[certain:]))
-        order = np.argsort(unique)  # as a row-sparse gradient has its rows
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        own = place[places[: len(ids)]]
+        order = np.argsort(unique)  # a row-sparse gradient needs its rows ascending
+        sorted_at = np.empty_like(order)
+        sorted_at[order] = np.arange(len(order))
+        own = sorted_at[positions[: len(ids)]]
         return torch.from_numpy(unique[order]), torch.from_numpy(own), torch.from_numpy(correction[order])
 
     def _count_down(self) -> None:
@@ -297,24 +219,24 @@ class SparseLinear(nn.Module):
 
 
 class Scores:
-    """A batch's scores for every label, computed as far as they are asked for."""
+    """A batch's scores for every label; each method computes only the scores that it needs."""
 
     def __init__(self, hidden: Tensor, layer: SparseLinear) -> None:
         self.hidden_BH, self._layer = hidden.flatten(0, -2), layer
 
     @property
     def shape(self) -> torch.Size:
-        """Rows and labels."""
+        """Rows of the batch and labels."""
         return torch.Size([len(self.hidden_BH), len(self._layer.weight)])
 
     def loss(self, labels: Rows | Tensor) -> Tensor:
-        """Softmax cross entropy against a batch's label sets, each of a row's labels to an equal share.
+        """Compute the softmax cross entropy `[]` against label sets; a row's labels share its target equally.
 
-        In training over the active labels, in evaluation over all. A row without labels here counts for nothing. Of
-        shards that are trained together its gradients are those of one softmax, its value is not.
+        The softmax is over the active labels in training, and over all in evaluation. Rows without a label in this
+        layer do not count. For shards that train together the gradients are those of one softmax; the value is not.
 
         Args:
-            labels: Label sets, or one class a row `[...]`.
+            labels: Label sets, or one class per row `[...]`.
         """
         layer = self._layer
         sets = _label_sets(labels)
@@ -327,23 +249,23 @@ class Scores:
         if not layer.training:
             return self._exact_loss(ids, owner, share) / rows
         hidden = self.hidden_BH
-        active, places, correction = layer.active_set(hidden.detach(), ids)
+        active, targets, correction = layer.active_set(hidden.detach(), ids)
         logits_BA = self._logits(active).add_(correction) if active is not None else self._logits(None)
-        if rows == len(ids) == len(hidden):  # one label each: torch's own, to the bit
-            return functional.cross_entropy(logits_BA, places)
-        chosen = functional.log_softmax(logits_BA, 1)[owner, places]
+        if rows == len(ids) == len(hidden):  # one label a row: torch's own loss, the same bits
+            return functional.cross_entropy(logits_BA, targets)
+        chosen = functional.log_softmax(logits_BA, 1)[owner, targets]
         return -(chosen * share).sum() / rows
 
-    def _joint_loss(self, sets: Rows, ids: Tensor, owner: Tensor, share: Tensor, together: JointSoftmax) -> Tensor:
-        active, places, correction = self._layer.active_set(self.hidden_BH.detach(), ids)
+    def _joint_loss(self, sets: Rows, ids: Tensor, owner: Tensor, share: Tensor, shards: JointSoftmax) -> Tensor:
+        active, targets, correction = self._layer.active_set(self.hidden_BH.detach(), ids)
         logits_BA = self._logits(active).add_(correction)
-        all_B: Tensor = _OneSoftmax.apply(logits_BA.logsumexp(1), together)  # type: ignore[no-untyped-call]
+        all_B: Tensor = JointLogSumExp.apply(logits_BA.logsumexp(1), shards)  # type: ignore[no-untyped-call]
         labelled = sets.offsets.diff() > 0
-        own = (logits_BA[owner, places] * share).sum()
+        own = (logits_BA[owner, targets] * share).sum()
         return (all_B[labelled].sum() - own) / labelled.sum().clamp(min=1)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k best labels of every row, exactly: scores and labels `[B, k]`, in blocks of labels."""
+        """Return the scores and labels `[B, k]` of every row's k best labels, exact, computed in blocks of labels."""
         best = [self._logits(block).topk(min(k, block.stop - block.start)) for block in self._blocks()]
         scores = torch.cat([part.values for part in best], 1)
         ids = torch.cat([block.start + p.indices for block, p in zip(self._blocks(), best, strict=True)], 1)
@@ -351,7 +273,7 @@ class Scores:
         return top.values, ids.gather(1, top.indices)
 
     def retrieved_topk(self, k: int, keep: int) -> Tensor:
-        """The k best labels among `keep` that the tables retrieve for each row `[B, k]`, -1 where there are fewer.
+        """Return the k best of the `keep` labels retrieved for each row `[B, k]`, -1 where fewer are retrieved.
 
         Raises:
             JobError: the sampler keeps no tables.
@@ -362,41 +284,41 @@ class Scores:
             raise JobError("sampler: sparse inference needs tables; use simhash, dwta or inverted-file")
         weight, result = self._layer.weight.detach(), torch.full((len(self.hidden_BH), k), -1)
         for b, hidden_H in enumerate(self.hidden_BH.detach()):
-            found = torch.from_numpy(np.unique(tables.retrieve(hidden_H[None], weight, keep)))
-            if len(found):
-                best = Scores(hidden_H[None], self._layer)._logits(found)[0].topk(min(k, len(found))).indices
-                result[b, : len(best)] = found[best]
+            candidates = torch.from_numpy(np.unique(tables.retrieve(hidden_H[None], weight, keep)))
+            if len(candidates):
+                best = Scores(hidden_H[None], self._layer)._logits(candidates)[0].topk(min(k, len(candidates))).indices
+                result[b, : len(best)] = candidates[best]
         return result
 
     def labelled(self, labels: Rows | Tensor) -> int:
-        """How many rows have a label."""
+        """Count the rows that have a label."""
         return int((_label_sets(labels).offsets.diff() > 0).sum())
 
     def hits(self, labels: Rows | Tensor) -> int:
-        """In how many rows the best label is one of the row's."""
+        """Count the rows whose best-scored label is one of their own."""
         sets = _label_sets(labels)
         best = self.topk(1)[1][:, 0]
         return int((best[sets.row_numbers()] == sets.indices).sum())
 
     def dense(self) -> Tensor:
-        """All scores `[B, C]`."""
+        """Return all scores `[B, C]`."""
         return self._logits(None)
 
     def _logits(self, active: Tensor | slice | None) -> Tensor:
-        """Of gathered rows, of some that lie together, which are not copied, or of all."""
+        """Score gathered rows, a slice of rows (without copying them), or all if None; `[B, A]`."""
         layer = self._layer
         weight: Tensor = layer.weight
         bias: Tensor | None = layer.bias
         if isinstance(active, slice):
             weight, bias = weight[active], None if bias is None else bias[active]
         elif active is not None:
-            weight = _Take.apply(weight, active)  # type: ignore[no-untyped-call]
-            bias = None if bias is None else _Take.apply(bias, active)  # type: ignore[no-untyped-call]
+            weight = TakeRows.apply(weight, active)  # type: ignore[no-untyped-call]
+            bias = None if bias is None else TakeRows.apply(bias, active)  # type: ignore[no-untyped-call]
         bias = None if bias is None else bias.to(weight.dtype)
         return functional.linear(self.hidden_BH.to(weight.dtype), weight, bias).float()
 
     def _blocks(self) -> list[slice]:
-        """Labels whose scores take BLOCK_BYTES."""
+        """Cut the labels into blocks whose scores take LOGITS_BLOCK_BYTES."""
         labels, size = len(self._layer.weight), max(1, LOGITS_BLOCK_BYTES // (4 * max(1, len(self.hidden_BH))))
         return [slice(start, min(start + size, labels)) for start in range(0, labels, size)]
 
@@ -408,13 +330,13 @@ class Scores:
 
 
 def _check_within(ids: Tensor, size: int, what: str) -> None:
-    for odd in (ids.min(), ids.max()) if len(ids) else ():
-        if not 0 <= int(odd) < size:
-            raise ValueError(f"{what} {int(odd)} is beyond the layer's {size}, counted from 0")
+    for extreme in (ids.min(), ids.max()) if len(ids) else ():
+        if not 0 <= int(extreme) < size:
+            raise ValueError(f"{what} {int(extreme)} is beyond the layer's {size}, counted from 0")
 
 
 def _label_sets(labels: Rows | Tensor) -> Rows:
-    """Label sets, also of one class a row `[...]`."""
+    """Return label sets as they are, or made from one class per row `[...]`."""
     if isinstance(labels, Tensor):
         flat = labels.flatten()
         counted = flat != IGNORED_LABEL

@@ -1,7 +1,7 @@
-"""A network with sparse inputs and very many outputs: one embedding a feature, one hidden layer, one row a label.
+"""A network with sparse inputs and very many outputs: an embedding per feature, a hidden layer, a row per label.
 
-Its first values can come from the data: a label's row starts as the mean of its own rows' hidden vectors (PIFA; Prabhu
-et al., Parabel, WWW 2018). Letters: B rows of a batch, F features, H hidden, C labels, N rows, K ranks.
+Its output can be initialised from the data: a label's row starts as the mean hidden vector of its training rows (PIFA;
+Prabhu et al., Parabel, WWW 2018). Letters: B rows of a batch, F features, H hidden, C labels, N rows, K ranks.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from idletrain.nn.wide.layers import Scores, SparseEmbeddingBag, SparseLinear
 from idletrain.nn.wide.ranking import hits, ndcg, precision, propensities, propensity_precision
 from idletrain.nn.wide.samplers import DEFAULT
 
-RANKING_BATCH = 256  # rows at a time outside training
-RETRIEVED_LABELS = 200  # labels a row that sparse inference scores
+RANKING_BATCH = 256  # rows per batch outside training
+RETRIEVED_LABELS = 200  # labels that sparse inference scores per row
 RANKS = 5  # the Extreme Classification Repository reports 1, 3 and 5
-COSINE_SCALE = 20.0  # logits of unit vectors reach so far: with less, a softmax over 100,000 labels cannot get sharp
+COSINE_SCALE = 20.0  # largest logit of unit vectors: with a smaller one, a softmax over 100,000 labels cannot get sharp
 
 
 class WideNetwork(nn.Module):
-    """Sparse rows to scores: a bag of embeddings, brought to length `scale`, and a `SparseLinear`.
+    """Score sparse rows: sum their embeddings, normalise to length `scale`, and apply a `SparseLinear`.
 
     Attributes:
-        neuron_groups: What can be partitioned: per parameter, the group of every dimension.
+        neuron_groups: The neuron group of every dimension of each parameter; None for one that is not cut.
     """
 
     neuron_groups: Mapping[str, tuple[str | None, ...]] = {
@@ -47,7 +47,7 @@ class WideNetwork(nn.Module):
         self._scale, self._start = scale, start
 
     def hidden(self, x: Rows) -> Tensor:
-        """Hidden vectors `[B, H]`."""
+        """Return hidden vectors `[B, H]`."""
         return functional.normalize(self.embeddings(x), dim=1) * self._scale
 
     def forward(self, x: Rows) -> Scores:
@@ -56,7 +56,7 @@ class WideNetwork(nn.Module):
 
     @torch.no_grad()
     def start_from(self, samples: SparseSamples) -> None:
-        """Set the output's rows from the data, if asked to: unit vectors, centred, zero for labels without rows."""
+        """Initialise the output if `start` is `data`: centred unit vectors, zero for labels without rows."""
         if self._start == "random":
             return
         weight = self.output.weight
@@ -86,17 +86,17 @@ def wide(
     scale: float = COSINE_SCALE,
     most_table_bytes: int | None = None,
 ) -> WideNetwork:
-    """A network for extreme classification, for a job's `model.factory`.
+    """Make a network for extreme classification; a job names it as `model.factory`.
 
     Args:
         features: F, as the data's header says.
         hidden: H.
         labels: C, as the data's header says.
-        sampler: How negatives are drawn, see `SparseLinear`.
-        start: Where the output's first values come from.
-        bias: Whether labels have one.
+        sampler: How negative labels are drawn, see `SparseLinear`.
+        start: Initialise the output from the data or at random.
+        bias: Whether each label has a bias.
         scale: The length of hidden vectors.
-        most_table_bytes: What the sampler's tables of one shard may take.
+        most_table_bytes: Limit on the memory of one shard's sampler tables.
 
     Raises:
         ValueError: a size is below 1, or `start` is unknown.
@@ -111,7 +111,7 @@ def wide(
 
 @dataclass(frozen=True)
 class Ranking:
-    """How good a network's five best labels are: element k - 1 is the figure at k."""
+    """Quality of a network's five best labels; element k - 1 is the value at k."""
 
     precision: NDArray[np.float64]
     ndcg: NDArray[np.float64]
@@ -125,16 +125,18 @@ def rank_labels(
     """Rank the labels of all rows exactly and compare with the true ones.
 
     Args:
+        module: The network, set to evaluation mode.
+        samples: The rows to rank.
         train: The training rows, whose label counts give propensities; the samples' own if None.
         a: See `propensities`.
         b: See `propensities`.
     """
     module.eval()
     top_NK = np.concatenate([_top(module, samples, index) for index in _batches(len(samples))])
-    known = train or samples
-    counts_C = np.diff(known.rows_of.starts)
+    counted = train or samples
+    counts_C = np.diff(counted.rows_of.starts)
     unseen = max(samples.census.labels, int(top_NK.max()) + 1) - len(counts_C)
-    propensity_C = propensities(np.append(counts_C, np.zeros(max(0, unseen), counts_C.dtype)), len(known), a, b)
+    propensity_C = propensities(np.append(counts_C, np.zeros(max(0, unseen), counts_C.dtype)), len(counted), a, b)
     return Ranking(
         precision(top_NK, samples.y), ndcg(top_NK, samples.y), propensity_precision(top_NK, samples.y, propensity_C)
     )
@@ -144,24 +146,24 @@ def rank_labels(
 def recall(
     module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED_LABELS, k: int = RANKS
 ) -> tuple[float, float]:
-    """Sparse inference through the tables against exact: which share of the exact k best it finds, and its P@1.
+    """Compare sparse inference with exact: return the share of the exact k best that it retrieves, and its P@1.
 
     Raises:
         JobError: the sampler keeps no tables.
     """
     module.eval()
-    found, right = [], []
+    recalls, correct = [], []
     for index in _batches(len(samples)):
         x, _ = samples.batch(index)
         scores = module(x)
         exact, sparse = scores.topk(k)[1], scores.retrieved_topk(k, keep)
-        found.append((exact[:, :, None] == sparse[:, None, :]).any(2).float().mean(1))
-        right.append(hits(sparse[:, :1].numpy(), samples.y.only(index)))
-    return float(torch.cat(found).mean()), float(np.concatenate(right).mean())
+        recalls.append((exact[:, :, None] == sparse[:, None, :]).any(2).float().mean(1))
+        correct.append(hits(sparse[:, :1].numpy(), samples.y.only(index)))
+    return float(torch.cat(recalls).mean()), float(np.concatenate(correct).mean())
 
 
 def _top(module: nn.Module, samples: SparseSamples, index: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The best labels of some rows, -1 where the network has fewer than RANKS."""
+    """Return the best labels of some rows `[N, K]`, -1 where the network has fewer than RANKS."""
     top: NDArray[np.int64] = module(samples.batch(index)[0]).topk(RANKS)[1].numpy()
     return np.pad(top, ((0, 0), (0, RANKS - top.shape[1])), constant_values=-1)
 

@@ -1,14 +1,14 @@
-"""Which labels beside a batch's own does a sampled softmax look at, and with what weight?
+"""Draw the negative labels of a sampled softmax, with the probability of each.
 
-A draw says which labels are in for certain (retrieved ones) and how likely each other label was to be drawn; adding
--log of that to a drawn label's logit makes the sampled sum of exponentials an unbiased estimate of the full one
-(Horvitz-Thompson; Bengio & Senecal, 2008). Letters: B rows of a batch, H hidden, C labels, N draws.
+A draw has labels that are certain to be in (retrieved ones) and labels drawn by chance, with their inclusion
+probability; adding -log of it to a drawn label's logit makes the sampled sum of exponentials an unbiased estimate of
+the full one (Horvitz-Thompson; Bengio & Senecal, 2008). Letters: B rows of a batch, H hidden, C labels, N draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,19 +22,19 @@ from idletrain.nn.wide.mips_index import HashTables, InvertedFile, MipsIndex
 Ids = NDArray[np.int64]
 Probability = Callable[[Ids], NDArray[np.float64]]
 DEFAULT = {"name": "uniform"}
-FALLBACK = 256  # uniform draws in the place of a retrieval that finds nothing
+FALLBACK = 256  # uniform draws for a batch for which no label is retrieved
 
 
 @dataclass(frozen=True)
 class ActiveSet:
-    """Labels for one batch.
+    """The labels that one batch computes beside its own.
 
     Attributes:
-        certain: Labels that are in whatever was drawn; repeats allowed.
-        drawn: Labels that were drawn by chance; repeats allowed.
-        probability: How likely a label was to be among the drawn ones.
-        everything: Every label is in; the rest says nothing.
-        fell_back: Retrieval found nothing, and uniform draws stand in.
+        certain: Labels included with certainty; repeats allowed.
+        drawn: Labels drawn by chance; repeats allowed.
+        probability: Gives the probability that a label is among the drawn ones.
+        everything: Every label is included; the other fields are then unused.
+        fell_back: No label was retrieved, so uniform draws replace them.
     """
 
     certain: Ids
@@ -45,22 +45,22 @@ class ActiveSet:
 
 
 class Sampler(Protocol):
-    """Draws labels; numbers come from torch's default generator."""
+    """Draws negative labels with torch's default generator."""
 
     def nbytes(self, labels: int, hidden: int) -> int:
-        """Memory of its tables."""
+        """Return the bytes that its tables take for C = `labels` rows of H = `hidden`."""
 
     def max_active(self, rows: int, labels: int) -> int:
-        """The most labels that a batch of so many rows draws."""
+        """Return the most labels that a batch of so many rows draws."""
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
-        """Take in the output rows as they are, and the labels by falling frequency (None: as numbered)."""
+        """Index the output rows as they are; `order_C` has the labels by falling frequency (None: as numbered)."""
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:
-        """Labels for a batch of hidden vectors."""
+        """Draw labels for a batch of hidden vectors."""
 
 
-def _nothing(ids: Ids) -> NDArray[np.float64]:
+def _zero(ids: Ids) -> NDArray[np.float64]:
     return np.zeros(len(ids))
 
 
@@ -68,7 +68,7 @@ NONE = np.empty(0, np.int64)
 
 
 class All:
-    """Every label: the dense softmax."""
+    """Takes every label: the dense softmax."""
 
     def nbytes(self, labels: int, hidden: int) -> int:  # noqa: ARG002
         return 0
@@ -80,11 +80,11 @@ class All:
         """Nothing to build."""
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
-        return ActiveSet(NONE, NONE, _nothing, everything=True)
+        return ActiveSet(NONE, NONE, _zero, everything=True)
 
 
 class Uniform:
-    """N labels, each as likely."""
+    """Draws N labels uniformly."""
 
     def __init__(self, negatives: int = 1000) -> None:
         self._negatives = negatives
@@ -101,14 +101,14 @@ class Uniform:
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         labels, negatives = len(rows_CH), self._negatives
         if negatives >= labels:
-            return ActiveSet(NONE, NONE, _nothing, everything=True)
+            return ActiveSet(NONE, NONE, _zero, everything=True)
         inclusion = -np.expm1(negatives * np.log1p(-1 / labels))
         drawn = torch.randint(labels, (negatives,)).numpy()
         return ActiveSet(NONE, drawn, lambda ids: np.full(len(ids), inclusion))
 
 
 class LogUniform:
-    """N labels, the r-th most frequent with probability log((r + 2) / (r + 1)) / log(C + 1) (Zipf's law)."""
+    """Draws N labels by Zipf's law: rank r, from 0, with probability log((r + 2) / (r + 1)) / log(C + 1)."""
 
     def __init__(self, negatives: int = 1000) -> None:
         self._negatives = negatives
@@ -122,15 +122,15 @@ class LogUniform:
         return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:  # noqa: ARG002
-        """Note which label has which rank."""
+        """Store the labels by rank, and each label's rank."""
         if order_C is not None:
             self._label_C, self._rank_C = order_C, np.empty_like(order_C)
             self._rank_C[order_C] = np.arange(len(order_C))
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         labels = len(rows_CH)
-        places = torch.rand(self._negatives, dtype=torch.float64).numpy()
-        ranks = np.minimum(np.exp(places * np.log(labels + 1)).astype(np.int64) - 1, labels - 1)
+        uniform = torch.rand(self._negatives, dtype=torch.float64).numpy()
+        ranks = np.minimum(np.exp(uniform * np.log(labels + 1)).astype(np.int64) - 1, labels - 1)
 
         def probability(ids: Ids) -> NDArray[np.float64]:
             rank = ids if self._rank_C is None else self._rank_C[ids]
@@ -142,11 +142,11 @@ class LogUniform:
 
 
 class Retrieved:
-    """The labels that tables retrieve for the batch's rows.
+    """Takes the labels whose rows an index retrieves for the batch's hidden vectors.
 
     Args:
-        tables: Where to look.
-        keep: Labels a row.
+        tables: The index.
+        keep: Labels retrieved per row of the batch.
     """
 
     def __init__(self, tables: MipsIndex, keep: int = 2) -> None:
@@ -164,23 +164,22 @@ class Retrieved:
         Raises:
             ValueError: a row is not finite.
         """
-        odd = int((~torch.isfinite(rows_CH.sum(1))).sum())
-        if odd:
+        invalid = int((~torch.isfinite(rows_CH.sum(1))).sum())
+        if invalid:
             raise ValueError(
-                f"{odd} of {len(rows_CH)} output rows hold NaN or infinity; lower the learning rate and start again"
+                f"{invalid} of {len(rows_CH)} output rows hold NaN or infinity; lower the learning rate and start again"
             )
         self.tables.build(rows_CH, seed)
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:
-        found = self.tables.retrieve(hidden_BH, rows_CH, self._keep)
-        if len(found):
-            return ActiveSet(found, NONE, _nothing)
-        instead = Uniform(FALLBACK).draw(hidden_BH, rows_CH)
-        return ActiveSet(instead.certain, instead.drawn, instead.probability, instead.everything, fell_back=True)
+        labels = self.tables.retrieve(hidden_BH, rows_CH, self._keep)
+        if len(labels):
+            return ActiveSet(labels, NONE, _zero)
+        return replace(Uniform(FALLBACK).draw(hidden_BH, rows_CH), fell_back=True)
 
 
 class Mixture:
-    """What several samplers draw, as one draw."""
+    """Combines the draws of several samplers into one."""
 
     def __init__(self, parts: Sequence[Sampler]) -> None:
         nested = [part.parts if isinstance(part, Mixture) else (part,) for part in parts]
@@ -201,10 +200,10 @@ class Mixture:
         draws = [part.draw(hidden_BH, rows_CH) for part in self.parts]
 
         def probability(ids: Ids) -> NDArray[np.float64]:
-            missed = np.ones(len(ids))
+            excluded = np.ones(len(ids))
             for draw in draws:
-                missed *= 1 - draw.probability(ids)
-            return 1 - missed
+                excluded *= 1 - draw.probability(ids)
+            return 1 - excluded
 
         return ActiveSet(
             np.concatenate([draw.certain for draw in draws]),
@@ -216,14 +215,14 @@ class Mixture:
 
 
 def _retrieving(
-    tables: Callable[..., MipsIndex], defaults: Mapping[str, int | None], usual_keep: int, usual_negatives: int
+    tables: Callable[..., MipsIndex], defaults: Mapping[str, int | None], default_keep: int, default_negatives: int
 ) -> Callable[..., Sampler]:
-    """A sampler that retrieves, with uniform labels beside unless `negatives` is 0."""
+    """Return a factory of retrieving samplers, mixed with uniform draws unless `negatives` is 0."""
 
-    def make(keep: int = usual_keep, negatives: int = usual_negatives, **asked: int) -> Sampler:
-        if unknown := asked.keys() - defaults.keys():
+    def make(keep: int = default_keep, negatives: int = default_negatives, **settings: int) -> Sampler:
+        if unknown := settings.keys() - defaults.keys():
             raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
-        retrieved = Retrieved(tables(**{**defaults, **asked}), keep)
+        retrieved = Retrieved(tables(**{**defaults, **settings}), keep)
         return Mixture([retrieved, Uniform(negatives)]) if negatives else retrieved
 
     return make
@@ -237,15 +236,15 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     # code's K = 6 of 2 bits.
     "simhash": _retrieving(lambda **a: HashTables("simhash", **a), {"k": 9, "tables": 50, "bucket": 128}, 2, 256),
     "dwta": _retrieving(lambda **a: HashTables("dwta", **a), {"k": 4, "tables": 50, "bucket": 128}, 2, 256),
-    # What it finds is good enough to need fewer labels, so that there are more steps in the same time (wide_labels).
+    # Its labels are good enough that fewer are needed, which allows more steps in the same time (bench wide_labels).
     "inverted-file": _retrieving(InvertedFile, {"lists": None, "probes": 1}, 1, 64),
 }
 
 
 def sampler_of(spec: str | Mapping[str, Any]) -> Sampler:
-    """A sampler from a job's words: its name, or `{name: ..., ...}`; `{name: mixture, of: [...]}` for several.
+    """Make the sampler of a job's setting: a name, `{name: ..., ...}`, or `{name: mixture, of: [...]}` for several.
 
-    `auto`, the word alone, is uniform until a trial (`idletrain.autotune.sampler_trial`) has decided.
+    `auto`, given as a plain name, is uniform until a trial (`idletrain.autotune.sampler_trial`) has chosen one.
 
     Raises:
         JobError: there is no such sampler, or it does not take these arguments.
@@ -273,6 +272,6 @@ def sampler_of(spec: str | Mapping[str, Any]) -> Sampler:
 
 
 def retrieves(sampler: Sampler) -> bool:
-    """Whether it keeps tables of the output rows, which go stale."""
+    """Tell whether a sampler keeps tables of the output rows, which must be rebuilt as these change."""
     parts = sampler.parts if isinstance(sampler, Mixture) else (sampler,)
     return any(isinstance(part, Retrieved) for part in parts)

@@ -186,7 +186,7 @@ def test_an_inverted_file_looks_through_bfloat16() -> None:
 
 
 def test_more_bits_than_buckets_can_have_are_refused() -> None:
-    with pytest.raises(JobError, match=r"sampler.k: 7 codes make buckets' numbers of 21 bits; 20 are the most"):
+    with pytest.raises(JobError, match=r"sampler.k: 7 codes make bucket numbers of 21 bits; use 20 bits at most"):
         HashTables("dwta", 7, 1, 1)
 
 
