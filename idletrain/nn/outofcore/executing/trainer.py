@@ -1,4 +1,4 @@
-"""Training steps by a plan that is made in the first of them, and made again when it proves wrong."""
+"""Train steps by a plan that is made in the first step, and made again when its prediction proves wrong."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from idletrain.nn.outofcore.executing.weights import Final, Members, Weights
 from idletrain.nn.outofcore.planning.extents import PAGE_BYTES
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit
-from idletrain.nn.outofcore.planning.simulate import Footprint, Segment
+from idletrain.nn.outofcore.planning.segments import Segment
+from idletrain.nn.outofcore.planning.simulate import Footprint
 from idletrain.nn.units import Piece, pieces_of
 
-REPLAN_ERROR = 0.15  # measured and predicted differ by more: the profile is not this node's any more
-PROBE_ROOM_BYTES = 32 << 20  # of scratch, to learn the link's speed before there is a plan
+REPLAN_ERROR = 0.15  # a larger difference of measured to predicted seconds means that the profile no longer holds
+PROBE_ROOM_BYTES = 32 << 20  # scratch space to measure the link's speed before there is a plan
 
 
 @dataclass(frozen=True)
 class LearntProfile:
-    """What one batch tells of a module.
+    """A module's profile from one batch.
 
     Attributes:
         pieces: Its units in the order in which they run.
-        owners: Of every parameter by number the unit that alone uses it; None for several or none.
+        owners: For every parameter the only unit that uses it; None if several do or none does.
         profile: Its units' seconds and bytes.
     """
 
@@ -56,18 +57,18 @@ def learn_profile(
     names: Sequence[str] = (),
     by_kernel: bool = False,
 ) -> LearntProfile:
-    """A module's units and profile, from one batch.
+    """Measure a module's units and profile with one batch.
 
     Args:
-        module: In training mode; its buffers and torch's random state are left as they were.
+        module: The module in training mode; its buffers and torch's random state are restored.
         inputs: The batch.
         labels: Its labels.
         loss: `(outputs, labels) -> scalar`.
         state_slots: Tensors of optimizer state per parameter.
-        resident_bytes: What is in memory beside parameters and optimizer state.
-        link: To where tensors are swapped.
+        resident_bytes: Bytes in memory beside parameters and optimizer state.
+        link: The link to the swap space.
         names: Submodules that are a unit each; automatic if empty.
-        by_kernel: See `measure`.
+        by_kernel: See `measure_units`.
     """
     outputs: list[Tensor] = []
 
@@ -78,20 +79,20 @@ def learn_profile(
 
     pieces, measured = measure_units(module, pieces_of(module, names), inputs, end, state_slots, by_kernel=by_kernel)
     users, held, waiting = trace(module, pieces, inputs)
-    owners = tuple(next(iter(mine)) if len(mine) == 1 and BETWEEN not in mine else None for mine in users)
+    owners = tuple(next(iter(using)) if len(using) == 1 and BETWEEN not in using else None for using in users)
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         across = across_batch(module, loss, outputs[0], labels)
     parameters = list(zip(module.parameters(), owners, strict=True))
     units = list(measured)
     for u in range(len(pieces)):
-        mine = [p for p, owner in parameters if owner == u]
-        state = state_slots * sum(p.nbytes for p in mine if p.requires_grad)
+        own = [p for p, owner in parameters if owner == u]
+        state = state_slots * sum(p.nbytes for p in own if p.requires_grad)
         units[u] = replace(
             units[u],
             held=held[u],
             waiting_bytes=waiting[u],
-            parameter_bytes=sum(p.nbytes for p in mine),
+            parameter_bytes=sum(p.nbytes for p in own),
             state_bytes=state,
         )
     others = sum(p.nbytes for p, owner in parameters if owner is None)
@@ -100,8 +101,8 @@ def learn_profile(
 
 
 def scratch_bytes(footprint: Footprint) -> int:
-    """The scratch space that a plan's swapped tensors and streamed parameters take, with a page at each end of every
-    tensor for alignment and as much again for what is freed in pieces.
+    """Return the scratch space for a plan's swapped tensors and streamed parameters, with a page at each end of every
+    tensor for alignment, and as much again for fragmentation.
     """
     swapped = sum(segment.stored_bytes for segment in footprint.segments if segment.swapped)
     if footprint.streamed:
@@ -111,7 +112,7 @@ def scratch_bytes(footprint: Footprint) -> int:
 
 @dataclass(frozen=True)
 class PreparedSteps:
-    """What was learnt of a module: its units by name, whose its parameters are, their profile, and the plan."""
+    """A module's units by name, the unit that owns each parameter, their profile, and the plan."""
 
     names: tuple[str, ...]
     owners: tuple[int | None, ...]
@@ -121,7 +122,7 @@ class PreparedSteps:
 
 @dataclass(frozen=True)
 class _Built:
-    """A plan and what carries it out."""
+    """A plan and the objects that run it."""
 
     plan: MemoryPlan
     footprint: Footprint
@@ -132,12 +133,12 @@ class _Built:
 
 @dataclass(frozen=True)
 class MemoryRoom:
-    """What steps may use.
+    """The memory and scratch space that steps may use.
 
     Attributes:
-        budget_bytes: Memory, for all that a step takes.
-        resident_bytes: What of it is taken beside the module's parameters and their optimizer state.
-        scratch: A directory on a local disk.
+        budget_bytes: Memory for a whole step.
+        resident_bytes: Its part that is used beside the module's parameters and their optimizer state.
+        scratch: A folder on a local disk.
     """
 
     budget_bytes: int
@@ -152,20 +153,21 @@ class PlannedSteps:
     """Runs a module's steps within a budget.
 
     Args:
-        module: In training mode; its parameters are bound to `home`, whose values may still be on their way.
+        module: The module in training mode; its parameters are bound to `state_file`, whose values may still arrive.
         loss: `(outputs, labels) -> scalar`.
-        home: Where parameters and optimizer state are taken from, and given back to.
-        update: Moves one parameter by its gradient.
-        room: What steps may use.
-        leaving: In the last step, the slots that are given home, and who is told of tensors that are there.
+        state_file: The file that parameters and optimizer state are loaded from and stored to.
+        update: Updates one parameter by its gradient.
+        room: The memory and scratch space that steps may use.
+        on_leave: For the last step, the number of slots to store as they become final, and a function called with the
+            numbers of the tensors that are stored.
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
         units: Submodules that are a unit each; automatic if empty.
 
     Attributes:
-        plan: The plan that the next step follows, from the first on.
-        plans: How many were made or taken from `known`.
-        swapped_bytes: Written by all steps.
-        peak_bytes: Most bytes of saved tensors that lived at once.
+        plan: The plan that the next step follows; None before the first.
+        plans: Number of plans made or taken from `known`.
+        swapped_bytes: Bytes written by all steps.
+        peak_bytes: Peak of live saved tensors.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class PlannedSteps:
     ) -> None:
         self._module, self._loss, self._state_file, self._update = module, loss, state_file, update
         self._known: Known = {} if known is None else known
-        self._leaving, self._units = on_leave, units
+        self._on_leave, self._units = on_leave, units
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._room = room
@@ -194,21 +196,21 @@ class PlannedSteps:
         self.swapped_bytes = self.peak_bytes = 0
 
     def step(self, inputs: Tensor, labels: Tensor, *, last: bool = False) -> Tensor:
-        """Do one step, with the bits of one in core, and return the batch's loss before it `[]`.
+        """Do one step, with the same bits as in core, and return the batch's loss before it `[]`.
 
         Args:
             inputs: The batch.
             labels: Its labels.
-            last: Whether to give home, and tell of, what is final while the rest still computes.
+            last: Whether to store final tensors, and report them, while the rest still computes.
 
         Raises:
             InfeasibleError: no plan fits the budget.
-            ScratchError: there is no room to swap to; the step was not done.
-            DamageError: a tensor came back changed.
+            ScratchError: the scratch space is full; the step was not done.
+            DamageError: a tensor was read back changed.
         """
         built = self._ready(inputs, labels)
-        if last and self._leaving:
-            built.weights.last(*self._leaving)
+        if last and self._on_leave:
+            built.weights.last(*self._on_leave)
         with built.executor.step():
             loss = self._loss(self._module(inputs), labels)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -216,17 +218,19 @@ class PlannedSteps:
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
-        if math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu":  # a plan takes a moment
+        if (
+            math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu"
+        ):  # planning takes time, so rarely
             self._check_prediction(built)
         return loss.detach()
 
     def store(self, state_file: StateFile) -> None:
-        """Write parameters and state, as they are, to a home."""
+        """Write parameters and state, as they are now, to a state file."""
         if self._built:
             self._built.weights.store(state_file, state_file.slots)
 
     def close(self) -> None:
-        """Give module and scratch back."""
+        """Restore the module and free the scratch space."""
         if self._built:
             self._built.weights.close()
             self._built.executor.close()
@@ -234,10 +238,10 @@ class PlannedSteps:
         self._built = None
 
     def _ready(self, inputs: Tensor, labels: Tensor) -> _Built:
-        """What the plan needs, made with this batch if there is none, made anew if another was found better."""
+        """Return what runs the plan: planned with this batch the first time, rebuilt when the plan has changed."""
         device = inputs.device
         if self.plan is None:
-            self._begin(inputs, labels)
+            self._choose_plan(inputs, labels)
         assert self.plan
         if self._built and self._built.plan is not self.plan:
             self.store(self._state_file)
@@ -246,8 +250,8 @@ class PlannedSteps:
             self._built = self._build(self.plan, device)
         return self._built
 
-    def _begin(self, inputs: Tensor, labels: Tensor) -> None:
-        """Take the plan that is known, or profile with this batch and make one."""
+    def _choose_plan(self, inputs: Tensor, labels: Tensor) -> None:
+        """Take the known plan, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
             named = {piece.name: piece for piece in pieces_of(self._module, self._units)}
             self._adopt(LearntProfile([named[name] for name in known.names], known.owners, known.profile), known.plan)
@@ -280,16 +284,16 @@ class PlannedSteps:
         assert learnt
         footprint = plan.footprint(learnt.profile)
         swap = self._make_swap(device, scratch_bytes(footprint))
-        with contextlib.ExitStack() as failed:
-            failed.callback(swap.close)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(swap.close)
             groups, others = self._groups(learnt, footprint)
             weights = Weights(self._state_file, groups, others, swap, self._update, streamed=plan.streamed)
             executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
-            failed.pop_all()
+            cleanup.pop_all()
         return _Built(plan, footprint, swap, weights, executor)
 
     def _groups(self, learnt: LearntProfile, footprint: Footprint) -> tuple[list[Members], Members]:
-        """Each segment's own parameters, and those of several units or none."""
+        """Return each segment's own parameters, and those of several units or none."""
         members = list(enumerate(self._parameters))
         groups: list[Members] = [
             [
@@ -306,11 +310,11 @@ class PlannedSteps:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._room.scratch, size)
 
     def _check_prediction(self, built: _Built) -> None:
-        """Plan anew where the last step's CPU time, or the link's speed, is far from what was predicted."""
+        """Plan again if the last step's CPU time or the link's speed is far from the prediction."""
         assert self._learnt
         profile, executor = self._learnt.profile, built.executor
         link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
-        segments = built.plan.footprint(profile).segments[:-1]  # without the loss: no module to time
+        segments = built.plan.footprint(profile).segments[:-1]  # without the loss, which has no module to time
         handling = [s.swapped_tensors * link.seconds_per_tensor / 2 for s in segments]
         forward = [max(m - h, 0.0) for m, h in zip(executor.forward_seconds, handling, strict=False)]
         backward = [max(m - h, 0.0) for m, h in zip(executor.backward_seconds, handling, strict=False)]
@@ -321,7 +325,7 @@ class PlannedSteps:
         if not wrong and not any(map(_far, link[:2], profile.link[:2])):
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
-        with contextlib.suppress(InfeasibleError):  # one is at work, so one is feasible
+        with contextlib.suppress(InfeasibleError):  # the present plan is feasible
             plan = make_memory_plan(learnt.profile, self._room.budget_bytes)
             same = (plan.unit_modes, plan.streamed) == (built.plan.unit_modes, built.plan.streamed)
             self._adopt(learnt, built.plan if same else plan)
@@ -334,16 +338,16 @@ def _far(measured: float, predicted: float) -> bool:
 def _scaled(
     units: Sequence[Unit], segments: Sequence[Segment], forward: Sequence[float], backward: Sequence[float]
 ) -> tuple[Unit, ...]:
-    """Units that take the seconds that were measured of their segments."""
-    made = list(units)
-    for s, there, back in zip(segments, forward, backward, strict=True):
-        f, b = there / max(s.forward_seconds, 1e-9), back / max(s.recompute_seconds + s.backward_seconds, 1e-9)
+    """Scale the units' seconds to those measured for their segments."""
+    scaled = list(units)
+    for s, f_seconds, b_seconds in zip(segments, forward, backward, strict=True):
+        f, b = f_seconds / max(s.forward_seconds, 1e-9), b_seconds / max(s.recompute_seconds + s.backward_seconds, 1e-9)
         for u in range(s.first, s.last + 1):
-            unit = made[u]
-            made[u] = replace(
+            unit = scaled[u]
+            scaled[u] = replace(
                 unit,
                 forward_seconds=unit.forward_seconds * f,
                 recompute_seconds=unit.recompute_seconds * b,
                 backward_seconds=unit.backward_seconds * b,
             )
-    return tuple(made)
+    return tuple(scaled)

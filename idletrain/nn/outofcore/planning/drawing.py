@@ -1,4 +1,4 @@
-"""A plan to look at: a table of its units, what single techniques would take, and the timeline of a step. Pure."""
+"""Render a plan: a table of its units, a comparison with single techniques, and the timeline of a step. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ from idletrain.nn.outofcore.planning.plan import MemoryPlan
 from idletrain.nn.outofcore.planning.profile import Profile, micro_batch
 from idletrain.nn.outofcore.planning.simulate import Span, simulate
 
-MODE_WORDS = {"K": "keep", "S": "swap", "R": "recompute", "Q": "recompute, input swapped", "m": "with the one before"}
+MODE_WORDS = {
+    "K": "keep",
+    "S": "swap",
+    "R": "recompute",
+    "Q": "recompute, input swapped",
+    "m": "joined to the one before",
+}
 LANE_LETTERS = {"forward": "f", "recompute": "r", "backward": "b", "swap": "s", "weights": "w"}
 COLUMNS = 72
 
 
 def plan_text(profile: Profile, plan: MemoryPlan) -> RenderableType:
-    """Table, comparison and timeline of a plan for a profile."""
+    """Render a plan for a profile as tables and a timeline."""
     return Group(_units(profile, plan), _techniques(profile, plan), Text(plan_timeline(profile, plan)))
 
 
 def plan_timeline(profile: Profile, plan: MemoryPlan, columns: int = COLUMNS) -> str:
-    """One step on three lanes; a column shows what took most of its time, `.` where a lane waits."""
+    """Draw one step on three lanes; a column shows the kind that took most of its time, `.` where a lane is idle."""
     link = (micro_batch(profile, plan.micro_batches) if plan.micro_batches > 1 else profile).link
     outcome = simulate(plan.footprint(profile), link, trace=True)
     end = max((span.end for span in outcome.spans), default=0.0) or 1.0
@@ -49,17 +55,17 @@ def _lane(spans: Sequence[Span], end: float, columns: int) -> str:
             low, high = column * end / columns, (column + 1) * end / columns
             shares[column][span.kind] += min(high, span.end) - max(low, span.start)
     half = end / columns / 2
-    drawn = []
+    letters = []
     for share in shares:
         kind = max(share, key=lambda k: share[k], default=None)
-        drawn.append(LANE_LETTERS[kind] if kind and sum(share.values()) >= half else ".")
-    return "".join(drawn)
+        letters.append(LANE_LETTERS[kind] if kind and sum(share.values()) >= half else ".")
+    return "".join(letters)
 
 
 def _units(profile: Profile, plan: MemoryPlan) -> Table:
     table = Table(title="plan", title_justify="left")
     table.add_column("unit")
-    table.add_column("what")
+    table.add_column("mode")
     for column in ("forward", "backward", "recompute", "input", "saved", "parameters"):
         table.add_column(column, justify="right")
     for unit, letter in zip(profile.units, plan.unit_modes, strict=True):
@@ -74,25 +80,25 @@ def _units(profile: Profile, plan: MemoryPlan) -> Table:
 
 def _techniques(profile: Profile, plan: MemoryPlan) -> RenderableType:
     table = Table(title="predicted", title_justify="left")
-    for column in ("", "step", "beside in-core", "peak"):
+    for column in ("", "step", "times in-core", "peak"):
         table.add_column(column, justify="right" if column else "left")
-    whole = profile.compute_seconds
+    in_core = profile.compute_seconds
     rows = [("this plan", plan.seconds, plan.peak_bytes, 0)]
     rows += [(t.name, t.seconds, t.peak_bytes, t.shortfall_bytes) for t in plan.techniques]
-    for name, seconds, peak, lacking in rows:
-        step = f"{seconds * 1000:.1f} ms" if not lacking else f"lacks {bytes_text(lacking)}"
-        table.add_row(name, step, f"{seconds / whole:.2f}" if not lacking and whole else "", bytes_text(peak))
+    for name, seconds, peak, shortfall in rows:
+        step = f"{seconds * 1000:.1f} ms" if not shortfall else f"lacks {bytes_text(shortfall)}"
+        table.add_row(name, step, f"{seconds / in_core:.2f}" if not shortfall and in_core else "", bytes_text(peak))
     link = profile.link
-    out, back = bytes_text(int(link.write_bytes_per_second)), bytes_text(int(link.read_bytes_per_second))
-    facts = [
-        f"budget {bytes_text(plan.budget_bytes)}, a tenth of it left free; link {out}/s out, {back}/s in",
-        *(["parameters and optimizer state are streamed through the link"] if plan.streamed else []),
+    out, into = bytes_text(int(link.write_bytes_per_second)), bytes_text(int(link.read_bytes_per_second))
+    lines = [
+        f"budget {bytes_text(plan.budget_bytes)}, a tenth of it kept free; link {out}/s out, {into}/s in",
+        *(["parameters and optimizer state are streamed over the link"] if plan.streamed else []),
         *([f"in {plan.micro_batches} micro-batches"] if plan.micro_batches > 1 else []),
         *plan.notes,
     ]
-    return Group(Text("\n".join(facts)), table)
+    return Group(Text("\n".join(lines)), table)
 
 
 def bytes_text(count: int) -> str:
-    """Bytes for a reader."""
+    """Format a number of bytes as MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

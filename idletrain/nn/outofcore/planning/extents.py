@@ -1,14 +1,14 @@
-"""Which ranges of a scratch file or of pinned memory are free. Pure."""
+"""Allocate ranges of a scratch file or of pinned memory. Pure."""
 
 from __future__ import annotations
 
 import bisect
 
-PAGE_BYTES = 4096  # what O_DIRECT aligns to
+PAGE_BYTES = 4096  # alignment of O_DIRECT
 
 
 class Extents:
-    """Ranges of whole pages out of `capacity_bytes`, first fit."""
+    """First-fit allocator of ranges of whole pages within `capacity_bytes`."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes // PAGE_BYTES * PAGE_BYTES
@@ -16,7 +16,7 @@ class Extents:
         self._free = [(0, self.capacity_bytes)] if self.capacity_bytes else []
 
     def allocate(self, size: int) -> int | None:
-        """The start of a range of `size` bytes, a multiple of a page; None if there is no such range."""
+        """Take a range of `size` bytes, a multiple of a page; return its start, or None if none is large enough."""
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
@@ -25,7 +25,7 @@ class Extents:
         return None
 
     def free(self, start: int, size: int) -> None:
-        """Free a range that was taken."""
+        """Free an allocated range."""
         i = bisect.bisect_left(self._free, (start, start))
         end = start + size
         low, high = i, i
@@ -38,5 +38,5 @@ class Extents:
 
 
 def pages(size: int) -> int:
-    """`size` rounded up to whole pages."""
+    """Round `size` up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES

@@ -1,7 +1,7 @@
-"""Which units to keep, swap and recompute: local search over letters, from every single technique on. Pure.
+"""Choose the units to keep, swap and recompute by local search, started from every single technique. Pure.
 
-The search space and the aim are KARMA's (arXiv 2008.11421); the paper solves it as a mixed-integer program, here a
-simulated step takes a fraction of a millisecond, and a few hundred of them end at or next to the optimum.
+The search space and the objective are KARMA's (arXiv 2008.11421). The paper solves a mixed-integer program; here a
+simulated step takes a fraction of a millisecond, and a few hundred of them reach the optimum or come close.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from dataclasses import dataclass, replace
 
 from idletrain.errors import RunError
 from idletrain.nn.outofcore.planning.profile import Profile, Unit, micro_batch
-from idletrain.nn.outofcore.planning.simulate import Footprint, Segment, SimulatedStep, simulate
+from idletrain.nn.outofcore.planning.segments import Segment
+from idletrain.nn.outofcore.planning.simulate import Footprint, SimulatedStep, simulate
 
-RESERVE = 0.10  # of the budget, for the allocator and what runs between units; RESULTS tells how far peaks were off
-EVALUATIONS = 800  # simulated steps of one search: half a second for 50 units
-ENOUGH = 1.002  # times a step that never waits: what could still be won is less than a profile knows
+RESERVE = (
+    0.10  # of the budget kept free for the allocator and code between units; the bench outofcore measures the error
+)
+EVALUATIONS = 800  # simulated steps per search: half a second for 50 units
+ENOUGH = 1.002  # times a step that never waits: closer is below a profile's accuracy, so the search stops
 
 UnitModes = tuple[str, ...]
 
 
 class InfeasibleError(RunError):
-    """No plan fits; `least_bytes` is the smallest budget that one fits."""
+    """No plan fits the budget; `least_bytes` is the smallest budget for which there is a plan."""
 
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message)
@@ -31,7 +34,7 @@ class InfeasibleError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """A single technique: its best plan, predicted seconds and peak, and by how much it exceeds the budget."""
+    """The best plan of a single technique: predicted seconds and peak, and the bytes by which it exceeds the budget."""
 
     name: str
     unit_modes: UnitModes
@@ -42,17 +45,17 @@ class Technique:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How one step is to be run.
+    """The way one step is to be run.
 
     Attributes:
-        letters: One per unit (see `simulate`).
-        micro_batches: Equal parts that the batch is cut into.
-        streamed: Whether parameters and optimizer state are brought in a segment at a time.
-        seconds: Predicted, of the whole step.
-        peak_bytes: Predicted, resident bytes included.
-        budget_bytes: What the step may take; a tenth of it is left free.
-        techniques: Every single technique beside it.
-        notes: What was not considered, and why.
+        unit_modes: A mode letter for each unit (see `simulate`).
+        micro_batches: Number of equal parts that the batch is cut into.
+        streamed: Whether parameters and optimizer state are loaded a segment at a time.
+        seconds: Predicted time of the whole step.
+        peak_bytes: Predicted peak, resident bytes included.
+        budget_bytes: Memory that the step may take; a tenth of it is kept free.
+        techniques: The best plan of every single technique, for comparison.
+        notes: Techniques that were not considered, and why.
     """
 
     unit_modes: UnitModes
@@ -65,44 +68,44 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
 
     def footprint(self, profile: Profile) -> Footprint:
-        """Its segments and limits, for the network of `profile`."""
+        """Return the plan's segments and limits for the network of `profile`."""
         part = micro_batch(profile, self.micro_batches) if self.micro_batches > 1 else profile
         return Footprint(part.units, self.unit_modes, usable(self.budget_bytes), part.resident_bytes, self.streamed)
 
 
 def usable(budget_bytes: int) -> int:
-    """What a plan may count with."""
+    """Return the part of a budget that a plan may use."""
     return int(budget_bytes * (1 - RESERVE))
 
 
 def make_memory_plan(
     profile: Profile, budget_bytes: int, *, micro_batches: bool = False, stream: bool = True
 ) -> MemoryPlan:
-    """The quickest plan that fits.
+    """Find the quickest plan that fits a budget.
 
     Args:
         profile: The network.
-        budget_bytes: For all that a step takes.
+        budget_bytes: Memory for a whole step.
         micro_batches: Whether the batch may be cut, which changes the order of sums and so the last bits.
         stream: Whether parameters and optimizer state may be streamed.
 
     Raises:
-        InfeasibleError: nothing fits; says the smallest budget that does.
+        InfeasibleError: no plan fits; names the smallest budget for which there is one.
     """
     search = _Search(profile, budget_bytes, streamed=False)
-    techniques = [*search.techniques(), *_cut(profile, budget_bytes)]
+    techniques = [*search.techniques(), *_in_micro_batches(profile, budget_bytes)]
     best, streamed, count = search.best(), False, 1
     if stream and _streamable(profile):
         streaming = _Search(profile, budget_bytes, streamed=True)
-        kept = streaming.simulated(_uniform(profile.units, "K"))
-        techniques.append(_technique("parameters streamed", _uniform(profile.units, "K"), kept))
-        if best.shortfall_bytes or kept.cost < search.cost(best.unit_modes):
-            other = streaming.best()
-            best, streamed = (other, True) if _cost(other) < _cost(best) else (best, False)
-    notes = [f"micro-batches: {why}" for why in _why_whole(profile, micro_batches)]
-    cut = techniques_named(techniques, "micro-batches")
-    if not notes and cut and _cost(cut) < _cost(best):
-        best, streamed, count = cut, False, _count_of(cut)
+        in_core = streaming.simulated(_uniform(profile.units, "K"))
+        techniques.append(_technique("parameters streamed", _uniform(profile.units, "K"), in_core))
+        if best.shortfall_bytes or in_core.cost < search.cost(best.unit_modes):
+            candidate = streaming.best()
+            best, streamed = (candidate, True) if _cost(candidate) < _cost(best) else (best, False)
+    notes = [f"micro-batches: {why}" for why in _why_uncut(profile, micro_batches)]
+    divided = techniques_named(techniques, "micro-batches")
+    if not notes and divided and _cost(divided) < _cost(best):
+        best, streamed, count = divided, False, _count_of(divided)
     if best.shortfall_bytes:
         raise _infeasible(profile, budget_bytes, stream)
     return MemoryPlan(
@@ -117,10 +120,10 @@ def make_memory_plan(
     )
 
 
-def _why_whole(profile: Profile, allowed: bool) -> list[str]:
+def _why_uncut(profile: Profile, allowed: bool) -> list[str]:
     if profile.across_batch:
         return [f"not possible, {profile.across_batch}"]
-    return [] if allowed else ["not allowed, they add gradients up in another order and change the last bits"]
+    return [] if allowed else ["not allowed, as they sum gradients in another order and change the last bits"]
 
 
 def _streamable(profile: Profile) -> bool:
@@ -132,16 +135,16 @@ def _cost(technique: Technique) -> tuple[int, float]:
 
 
 def techniques_named(techniques: Iterable[Technique], name: str) -> Technique | None:
-    """The first technique whose name starts so."""
+    """Return the first technique whose name starts with `name`, or None."""
     return next((technique for technique in techniques if technique.name.startswith(name)), None)
 
 
 def least_bytes(profile: Profile, *, stream: bool = True) -> int:
-    """The smallest budget that some plan fits."""
-    ways = {False, stream and _streamable(profile)}
-    peaks = [_Search(profile, 0, streamed=streamed).best().peak_bytes for streamed in ways]
+    """Return the smallest budget in bytes for which there is a plan."""
+    variants = {False, stream and _streamable(profile)}
+    peaks = [_Search(profile, 0, streamed=streamed).best().peak_bytes for streamed in variants]
     least = int(min(peaks) / (1 - RESERVE)) + 1
-    while usable(least) < min(peaks):  # the last unit of rounding
+    while usable(least) < min(peaks):  # rounding may leave it a byte short
         least += 1
     return least
 
@@ -151,7 +154,7 @@ def _infeasible(profile: Profile, budget_bytes: int, stream: bool) -> Infeasible
     widest = max(profile.units, key=lambda unit: max(unit.saving_bytes, unit.backward_bytes) + unit.input_bytes)
     return InfeasibleError(
         f"no plan fits {_mib(budget_bytes)}: the smallest budget that one fits is {-(-least // 2**20)} MiB "
-        f"(unit {widest.name} alone works on {_mib(max(widest.saving_bytes, widest.backward_bytes))}); "
+        f"(unit {widest.name} alone needs {_mib(max(widest.saving_bytes, widest.backward_bytes))}); "
         "give more memory, a smaller batch or smaller units (memory.units)",
         least,
     )
@@ -162,51 +165,51 @@ def _mib(size: int) -> str:
 
 
 class _Search:
-    """Local search for one profile and budget."""
+    """Searches plans for one profile and budget."""
 
     def __init__(self, profile: Profile, budget_bytes: int, *, streamed: bool) -> None:
         self._profile, self._units, self._budget, self._streamed = profile, profile.units, budget_bytes, streamed
-        self._seen: dict[UnitModes, SimulatedStep] = {}
-        self._known: dict[object, Segment] = {}
-        self._bound = (0, ENOUGH * profile.compute_seconds)
+        self._simulated: dict[UnitModes, SimulatedStep] = {}
+        self._segments: dict[object, Segment] = {}
+        self._good_enough = (0, ENOUGH * profile.compute_seconds)
 
     def simulated(self, unit_modes: UnitModes) -> SimulatedStep:
-        found = self._seen.get(unit_modes)
-        if found is None:
+        step = self._simulated.get(unit_modes)
+        if step is None:
             budget, resident = usable(self._budget), self._profile.resident_bytes
-            footprint = Footprint(self._units, unit_modes, budget, resident, self._streamed, self._known)
-            found = self._seen[unit_modes] = simulate(footprint, self._profile.link)
-        return found
+            footprint = Footprint(self._units, unit_modes, budget, resident, self._streamed, self._segments)
+            step = self._simulated[unit_modes] = simulate(footprint, self._profile.link)
+        return step
 
     def cost(self, unit_modes: UnitModes) -> tuple[int, float]:
         return self.simulated(unit_modes).cost
 
     def techniques(self) -> list[Technique]:
-        """The best of every single technique."""
+        """Return the best plan of every single technique."""
         return [
             _technique(name, *min(((c, self.simulated(c)) for c in choices), key=lambda pair: pair[1].cost))
             for name, choices in singles(self._units).items()
         ]
 
     def best(self) -> Technique:
-        """The best that is found from every single technique on, the most promising first."""
+        """Climb from every single technique, the most promising first, and return the best plan."""
         seeds = sorted((c for choices in singles(self._units).values() for c in choices), key=self.cost)
-        until, found = len(self._seen) + EVALUATIONS, seeds[0]
+        until, best = len(self._simulated) + EVALUATIONS, seeds[0]
         for start in dict.fromkeys(seeds):
-            found = min(found, self._climb(start, until), key=self.cost)
-            if len(self._seen) >= until or self.cost(found) <= self._bound:
+            best = min(best, self._climb(start, until), key=self.cost)
+            if len(self._simulated) >= until or self.cost(best) <= self._good_enough:
                 break
-        if self._budget and self.cost(found)[0]:  # where little fits, the way there leads past what fits least of all
+        if self._budget and self.cost(best)[0]:  # in a tight budget, also climb from the plan of the lowest peak
             lean = _Search(self._profile, 0, streamed=self._streamed).best().unit_modes
-            found = min(found, self._climb(lean, len(self._seen) + EVALUATIONS), key=self.cost)
-        return _technique("joint", found, self.simulated(found))
+            best = min(best, self._climb(lean, len(self._simulated) + EVALUATIONS), key=self.cost)
+        return _technique("joint", best, self.simulated(best))
 
     def _climb(self, unit_modes: UnitModes, until: int) -> UnitModes:
-        """Take every move that helps, in turn, until none of them does."""
+        """Try all moves in turn, taking each that lowers the cost, until none does."""
         moves = list(_moves(len(unit_modes)))
         best, idle = self.cost(unit_modes), 0
         for move in itertools.cycle(moves):
-            if idle == len(moves) or len(self._seen) >= until or best <= self._bound:
+            if idle == len(moves) or len(self._simulated) >= until or best <= self._good_enough:
                 break
             candidate = legal(self._units, _moved(unit_modes, move))
             idle += 1
@@ -216,7 +219,7 @@ class _Search:
 
 
 def singles(units: Sequence[Unit]) -> dict[str, list[UnitModes]]:
-    """Every single technique as the plans it has to choose from."""
+    """Return the candidate plans of every single technique, by its name."""
     n = len(units)
     tails = range(1, n)
     return {
@@ -235,52 +238,53 @@ def _uniform(units: Sequence[Unit], mode: str) -> UnitModes:
 
 
 def _runs(units: Sequence[Unit], mode: str, length: int, until: int) -> UnitModes:
-    """`mode` in segments of `length` up to unit `until`, then keep."""
+    """Use `mode` in segments of `length` up to unit `until`, then keep."""
     return legal(units, ["K" if i >= until else "m" if i % length else mode for i in range(len(units))])
 
 
 def legal(units: Sequence[Unit], unit_modes: Sequence[str]) -> UnitModes:
-    """The letters with those that a unit does not allow replaced."""
-    made: list[str] = []
+    """Replace the modes that a unit does not allow."""
+    result: list[str] = []
     for unit, letter in zip(units, unit_modes, strict=True):
         if letter == "m":
-            joins = made and unit.follows and made[-1] in "RQm" and "R" in unit.modes
-            letter = "m" if joins else "R"  # noqa: PLW2901 (the letter that stands for it)
-        made.append(letter if letter == "m" or letter in unit.modes else "K")
-    return tuple(made)
+            joins = result and unit.follows and result[-1] in "RQm" and "R" in unit.modes
+            letter = "m" if joins else "R"  # noqa: PLW2901 (replaced by an allowed mode)
+        result.append(letter if letter == "m" or letter in unit.modes else "K")
+    return tuple(result)
 
 
-LetterChange = tuple[tuple[int, str | int], ...]  # where, and what goes there: a letter, or that of another place
+ModeChange = tuple[tuple[int, str | int], ...]  # (unit, its new mode, or the unit whose mode it takes)
 
 
-def _moves(n: int) -> Iterator[LetterChange]:
-    """What is tried: another letter, another adjacent pair, two letters that change places."""
+def _moves(n: int) -> Iterator[ModeChange]:
+    """Yield the moves of the search: change one mode, change two adjacent ones, or exchange two."""
     for i, letter in itertools.product(range(n), "KSRQm"):
         yield ((i, letter),)
-    for i, (one, other) in itertools.product(range(n - 1), itertools.product("KSRQm", repeat=2)):
-        yield (i, one), (i + 1, other)
+    for i, (first, second) in itertools.product(range(n - 1), itertools.product("KSRQm", repeat=2)):
+        yield (i, first), (i + 1, second)
     for i, j in itertools.combinations(range(n), 2):
         yield (i, j), (j, i)
 
 
-def _moved(unit_modes: UnitModes, move: LetterChange) -> list[str]:
-    made = list(unit_modes)
-    for i, what in move:
-        made[i] = unit_modes[what] if isinstance(what, int) else what
-    return made
+def _moved(unit_modes: UnitModes, move: ModeChange) -> list[str]:
+    result = list(unit_modes)
+    for i, mode in move:
+        result[i] = unit_modes[mode] if isinstance(mode, int) else mode
+    return result
 
 
-def _cut(profile: Profile, budget_bytes: int) -> list[Technique]:
-    """Micro-batches with all kept: the fewest that fit, or the most there are."""
-    found: list[Technique] = []
-    letters, count = _uniform(profile.units, "K"), 2
+def _in_micro_batches(profile: Profile, budget_bytes: int) -> list[Technique]:
+    """Return the plan that keeps everything in the fewest micro-batches that fit, or in the most there can be."""
+    techniques: list[Technique] = []
+    unit_modes, count = _uniform(profile.units, "K"), 2
     while not profile.across_batch and count <= profile.batch_size:
-        outcome = _Search(micro_batch(profile, count), budget_bytes, streamed=False).simulated(letters)
-        found = [replace(_technique(f"micro-batches x{count}", letters, outcome), seconds=count * outcome.seconds)]
+        outcome = _Search(micro_batch(profile, count), budget_bytes, streamed=False).simulated(unit_modes)
+        technique = _technique(f"micro-batches x{count}", unit_modes, outcome)
+        techniques = [replace(technique, seconds=count * outcome.seconds)]
         if not outcome.shortfall_bytes:
             break
         count *= 2
-    return found
+    return techniques
 
 
 def _count_of(technique: Technique) -> int:

@@ -1,4 +1,4 @@
-"""What a planner knows of a network: its units in forward order, and the link to where tensors are swapped. Pure."""
+"""The profile that a planner works from: a network's units in forward order, and the swap link. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MODES = "KSRQ"  # keep, swap, recompute from a kept input, recompute from a swap
 
 
 class Held(NamedTuple):
-    """A tensor that the network itself holds while a unit runs; `owner` is the unit whose input it is, or -1."""
+    """A tensor that the network's own code holds while a unit runs; `owner` is the unit whose input it is, or -1."""
 
     owner: int
     size: int
@@ -17,28 +17,29 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One piece of the network that is kept, swapped or recomputed as a whole.
+    """A part of the network that is kept, swapped or recomputed as a whole.
 
     Attributes:
-        name: As the user knows it.
-        forward_seconds: Of compute, as are the next two.
-        backward_seconds: Without recomputing.
-        recompute_seconds: The forward pass up to the last tensor that is saved.
-        input_bytes: The tensor that enters.
-        output_bytes: The tensor that leaves, which is the next unit's input.
-        inner_bytes: Saved for the backward pass beside input and output.
-        tensors: How many tensors it saves that are large enough to be swapped, its input among them.
+        name: Its module's name, as the user knows it.
+        forward_seconds: Compute time of the forward pass.
+        backward_seconds: Compute time of the backward pass, without recomputing.
+        recompute_seconds: Compute time of the forward pass up to the last tensor that is saved.
+        input_bytes: Size of the input tensor.
+        output_bytes: Size of the output tensor, which is the next unit's input.
+        inner_bytes: Size of the tensors saved for the backward pass beside input and output.
+        tensors: Number of saved tensors that are large enough to be swapped, the input among them.
         saves_input: Whether its operations save the input.
-        saves_output: Whether they save the output.
-        forward_bytes: Most that a forward pass which saves nothing needs beside the input.
-        saving_bytes: Most that a forward pass which saves needs beside the input, what it saves included.
-        held: What the network holds meanwhile: earlier outputs that are used again, what modules around it were given.
+        saves_output: Whether its operations save the output.
+        forward_bytes: Peak of a forward pass that saves nothing, without the input.
+        saving_bytes: Peak of a forward pass that saves, without the input, saved tensors included.
+        held: Tensors that the network's code holds meanwhile: earlier outputs that are used again, and arguments of
+            enclosing modules.
         waiting_bytes: Gradients of such outputs that wait while it runs backward, or is recomputed.
-        backward_bytes: Most that the backward pass needs beside these, what was saved and the output's gradient.
-        parameter_bytes: Its parameters' values; as much again for their gradients.
-        state_bytes: The optimizer's state of its parameters.
-        follows: Whether its input is the output of the unit before and of nothing else, so that both can be one.
-        modes: What may be done with it, of `KSRQ`.
+        backward_bytes: Peak of the backward pass, without waiting gradients, saved tensors and the output's gradient.
+        parameter_bytes: Size of its parameters; their gradients take as much again.
+        state_bytes: Size of its parameters' optimizer state.
+        follows: Whether its only input is the output of the unit before, so that both can be joined.
+        modes: The modes that it allows, of `KSRQ`.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Unit:
 
 
 class SwapLink(NamedTuple):
-    """How fast tensors leave and come back, both ways at once, and what each takes of the computing thread's time."""
+    """Speed of swapping, each way with both ways in use, and the computing thread's seconds per tensor."""
 
     write_bytes_per_second: float
     read_bytes_per_second: float
@@ -72,14 +73,14 @@ class SwapLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A network as measured.
+    """A measured network.
 
     Attributes:
-        units: In forward order.
-        link: To the disk or to the host's memory.
-        resident_bytes: What is in memory at all times beside the units' parameters and their optimizer state.
-        batch_size: Samples of a step.
-        across_batch: Why a batch cannot be cut into micro-batches, or "" if it can.
+        units: Its units in forward order.
+        link: The link to the disk or to the host's memory.
+        resident_bytes: Bytes in memory at all times beside the units' parameters and their optimizer state.
+        batch_size: Samples per step.
+        across_batch: The reason why a batch cannot be cut into micro-batches, or "" if it can.
     """
 
     units: tuple[Unit, ...]
@@ -90,12 +91,12 @@ class Profile:
 
     @property
     def compute_seconds(self) -> float:
-        """A step with nothing swapped or recomputed."""
+        """Compute time of a step with nothing swapped or recomputed."""
         return sum(unit.forward_seconds + unit.backward_seconds for unit in self.units)
 
 
 def micro_batch(profile: Profile, count: int) -> Profile:
-    """The profile of one of `count` equal micro-batches; parameters stay what they are."""
+    """Return the profile of one of `count` equal micro-batches; parameter sizes are unchanged."""
 
     def part(size: int) -> int:
         return -(-size // count)

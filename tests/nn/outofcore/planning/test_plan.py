@@ -109,7 +109,7 @@ def test_parameters_are_streamed_where_they_do_not_fit() -> None:
     ("across", "allowed", "note", "count"),
     [
         ("its BatchNorm sees the whole batch", True, "not possible, its BatchNorm", 1),
-        ("", False, "not allowed, they add gradients up in another order", 1),
+        ("", False, "not allowed, as they sum gradients in another order", 1),
         ("", True, None, 4),
     ],
 )
