@@ -1,1 +1,1 @@
-"""Runs the steps of a plan: what is swapped, recomputed or streamed from disk."""
+"""Run steps by a plan, with tensors swapped, recomputed or streamed from disk."""

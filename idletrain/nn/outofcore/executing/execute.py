@@ -1,8 +1,8 @@
-"""Running a module's steps by a plan, with the same bits as without one.
+"""Run a module's steps by a plan, with the same bits as without one.
 
-Each segment runs under saved-tensor hooks that keep or swap, and, if it is recomputed, under torch's checkpoint, which
-saves its input through those hooks. Random state is restored by checkpoint; buffers that a forward pass changes
-(BatchNorm's statistics) are as they were before it while it is recomputed, and are left as the first pass made them.
+Each segment runs under saved-tensor hooks that keep or swap. A recomputed segment runs under torch's checkpoint as
+well, which saves its input through those hooks and restores the random state. Buffers that a forward pass changes
+(BatchNorm's statistics) get their earlier values back while it is recomputed, and then those of the first pass.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from idletrain.nn.outofcore.executing.saved_tensors import OUTSIDE_SEGMENTS, Sav
 from idletrain.nn.outofcore.planning.simulate import Footprint
 from idletrain.nn.units import Installed, Piece
 
-# What torch's checkpoint takes once in a process: it reads a setting of torch's compiler, which imports all of it.
+# Memory that torch's checkpoint takes once per process: it reads a setting of torch's compiler and so imports it.
 CHECKPOINT_BYTES = 80 << 20
 
 
 class Executor:
-    """A module whose steps run by a plan, until it is closed.
+    """Runs a module's steps by a plan until it is closed.
 
     Args:
-        module: Its units' `forward` is taken over.
+        module: The module; its units' `forward` is replaced.
         pieces: Its units in forward order.
         footprint: The plan, for these units.
-        swap: Where saved tensors go.
-        weights: The parameters' own keeper when they are streamed.
+        swap: The swap space for saved tensors.
+        weights: Holds the parameters if they are streamed (`Weights`).
 
     Attributes:
-        peak_bytes: Most bytes of saved tensors that lived at once in the last step.
+        peak_bytes: Peak of live saved tensors in the last step.
         swapped_bytes: Bytes that the last step swapped out.
-        forward_seconds: CPU seconds of each segment's last forward pass (of the computing thread: neither waits nor
-            a busy neighbour count).
-        backward_seconds: The same of its backward pass, recomputing included.
+        forward_seconds: CPU seconds of each segment's last forward pass, of the computing thread, so that neither
+            waits nor other processes count.
+        backward_seconds: CPU seconds of each segment's last backward pass, recomputing included.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Executor:
             for s in footprint.segments
         ]
         self._saved: SavedTensors | None = None
-        self._between = OUTSIDE_SEGMENTS  # the segment of what is saved by no unit
+        self._between = OUTSIDE_SEGMENTS  # the segment of tensors saved outside all units
         self._last = len(footprint.segments) - 2
         self._ran: set[int] = set()
         count = len(footprint.segments)
@@ -68,20 +68,20 @@ class Executor:
         self._installed = Installed(pieces, spans, self._run)
 
     def close(self) -> None:
-        """Give the module its own `forward` back."""
+        """Restore the units' own `forward`."""
         self._installed.remove()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """One forward and backward pass.
+        """Run the forward and backward pass in its body by the plan.
 
         Raises:
-            RunError: a saved tensor was changed in place, or a segment recomputes to something else.
-            ScratchError: there is no room to swap to.
-            DamageError: a tensor came back changed.
+            RunError: a saved tensor was changed in place, or a segment recomputes something else.
+            ScratchError: the swap space is full.
+            DamageError: a swapped tensor was read back changed.
         """
-        elsewhere = self._weights.stand_in if self._weights else self._is_fixed
-        saved = self._saved = SavedTensors(self._swap, self._footprint, elsewhere, self._entered)
+        parameter = self._weights.stand_in if self._weights else self._fixed_tensor
+        saved = self._saved = SavedTensors(self._swap, self._footprint, parameter, self._entered)
         self._ran.clear()
         self._between = OUTSIDE_SEGMENTS
         try:
@@ -90,7 +90,7 @@ class Executor:
             self._stop_clock()
         except CheckpointError as error:
             raise RunError(
-                "a unit computes something else when it is computed again, so it cannot be recomputed: "
+                "a unit computes something else when it runs again, so it cannot be recomputed: "
                 f"{str(error).splitlines()[0]}; name units without it in memory.units, or make it "
                 "depend on its input alone"
             ) from None
@@ -99,16 +99,16 @@ class Executor:
             saved.end()
             self._saved = None
 
-    def _is_fixed(self, tensor: Tensor) -> Any:
+    def _fixed_tensor(self, tensor: Tensor) -> Any:
         return tensor if tensor.untyped_storage()._cdata in self._fixed else None
 
     def _run(self, s: int, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One segment's forward pass."""
+        """Run one segment forward."""
         saved = self._saved
         if saved is None or s in self._ran or not torch.is_grad_enabled():
             if self._weights:
                 self._weights.forward(s)
-            return run(*args, **kwargs)  # evaluation, or a module that is called again: nothing is planned for it
+            return run(*args, **kwargs)  # evaluation, or a module called again: not part of the plan
         self._ran.add(s)
         segment = self._footprint.segments[s]
         saved.make_room(s)
@@ -122,13 +122,13 @@ class Executor:
                 guard = functools.partial(_same_buffers, self._members[s])
                 out = checkpoint(run, *args, use_reentrant=False, context_fn=guard, **kwargs)
         self.forward_seconds[s] = time.thread_time() - started
-        if s == self._last:  # what follows is the loss, a segment without a module
+        if s == self._last:  # the loss follows, a segment without a module
             self._between = s + 1
             saved.make_room(s + 1)
         return out
 
     def _entered(self, s: int) -> None:
-        """A segment's backward pass begins."""
+        """Note that a segment's backward pass begins."""
         self._stop_clock()
         self._clock = s, time.thread_time()
         if self._weights:
@@ -142,7 +142,7 @@ class Executor:
 
 
 class _Forward:
-    """The first pass of a recomputed segment: remembers buffers that it changes as they were."""
+    """Context of a recomputed segment's first pass: saves the earlier values of buffers that it changes."""
 
     def __init__(self, modules: Sequence[nn.Module], before: dict[tuple[nn.Module, str], Tensor]) -> None:
         self._modules, self._before = modules, before
@@ -165,25 +165,25 @@ class _Forward:
                 "name units without it in memory.units"
             )
         for key, (buffer, version, copy) in self._copies.items():
-            silent = isinstance(key[0], nn.modules.batchnorm._NormBase)  # its kernel does not count versions up
-            if silent or buffer._version != version or key[0]._buffers[key[1]] is not buffer:
+            uncounted = isinstance(key[0], nn.modules.batchnorm._NormBase)  # its kernel does not increment versions
+            if uncounted or buffer._version != version or key[0]._buffers[key[1]] is not buffer:
                 self._before[key] = copy
         self._copies = {}
 
 
 class _Recomputing:
-    """The recomputing pass: those buffers are as they were, and afterwards as they are."""
+    """Context of the recomputing pass: gives those buffers their earlier values, and afterwards the present ones."""
 
     def __init__(self, before: dict[tuple[nn.Module, str], Tensor]) -> None:
         self._before = before
 
     def __enter__(self) -> None:
-        self._now = {(module, name): module._buffers[name] for module, name in self._before}
+        self._present = {(module, name): module._buffers[name] for module, name in self._before}
         for (module, name), copy in self._before.items():
             module._buffers[name] = copy.clone()
 
     def __exit__(self, *_raised: Any) -> None:
-        for (module, name), buffer in self._now.items():
+        for (module, name), buffer in self._present.items():
             module._buffers[name] = buffer
 
 

@@ -1,7 +1,7 @@
-"""A network's profile, by running every unit on its own: no more memory than the largest unit is needed.
+"""Profile a network by running each unit on its own, so that memory for the largest unit is enough.
 
-The module runs forward without gradients; each unit, when its turn comes, is run forward and backward beside it, twice
-for its seconds of CPU time (waits and busy neighbours do not count) or of GPU time, once for what it saves and needs.
+The module runs forward without gradients. Each unit is also run forward and backward when its turn comes: twice for
+its CPU seconds (without waits and other processes) or GPU seconds, once for the bytes that it saves and needs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from idletrain.nn.outofcore.planning.profile import Unit
 from idletrain.nn.units import Installed, Piece
 
 LOSS = "loss"
-UNSEEN_BYTES = 1 << 20  # less than that beside the tensors is pages' ends and Python's own
-TIMED = 2  # runs of a unit, of which the quickest counts
+UNSEEN_BYTES = 1 << 20  # fewer bytes beside the tensors are page remainders and Python's own
+TIMED = 2  # timed runs of a unit; the quickest counts
 
 
 def measure_units(
@@ -39,21 +39,20 @@ def measure_units(
     *,
     by_kernel: bool = False,
 ) -> tuple[list[Piece], tuple[Unit, ...]]:
-    """Measure every unit.
+    """Measure every unit's seconds and bytes.
 
     Args:
-        module: In training mode; its buffers and torch's random state are left as they were.
+        module: The network in training mode; its buffers and torch's random state are restored.
         pieces: Its units.
         inputs: A batch.
-        loss: The loss of its outputs.
+        loss: Computes the loss from its outputs.
         state_slots: Tensors of optimizer state per parameter.
-        by_kernel: Whether the kernel counts what torch does not see (convolutions copy their inputs to other layouts).
-            It counts the whole process: not where other threads come and go with memory. The C library is set to give
-            freed memory back.
+        by_kernel: Whether to add memory that only the kernel sees (convolutions copy their inputs to other layouts). It
+            counts the whole process, so no other thread may allocate. The C library is set to return freed memory.
 
     Returns:
-        The pieces in the order in which they ran (one that did not run, or ran twice, is left out and so stays
-        outside the plan), and a unit for each, with one more for the loss.
+        The pieces in the order in which they ran, without those that ran never or twice, which stay outside the plan;
+        and a unit for each, with one more for the loss.
     """
     fixed = {p.untyped_storage()._cdata for p in module.parameters()}
     calls: list[int] = []
@@ -75,7 +74,7 @@ def measure_units(
             installed.remove()
         last = _Trial(LOSS, loss, (outputs,), {}, [], fixed, by_kernel).unit(0)[0]
     once = [p for p in calls if calls.count(p) == 1]
-    # A chain's piece is one with the next only if that is the next to run.
+    # A chain's piece can be joined to the one before only if it also ran right after it.
     follows = [i > 0 and pieces[p].follows and once[i - 1] == p - 1 for i, p in enumerate(once)]
     measured = [replace(units[p], follows=f) for p, f in zip(once, follows, strict=True)]
     return [pieces[p] for p in once], (*measured, replace(last, follows=False, modes="K"))
@@ -83,7 +82,7 @@ def measure_units(
 
 @contextlib.contextmanager
 def left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
-    """Leaves buffers and random state as they were."""
+    """Restore the module's buffers and torch's random state on exit."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     try:
@@ -96,11 +95,13 @@ def left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
 
 
 def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:
-    """Why a batch cannot be cut into micro-batches, or "" if it can.
+    """Return the reason why a batch cannot be cut into micro-batches, or "" if it can.
 
     Args:
         module: The network.
-        loss: Tried on halves of `outputs` `[B, ...]` and `labels` `[B, ...]`: it must be the mean over samples.
+        loss: The loss, which must be a mean over samples; tried on halves of the batch.
+        outputs: The network's outputs `[B, ...]`.
+        labels: Their labels `[B, ...]`.
     """
     for name, inner in module.named_modules():
         if isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.training:
@@ -115,7 +116,7 @@ def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ou
 
 
 class _Trial:
-    """One unit run forward and backward, for time and for memory, and forward without saving."""
+    """Runs one unit forward and backward, for time and for memory, and forward without saving."""
 
     def __init__(
         self,
@@ -128,28 +129,28 @@ class _Trial:
         by_kernel: bool,
     ) -> None:
         self._name, self._forward, self._fixed = name, forward, fixed
-        self._given = args, kwargs
+        self._arguments = args, kwargs
         self._parameters = [p for p in parameters if p.requires_grad]
         self._values = sum(p.nbytes for p in parameters)
-        tensors = [t for t in tree_flatten(self._given)[0] if isinstance(t, Tensor)]
+        tensors = [t for t in tree_flatten(self._arguments)[0] if isinstance(t, Tensor)]
         self._device = tensors[0].device
         self._entering = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         self._make_memory = _DeviceMemory if self._device.type == "cuda" else lambda: _HostMemory(by_kernel)
 
     def unit(self, state_slots: int) -> tuple[Unit, Any]:
-        """The unit, and what it computes from its arguments."""
+        """Measure the unit; return it and its outputs."""
         forward_seconds, recompute_seconds, backward_seconds = (min(runs) for runs in zip(*self._runs(), strict=True))
-        given, leaves, entering = self._copied()
+        copies, leaves, entering = self._copied()
         with self._make_memory() as memory:
-            out, saved, _ = self._run(given)
+            out, saved, _ = self._run(copies)
             saving = memory.peak_bytes
             backward = self._backward(out, leaves, memory)
         leaving = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(out)}
         inner = sum(size for key, size in saved.items() if key not in entering and key not in leaving)
-        del out, leaves, given
+        del out, leaves, copies
         gradients = sum(p.nbytes for p in self._parameters)
         with self._make_memory() as memory:
-            args, kwargs = self._given
+            args, kwargs = self._arguments
             out = self._forward(*args, **kwargs)
             bare = memory.peak_bytes
         unit = Unit(
@@ -172,28 +173,26 @@ class _Trial:
         return unit, out
 
     def _copied(self) -> tuple[Any, list[Tensor], set[int]]:
-        """The arguments as copies that are no leaves (a unit may change its input in place), their leaves, and the
-        copies' storages.
-        """
+        """Copy the arguments, so that the unit may change them in place; return copies, their leaves and storages."""
         leaves: list[Tensor] = []
         storages: set[int] = set()
 
         def copy(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            made = value
+            copied = value
             if value.is_floating_point():
                 leaves.append(value.detach().requires_grad_())
-                made = leaves[-1].clone()
-            storages.add(made.untyped_storage()._cdata)
-            return made
+                copied = leaves[-1].clone()
+            storages.add(copied.untyped_storage()._cdata)
+            return copied
 
         with torch.enable_grad():
-            given = tree_map(copy, self._given)
-        return given, leaves, storages
+            copies = tree_map(copy, self._arguments)
+        return copies, leaves, storages
 
-    def _run(self, given: Any) -> tuple[Any, dict[int, int], float]:
-        """Forward; with what it saves, and when it saved the last of it."""
+    def _run(self, copies: Any) -> tuple[Any, dict[int, int], float]:
+        """Run forward; return outputs, saved storages with their bytes, and the time of the last save."""
         saved: dict[int, int] = {}
         last = self._now()
 
@@ -205,31 +204,32 @@ class _Trial:
                 saved[storage._cdata] = storage.nbytes()
             return tensor
 
-        args, kwargs = given
+        args, kwargs = copies
         with torch.enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
             return self._forward(*args, **kwargs), saved, last
 
     def _backward(self, out: Any, leaves: list[Tensor], memory: _HostMemory | _DeviceMemory | None = None) -> int:
-        """Backward from all outputs; returns the bytes that it needed beside what was saved."""
+        """Run backward from all outputs; return the bytes that it needed beside the saved tensors."""
         outs = [t for t in tensors_in(out) if t.requires_grad]
         if not outs:
             return 0
         with torch.enable_grad():
             end: Tensor = _End.apply(*outs)  # type: ignore[no-untyped-call]
-        before = memory.start_again() if memory else 0
+        before = memory.restart() if memory else 0
         torch.autograd.grad(end, [*leaves, *self._parameters], allow_unused=True)
         return max(0, memory.peak_bytes - before - sum(t.nbytes for t in outs)) if memory else 0
 
     def _runs(self) -> list[tuple[float, float, float]]:
-        """Seconds forward, until the last tensor is saved, and backward; before memory is looked at, which the first
-        run of a kernel takes for its code.
+        """Time the unit: seconds forward, until the last tensor is saved, and backward, for each run.
+
+        Must come before memory is measured, as a kernel's first run takes memory for its code.
         """
         return [self._seconds() for _ in range(TIMED)]
 
     def _seconds(self) -> tuple[float, float, float]:
-        given, leaves, _ = self._copied()
+        copies, leaves, _ = self._copied()
         started = self._now()
-        out, _, last = self._run(given)
+        out, _, last = self._run(copies)
         middle = self._now()
         self._backward(out, leaves)
         return middle - started, min(last, middle) - started, self._now() - middle
@@ -242,7 +242,7 @@ class _Trial:
 
 
 class _End(torch.autograd.Function):
-    """A number behind a unit's outputs, whose gradients are ones (to give gradients to torch imports sympy: 40 MB)."""
+    """Turn outputs into a scalar whose gradients are ones (passing gradients to torch would import sympy: 40 MB)."""
 
     @staticmethod
     def forward(ctx: Any, *outs: Tensor) -> Tensor:
@@ -255,12 +255,12 @@ class _End(torch.autograd.Function):
 
 
 class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors that are made while it is on; if asked, the kernel counts what is none."""
+    """Counts the bytes of all tensors made in its context, and with `by_kernel` also other memory."""
 
     def __init__(self, by_kernel: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._there: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._bytes = self._most = self._start = 0
+        self._live: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._bytes = self._peak = self._start = 0
         self._by_kernel = by_kernel
         if by_kernel:
             release_freed_memory()
@@ -268,18 +268,18 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to skip it is to import it: 80 MB
+        return False  # skipping it would import it: 80 MB
 
-    def start_again(self) -> int:
-        """Count the peak from here on; returns what is there now."""
-        self._most = self._start = self._bytes
+    def restart(self) -> int:
+        """Count the peak from now on; return the live bytes."""
+        self._peak = self._start = self._bytes
         self._resident = ResidentPeak()
         return self._bytes
 
     @property
     def peak_bytes(self) -> int:
-        unseen = self._start + self._resident.bytes - self._most if self._by_kernel else 0
-        return self._most + (unseen if unseen > UNSEEN_BYTES else 0)
+        unseen = self._start + self._resident.bytes - self._peak if self._by_kernel else 0
+        return self._peak + (unseen if unseen > UNSEEN_BYTES else 0)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -287,18 +287,18 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             key = storage._cdata
-            if key not in self._there and key not in entered:
-                self._there[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._gone, key))
+            if key not in self._live and key not in entered:
+                self._live[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._gone, key))
                 self._bytes += storage.nbytes()
-        self._most = max(self._most, self._bytes)
+        self._peak = max(self._peak, self._bytes)
         return out
 
     def _gone(self, key: int, _ref: Any) -> None:
-        self._bytes -= self._there.pop(key)[0]
+        self._bytes -= self._live.pop(key)[0]
 
 
 class _DeviceMemory:
-    """The same of a GPU, as its allocator counts."""
+    """Counts the bytes of a GPU's tensors by its allocator."""
 
     def __enter__(self) -> _DeviceMemory:
         torch.cuda.synchronize()
@@ -313,11 +313,11 @@ class _DeviceMemory:
     def peak_bytes(self) -> int:
         return int(torch.cuda.max_memory_allocated() - self._start)
 
-    def start_again(self) -> int:
+    def restart(self) -> int:
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated() - self._start)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors in arguments or results."""
+    """Return all tensors in nested arguments or results."""
     return [t for t in tree_flatten(tree)[0] if isinstance(t, Tensor)]

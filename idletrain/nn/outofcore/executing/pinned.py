@@ -1,4 +1,4 @@
-"""Swapping a GPU's tensors to pinned host memory: a stream each way, one arena, an event for every copy."""
+"""Swap a GPU's tensors to pinned host memory: a stream each way, one arena, an event for every copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from idletrain.nn.outofcore.executing.disk import ScratchError
 from idletrain.nn.outofcore.planning.extents import Extents, pages
 from idletrain.nn.outofcore.planning.profile import SwapLink
 
-PROBE_BYTES = 64 << 20  # copied each way to learn the link's speed: 3 ms at 25 GB/s
+PROBE_BYTES = 64 << 20  # copied each way to measure the link's speed: 3 ms at 25 GB/s
 
 
 class PinnedSwap:
@@ -25,7 +25,7 @@ class PinnedSwap:
         self.out, self.back = (torch.cuda.Stream(device) for _ in "<>")  # type: ignore[no-untyped-call]
 
     def put(self, storage: torch.UntypedStorage) -> PinnedCopy:
-        """Begin to copy a storage out, once the computing stream has made it.
+        """Begin to copy a storage out, after the computing stream's work so far.
 
         Raises:
             ScratchError: the arena is used up.
@@ -40,7 +40,7 @@ class PinnedSwap:
         return PinnedCopy(self, storage, start, length)
 
     def speed(self) -> SwapLink:
-        """The link's speed each way, by a probe."""
+        """Measure the link's speed each way by a probe."""
         probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=self._device)
         host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
         rates = []
@@ -56,20 +56,20 @@ class PinnedSwap:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the arena that are taken."""
+        """Allocated bytes of the arena."""
         return self._extents.capacity_bytes - self._extents.free_bytes
 
     def free(self, start: int, length: int) -> None:
         self._extents.free(start, length)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for all copies under way."""
         self.out.synchronize()
         self.back.synchronize()
 
 
 class PinnedCopy:
-    """One storage's copy in the arena."""
+    """A storage's copy in the arena."""
 
     def __init__(self, swap: PinnedSwap, storage: torch.UntypedStorage, start: int, length: int) -> None:
         self._swap, self._start, self._length, self._device = swap, start, length, storage.device
@@ -78,8 +78,8 @@ class PinnedCopy:
         source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         swap.out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(swap.out):
-            self._there().copy_(source, non_blocking=True)
-        # Whoever frees the storage first waits for `written`; if the step is given up, the allocator does.
+            self._arena_bytes().copy_(source, non_blocking=True)
+        # The storage is freed only after `written`; if the step is aborted, the allocator waits for this stream.
         source.record_stream(swap.out)
         self._written, self._fetched = swap.out.record_event(), None  # type: torch.cuda.Event, torch.cuda.Event | None
 
@@ -90,21 +90,21 @@ class PinnedCopy:
         self._written.synchronize()
 
     def cancel(self) -> bool:
-        """A copy that is on its stream cannot be taken back."""
+        """Return False: a copy on its stream cannot be cancelled."""
         return False
 
     def fetch(self) -> None:
-        """Begin to copy it back, into memory that the computing stream has done with."""
+        """Begin to copy it back, into memory that the computing stream no longer uses."""
         current = torch.cuda.current_stream(self._device)
         self._buffer = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         self._swap.back.wait_stream(current)
         with torch.cuda.stream(self._swap.back):
-            self._buffer.copy_(self._there(), non_blocking=True)
+            self._buffer.copy_(self._arena_bytes(), non_blocking=True)
         self._buffer.record_stream(self._swap.back)
         self._fetched = self._swap.back.record_event()
 
     def fetched(self) -> torch.UntypedStorage:
-        """The storage; the computing stream, not this thread, waits until it is whole."""
+        """Return the storage; the computing stream, not this thread, waits until it is complete."""
         assert self._buffer is not None
         assert self._fetched
         torch.cuda.current_stream(self._device).wait_event(self._fetched)
@@ -112,12 +112,12 @@ class PinnedCopy:
         return storage
 
     def drop(self) -> None:
-        """Give its place back once no copy uses it."""
+        """Free its range of the arena after its copies."""
         self._written.synchronize()
         if self._fetched:
             self._fetched.synchronize()
         self._buffer = None
         self._swap.free(self._start, self._length)
 
-    def _there(self) -> torch.Tensor:
+    def _arena_bytes(self) -> torch.Tensor:
         return self._swap.arena[self._start : self._start + self._size]

@@ -1,4 +1,4 @@
-"""What out-of-core training of a subnet would take on a node, foreseen where the network is."""
+"""Forecast the memory and seconds that out-of-core training of a subnet takes on a node."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, le
 from idletrain.nn.outofcore.planning.profile import Profile, SwapLink
 from idletrain.nn.program import Program
 
-# An ordinary cloud disk's guaranteed rate (EBS gp3 without extras), and a tensor's handling as the bench saw it; a
-# worker measures its own before it plans.
+# Guaranteed rate of an ordinary cloud disk (EBS gp3 without extras), and the seconds per tensor that the bench
+# measured; a worker measures its own before it plans.
 ASSUMED_LINK = SwapLink(125e6, 125e6, 2e-4)
-WEIGHT = 0.02  # of the made-up values: any will do for seconds and bytes, as long as they are no denormals
+WEIGHT = 0.02  # standard deviation of the random values; any does for seconds and bytes, unless they are denormals
 
 
 class OutOfCoreForecast:
-    """Predicts a step of a subnet of any share, from one batch run unit by unit here.
+    """Predicts a step of a subnet of any share, from one batch run unit by unit on this machine.
 
     Args:
         program: The run's program.
@@ -35,19 +35,19 @@ class OutOfCoreForecast:
         self._seconds = functools.cache(self._seconds_of)
 
     def least_bytes(self, share: float, *, streams: bool = True) -> int:
-        """The least memory in which a subnet can be trained, on a node that can stream parameters or not (a GPU's)."""
+        """Return the least bytes to train a subnet in; `streams` is False on GPUs, which do not stream parameters."""
         least: int = self._least_bytes(share, streams)
         return least
 
     def seconds(self, share: float, memory_bytes: int, *, streams: bool = True) -> float:
-        """Of a step on such a node at this machine's pace, in core where it fits; infinite where nothing does."""
+        """Return a step's seconds in that memory at this machine's speed, in core if it fits; inf if no plan fits."""
         return self._seconds(share, memory_bytes, streams)
 
     def plan(self, share: float, memory_bytes: int, *, streams: bool = True) -> MemoryPlan:
-        """The plan of a node with that much memory.
+        """Return the plan of a node with that much memory.
 
         Raises:
-            InfeasibleError: there is none.
+            InfeasibleError: no plan fits.
         """
         return make_memory_plan(self.profile(share), memory_bytes, stream=streams)
 

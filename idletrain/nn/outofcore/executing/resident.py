@@ -1,4 +1,4 @@
-"""What a process has in memory, as the kernel counts it: what it gives back at once, and a step's true peak."""
+"""Make the process give freed memory back to the kernel at once, and measure a step's peak as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import ctypes
 from pathlib import Path
 
-# glibc gives blocks of this size back at once when they are freed, which a memory limit counts on; its own threshold
-# grows to 32 MiB, and below it aligned blocks of one size are hardly used again (glibc 2.36): steps that swapped
-# tensors of 0.8 MiB took as much memory as in core. It is the size from which tensors are swapped; RESULTS tells what
-# it costs.
+# glibc returns freed blocks of at least this size to the kernel at once, which a memory limit relies on. Its own
+# threshold grows to 32 MiB, and below that aligned blocks of one size are hardly reused (glibc 2.36): steps that
+# swapped tensors of 0.8 MiB took as much memory as in core. Tensors are swapped from this size on; the bench outofcore
+# measures the cost.
 GIVEN_BACK_BYTES = 64 << 10
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
@@ -17,7 +17,7 @@ _RESET_PEAK = "5"  # proc(5): clear_refs
 
 
 def release_freed_memory() -> None:
-    """Make the C library give blocks back when they are freed, and those that it has kept."""
+    """Make the C library return blocks to the kernel when they are freed, and return those that it keeps now."""
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
@@ -26,13 +26,13 @@ def release_freed_memory() -> None:
 
 
 def give_back_pages() -> None:
-    """Give free pages between smaller blocks back: what networks of many small tensors leave behind."""
+    """Return free pages between smaller blocks to the kernel; networks of many small tensors leave such pages."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class ResidentPeak:
-    """The most that this process takes beside what it has when this is made; 0 where the kernel does not tell."""
+    """Measures the process's peak above its memory at construction, in bytes; 0 if the kernel does not report it."""
 
     def __init__(self) -> None:
         self._before = _kilobytes("VmRSS")

@@ -1,7 +1,7 @@
-"""The tensors that a step saves for its backward pass: which are in memory, which are away, and how many bytes live.
+"""Keep or swap the tensors that a step saves for its backward pass, and count their live bytes.
 
-All decisions are made on the computing thread; the swap's threads only move bytes. Tensors are counted by storage (a
-ReLU's output is the next layer's input), exactly: a storage lives until autograd drops the last handle on it.
+All decisions are made on the computing thread; the swap's threads only move bytes. Tensors are counted exactly, by
+storage (a ReLU's output is the next layer's input): a storage lives until autograd drops the last handle on it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from idletrain.errors import RunError
 from idletrain.nn.outofcore.executing.resident import give_back_pages
 from idletrain.nn.outofcore.planning.simulate import Footprint
 
-SMALL_BYTES = 64 << 10  # stays in memory: sixteen pages, a transfer of which costs more than it frees
+SMALL_BYTES = 64 << 10  # smaller tensors stay in memory: to transfer sixteen pages costs more than it frees
 UNLIMITED_BYTES = 1 << 62
-OUTSIDE_SEGMENTS = -1  # the segment of what is saved between units
-# Free pages are given back once in so many segments: a ResNet-200 of small tensors took 19.7 instead of 24 MB, in as
-# much time; at every segment 19.1 MB, in 1.2 times as much.
+OUTSIDE_SEGMENTS = -1  # the segment of tensors saved between units
+# Segments between two returns of free pages to the kernel: a ResNet-200 of small tensors took 19.7 instead of 24 MB, in
+# the same time; with one at every segment 19.1 MB, in 1.2 times the time.
 PAGES_EVERY = 8
 
 
 class Copy(Protocol):
-    """A storage's copy elsewhere."""
+    """A storage's copy in swap space."""
 
     def written(self) -> bool: ...
     def wait_written(self) -> None: ...
@@ -38,20 +38,20 @@ class Copy(Protocol):
 
 
 class Swap(Protocol):
-    """Where storages go."""
+    """Swap space for storages."""
 
     def put(self, storage: torch.UntypedStorage) -> Copy: ...
 
 
 class Slot:
-    """A saved storage, in memory or away."""
+    """A saved storage, in memory or swapped out."""
 
     __slots__ = ("arriving", "copy", "key", "needed_at", "owner", "size", "storage", "users", "weak")
 
     def __init__(self, storage: torch.UntypedStorage, key: tuple[int, int], owner: int) -> None:
         self.key = key
         self.storage: torch.UntypedStorage | None = storage
-        self.weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # while it is held no other storage gets the address
+        self.weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # while it exists, no other storage gets the address
         self.size = storage.nbytes()
         self.users = 0
         self.owner = self.needed_at = owner
@@ -60,7 +60,7 @@ class Slot:
 
 
 class Handle:
-    """What autograd holds instead of a saved tensor; its end means that the tensor is no longer needed."""
+    """Stands for a saved tensor in autograd's graph; its deletion means that the tensor is no longer needed."""
 
     __slots__ = ("_saved", "layout", "segment", "slot", "version", "witness")
 
@@ -71,14 +71,14 @@ class Handle:
         slot.users += 1
 
     def __del__(self) -> None:
-        self._saved.unused(self.slot)
+        self._saved.release(self.slot)
 
 
 class KeptTensor:
-    """A saved tensor that is not the step's to move.
+    """A saved tensor that the step does not swap.
 
     Attributes:
-        give: What returns it, in a segment's backward pass; None where `tensor` holds its values.
+        give: Returns the tensor in a segment's backward pass; None if `tensor` holds its values.
     """
 
     __slots__ = ("give", "segment", "tensor", "version")
@@ -91,7 +91,7 @@ class KeptTensor:
 
 
 def _witness(tensor: Tensor) -> Tensor:
-    """What shares a tensor's count of changes, but not its memory."""
+    """Return an empty tensor that shares a tensor's version counter, but not its memory."""
     witness = tensor.detach()
     witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return witness
@@ -109,9 +109,9 @@ class SavedTensors:
     """All saved tensors of one step.
 
     Args:
-        swap: Where they go.
+        swap: The swap space.
         footprint: The plan's limits.
-        elsewhere: Gives a tensor that is not the step's to move (a parameter), or what returns it, or None for others.
+        parameter: Returns a parameter, or a function that returns it later; None for other tensors.
         entered: Called with a segment's number when its backward pass begins.
     """
 
@@ -119,11 +119,11 @@ class SavedTensors:
         self,
         swap: Swap,
         footprint: Footprint,
-        elsewhere: Callable[[Tensor], Any],
+        parameter: Callable[[Tensor], Any],
         entered: Callable[[int], None] = lambda _segment: None,
     ) -> None:
         self._swap, self._footprint = swap, footprint
-        self._elsewhere, self._entered = elsewhere, entered
+        self._parameter, self._entered = parameter, entered
         self._slots: dict[tuple[int, int], Slot] = {}
         self._leaving: deque[Slot] = deque()
         self._away: list[tuple[int, Slot]] = []  # (segment that needs it, slot), in the order of the forward pass
@@ -134,17 +134,17 @@ class SavedTensors:
     # --- forward ------------------------------------------------------------------------------------------------
 
     def make_room(self, segment: int) -> None:
-        """Wait until a segment's forward pass may begin."""
+        """Wait until there is room for a segment's forward pass."""
         self._settle(self._footprint.forward_room(segment))
         if segment % PAGES_EVERY == 0:
             give_back_pages()
 
     def pack(self, tensor: Tensor, segment: int, swap: bool) -> Handle | KeptTensor:
-        """Take a tensor that autograd saves."""
-        odd = tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter)
-        if odd or tensor.is_conj() or tensor.is_neg() or not tensor.untyped_storage().nbytes():
+        """Take a tensor that autograd saves, and begin to swap it out if `swap`."""
+        unsupported = tensor.layout is not torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter)
+        if unsupported or tensor.is_conj() or tensor.is_neg() or not tensor.untyped_storage().nbytes():
             return KeptTensor(tensor)
-        if (stand_in := self._elsewhere(tensor)) is not None:
+        if (stand_in := self._parameter(tensor)) is not None:
             return KeptTensor(tensor) if isinstance(stand_in, Tensor) else KeptTensor(tensor, segment, stand_in)
         storage = tensor.untyped_storage()
         key = storage._cdata, tensor._version  # a later version has other values
@@ -163,7 +163,7 @@ class SavedTensors:
         return Handle(self, slot, tensor, segment)
 
     def _settle(self, room: int) -> None:
-        """Free what is written, and wait for more until no more than `room` bytes live."""
+        """Free written storages, waiting for writes until at most `room` bytes are live."""
         while self._leaving:
             slot = self._leaving[0]
             if slot.users and slot.copy:
@@ -178,10 +178,10 @@ class SavedTensors:
     # --- backward -----------------------------------------------------------------------------------------------
 
     def unpack(self, handle: Handle | KeptTensor) -> Tensor:
-        """Give a saved tensor back.
+        """Return a saved tensor.
 
         Raises:
-            RunError: it was changed in place since.
+            RunError: it was changed in place after it was saved.
         """
         if isinstance(handle, KeptTensor):
             _check_unchanged(handle.tensor, handle.version)
@@ -196,7 +196,7 @@ class SavedTensors:
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
 
     def enter(self, segment: int) -> None:
-        """Note that a segment's backward pass has begun, and bring what the next ones need."""
+        """Note that a segment's backward pass has begun, and read ahead for the next ones."""
         if segment == OUTSIDE_SEGMENTS:
             return
         if not self._backward:
@@ -206,20 +206,21 @@ class SavedTensors:
             self._entered(segment)
             if segment % PAGES_EVERY == 0:
                 give_back_pages()
-            self._prefetch()  # only here: what a segment frees on its way is room for its own later operations
+            self._prefetch()  # only here: bytes that a segment frees are room for its own later operations
 
     def _rewind(self) -> None:
+        """Turn from forward to backward: keep in memory what is not written yet, as far as there is room."""
         self._backward = True
         self._settle(UNLIMITED_BYTES)
         while self._leaving and self._footprint.excess(self.live_bytes, self._here()) > 0:
             self._settle(self.live_bytes - 1)
-        for slot in self._leaving:  # used before it could be back
+        for slot in self._leaving:  # needed before it could be read back
             if slot.users and slot.copy and slot.copy.cancel():
                 slot.copy = None
         self._leaving.clear()
 
     def _here(self) -> list[int]:
-        """Of each segment's saved bytes, those that are in memory."""
+        """Return each segment's saved bytes that are in memory."""
         here = [segment.freed_bytes for segment in self._footprint.segments]
         for segment, slot in self._away:
             if segment == slot.owner and slot.storage is None:
@@ -251,8 +252,8 @@ class SavedTensors:
             slot.storage, slot.arriving = slot.copy.fetched(), False
         return slot.storage
 
-    def unused(self, slot: Slot) -> None:
-        """Count a handle's end."""
+    def release(self, slot: Slot) -> None:
+        """Count the end of a handle; free its storage with the last one."""
         slot.users -= 1
         if slot.users:
             return
@@ -264,7 +265,7 @@ class SavedTensors:
         self._slots.pop(slot.key, None)
 
     def end(self) -> None:
-        """Give back what a step that failed, or was left without its backward pass, still holds."""
+        """Free what remains after a step that failed or had no backward pass."""
         for slot in list(self._slots.values()):
             slot.storage = None
             if slot.copy:

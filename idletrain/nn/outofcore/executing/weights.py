@@ -1,8 +1,8 @@
-"""Parameters and optimizer state while a subnet is trained out of core: taken from its home as its units are needed,
-updated as gradients become ready, and given back as they become final.
+"""Hold parameters and optimizer state of a subnet trained out of core: load them from the state file when their units
+run, update them as gradients become ready, and store them as they become final.
 
-Where they are streamed, three segments' buffers are in memory at once: in the forward pass the one that computes and
-two on their way; in the backward pass the one that computes, one on its way and one being written back.
+If they are streamed, three segments' buffers are in memory at once: in the forward pass the computing one and two that
+load; in the backward pass the computing one, one that loads and one that is written back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Final = Callable[[Sequence[int]], None]  # (numbers)
 
 
 class _Group:
-    """One segment's parameters: a flat tensor of values `[P]` and one of state `[slots * P]`, here or away."""
+    """One segment's parameters: a flat tensor of values `[P]` and one of state `[slots * P]`, in memory or swapped."""
 
     def __init__(self, members: Members, slots: int, *, streamed: bool) -> None:
         self.members, self.slots, self.streamed = members, slots, streamed
@@ -33,32 +33,32 @@ class _Group:
         self.parts: list[Tensor | None] = [None, None]  # values, state
         self.copies: list[Copy | None] = [None, None]
         self.arriving = [False, False]
-        self.taken = self.changed = self.given = False
-        self.left: set[int] = set()  # of the last step's updates
+        self.loaded = self.changed = self.stored = False
+        self.not_updated: set[int] = set()  # numbers still to be updated in the last step
 
     def views(self, part: int) -> list[list[Tensor]]:
-        """Per slot, each parameter's view."""
+        """Return each parameter's view, per slot, of values (part 0) or state (part 1)."""
         flat, slots = self.parts[part], self.slots if part else 1
         assert flat is not None
-        found = []
+        rows = []
         for slot in range(slots):
             offset, row = slot * self.count, []
             for _, p in self.members:
                 row.append(flat[offset : offset + p.numel()].view(p.shape))
                 offset += p.numel()
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
 class Weights:
-    """Keeps a module's parameters and their optimizer state.
+    """Holds a module's parameters and their optimizer state.
 
     Args:
-        home: What they are taken from and given back to.
+        state_file: The file that they are loaded from and stored to.
         groups: Each segment's own parameters.
-        others: Parameters that several segments use, or none; they are always in memory.
-        swap: Where streamed ones are between two uses.
-        update: Moves one parameter by its gradient.
+        others: Parameters that several segments use, or none does; they stay in memory.
+        swap: Swap space for streamed parameters between two uses.
+        update: Updates one parameter by its gradient.
         streamed: Whether only three segments' parameters are in memory at once.
     """
 
@@ -77,7 +77,7 @@ class Weights:
         self._groups = [_Group(members, slots, streamed=streamed) for members in groups]
         self._segments = len(groups)
         self._groups.append(_Group(others, slots, streamed=False))
-        self._of: dict[int, int] = {}  # storage of values -> group
+        self._group_of: dict[int, int] = {}  # storage of values -> group
         self._final: tuple[int, Final] | None = None
         self._hooks = []
         for s, group in enumerate(self._groups):
@@ -88,7 +88,7 @@ class Weights:
         self._bring(self._segments, (0, 1))
 
     def close(self) -> None:
-        """Bind every parameter to its home again."""
+        """Bind every parameter to the state file again, and free the swap space."""
         for hook in self._hooks:
             hook.remove()
         for group in self._groups:
@@ -99,38 +99,38 @@ class Weights:
                 p.data = self._state_file.slot(number)
 
     def store(self, state_file: StateFile, slots: int) -> None:
-        """Write the first so many slots of everything to a home."""
+        """Write the first `slots` slots of all parameters to a state file."""
         for s in range(len(self._groups)):
             self._store(s, state_file, slots)
 
     def finish(self) -> None:
-        """End a step: what was updated last is written back; what is needed first stays."""
+        """End a step: write back what was updated last; keep in memory what the next step needs first."""
         for s, group in enumerate(self._groups):
-            if self._final and group.members and not group.given:  # some had no gradient
+            if self._final and group.members and not group.stored:  # some had no gradient
                 self._write_state(s)
             self._write_back(s)
 
     def last(self, slots: int, final: Final) -> None:
-        """The next step is the last: give the first so many slots home, and tell, as soon as they are final."""
+        """Make the next step the last: store a group's first `slots` slots when final, then call `final(numbers)`."""
         self._final = slots, final
         for group in self._groups:
-            group.left = {number for number, p in group.members if p.requires_grad}
+            group.not_updated = {number for number, p in group.members if p.requires_grad}
 
-    # --- what the executor asks ---------------------------------------------------------------------------------
+    # --- called by the executor ---------------------------------------------------------------------------------
 
     def stand_in(self, tensor: Tensor) -> Any:
-        """A saved parameter, or something that gives it back when it is needed; None if the tensor is none."""
-        s = self._of.get(tensor.untyped_storage()._cdata)
+        """Return a saved parameter itself, or if it is streamed a function that loads it; None for other tensors."""
+        s = self._group_of.get(tensor.untyped_storage()._cdata)
         if s is None:
             return None
         if not self._groups[s].streamed:
             return tensor
         layout = tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-        return functools.partial(self._again, s, layout)
+        return functools.partial(self._reload, s, layout)
 
     def forward(self, s: int) -> None:
-        """Segment `s` is about to run forward."""
-        lowest = min(s, self._segments - 1 - LOOKAHEAD)  # the last ones stay: the backward pass begins with them
+        """Load segment `s` for its forward pass, and begin to load the ones after it."""
+        lowest = min(s, self._segments - 1 - LOOKAHEAD)  # the last segments stay: the backward pass begins with them
         for other in range(self._segments):
             if not lowest <= other <= s + LOOKAHEAD:
                 self._write_back(other)
@@ -141,7 +141,7 @@ class Weights:
             self._fetch(ahead, 0)
 
     def backward(self, s: int) -> None:
-        """Segment `s`'s backward pass begins."""
+        """Load segment `s` for its backward pass, and begin to load the one before it."""
         if s >= self._segments:
             return
         for other in range(self._segments):
@@ -159,8 +159,8 @@ class Weights:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    def _acquire(self, s: int) -> None:
-        """Take a group from its home, once it is there."""
+    def _load(self, s: int) -> None:
+        """Load a group from the state file, once it has arrived."""
         group = self._groups[s]
         self._state_file.wait(group.numbers)
         device = group.members[0][1].device
@@ -172,7 +172,7 @@ class Weights:
             group.parts[1] = torch.cat([values for row in rows[1:] for values in row]).to(device)
         for start, stop in self._state_file.parts(group.numbers, 1 + group.slots):
             self._state_file.drop(start, stop)
-        group.taken = True
+        group.loaded = True
         self._bind(s)
         if group.streamed:
             for part, flat in enumerate(group.parts):
@@ -182,18 +182,18 @@ class Weights:
     def _bind(self, s: int) -> None:
         group = self._groups[s]
         assert group.parts[0] is not None
-        self._of[group.parts[0].untyped_storage()._cdata] = s
+        self._group_of[group.parts[0].untyped_storage()._cdata] = s
         for (_, p), view in zip(group.members, group.views(0)[0], strict=True):
             p.data = view
 
     def _fetch(self, s: int, part: int) -> None:
-        """Begin to bring a part back, or take the group if that needs no wait."""
+        """Begin to read a part back, or load the group if it has arrived."""
         group = self._groups[s]
         if not group.members or group.parts[part] is not None or group.arriving[part]:
             return
-        if not group.taken:
+        if not group.loaded:
             if self._state_file.has_arrived(group.numbers):
-                self._acquire(s)
+                self._load(s)
             return
         if copy := group.copies[part]:
             copy.wait_written()
@@ -201,9 +201,10 @@ class Weights:
             group.arriving[part] = True
 
     def _bring(self, s: int, parts: Sequence[int]) -> None:
+        """Have a group's parts in memory, waiting for them if need be."""
         group = self._groups[s]
-        if group.members and not group.taken:
-            self._acquire(s)
+        if group.members and not group.loaded:
+            self._load(s)
         for part in parts:
             self._fetch(s, part)
             if group.arriving[part]:
@@ -216,7 +217,7 @@ class Weights:
                     self._bind(s)
 
     def _release(self, s: int, part: int) -> None:
-        """Free a part's memory; what was changed has been written back."""
+        """Free a part's memory; changes must have been written back."""
         group = self._groups[s]
         copy = group.copies[part]
         if group.arriving[part]:
@@ -226,9 +227,9 @@ class Weights:
             return
         copy.wait_written()
         if part == 0:
-            self._of.pop(flat.untyped_storage()._cdata, None)
+            self._group_of.pop(flat.untyped_storage()._cdata, None)
             for _, p in group.members:
-                p.data = torch.full((1,), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)  # a shape alone
+                p.data = torch.full((1,), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)  # only the shape
         group.parts[part] = None
 
     def _write_back(self, s: int) -> None:
@@ -242,22 +243,22 @@ class Weights:
                 old.drop()
                 group.copies[part] = self._swap.put(flat.untyped_storage())
 
-    def _again(self, s: int, layout: Any) -> Tensor:
+    def _reload(self, s: int, layout: Any) -> Tensor:
         self._bring(s, (0,))
         flat = self._groups[s].parts[0]
         assert flat is not None
         dtype, offset, shape, stride = layout
-        given = torch.empty(0, dtype=dtype, device=flat.device)
-        return given.set_(flat.untyped_storage(), offset, shape, stride)
+        parameter = torch.empty(0, dtype=dtype, device=flat.device)
+        return parameter.set_(flat.untyped_storage(), offset, shape, stride)
 
     @torch.no_grad()
     def _store(self, s: int, state_file: StateFile, slots: int) -> None:
-        """Copy a group's first so many slots to a home; what is not in memory is there for no longer than that."""
+        """Copy a group's first `slots` slots to a state file, swapped parts in memory only meanwhile."""
         group = self._groups[s]
         if not group.members:
             return
         parts = (0, 1) if slots > 1 and group.slots else (0,)
-        here = [part is not None for part in group.parts]
+        in_memory = [part is not None for part in group.parts]
         self._bring(s, parts)
         rows = [row for part in parts for row in group.views(part)]
         for slot, row in enumerate(rows[:slots]):
@@ -266,34 +267,36 @@ class Weights:
         for start, stop in state_file.parts(group.numbers, slots):
             state_file.sync(start, stop)
         for part in parts:
-            if not here[part]:
+            if not in_memory[part]:
                 self._release(s, part)
 
     # --- updating -----------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _move(self, s: int, number: int, p: Tensor) -> None:
+        """Update a parameter whose gradient is ready."""
         self._bring(s, (0, 1))
         group = self._groups[s]
         i = group.numbers.index(number)
         states = group.views(1) if group.slots else []
         assert isinstance(p, nn.Parameter)
         if not group.changed:
-            for copy in group.copies:  # what is being written must not change
+            for copy in group.copies:  # values must not change while they are written
                 if copy:
                     copy.wait_written()
         self._update(number, p, [row[i] for row in states])
         group.changed = True
         p.grad = None
         if self._final:
-            group.left.discard(number)
-            if not group.left:
+            group.not_updated.discard(number)
+            if not group.not_updated:
                 self._write_state(s)
 
     def _write_state(self, s: int) -> None:
+        """Store a final group in the state file, and report its numbers."""
         assert self._final
         slots, final = self._final
         group = self._groups[s]
         self._store(s, self._state_file, slots)
-        group.given, group.changed = True, False  # nothing reads it again
+        group.stored, group.changed = True, False  # not read again
         final(group.numbers)

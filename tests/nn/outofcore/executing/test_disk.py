@@ -130,7 +130,7 @@ def test_a_file_system_without_direct_io_is_used_with_a_warning(
     monkeypatch.setattr(os, "open", refuses)
     swap = DiskSwap(tmp_path, 4 * MIB)
     assert not swap.direct
-    assert "refuses O_DIRECT; swapping goes through memory" in caplog.text
+    assert "refuses O_DIRECT, so swapping uses the page cache" in caplog.text
     tensor = torch.randn(MIB // 8)
     copy = swap.put(tensor.untyped_storage())
     copy.wait_written()

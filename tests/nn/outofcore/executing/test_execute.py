@@ -146,7 +146,7 @@ class Moody(nn.Module):
 def test_a_unit_that_recomputes_to_something_else_is_told(swap: DiskSwap) -> None:
     module = nn.Sequential(nn.Linear(512, 512), Moody())
     pieces = [Piece(f"{i}", module, (inner,), follows=i > 0) for i, inner in enumerate(module)]
-    with pytest.raises(RunError, match="something else when it is computed again, so it cannot be recomputed"):
+    with pytest.raises(RunError, match="something else when it runs again, so it cannot be recomputed"):
         run(module, "KRK", swap, pieces)
 
 

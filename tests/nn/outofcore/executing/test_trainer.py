@@ -143,7 +143,7 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
     ours = copy.deepcopy(plain)
     home = home_of(tmp_path, ours, 1)
     steps = PlannedSteps(ours, functional.cross_entropy, home, move, MemoryRoom(1 << 30, 0, tmp_path))
-    steps._begin(x, y)
+    steps._choose_plan(x, y)
     assert steps._learnt
     assert steps._learnt.owners[0] is None
     assert steps._learnt.owners[2] is not None
