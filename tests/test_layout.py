@@ -16,6 +16,7 @@ ELSEWHERE = {
     "cloud/aws/provider.py": "cli/test_cloud.py",
     "cloud/sandbox/provider.py": "cli/test_cloud.py",
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
+    "exchange/datagram/transfer.py": "exchange/datagram/test_protocol.py",
     "exchange/datagram/session.py": "exchange/test_store.py",
     "exchange/datagram_server.py": "exchange/test_store.py",
     "exchange/quantize_kernels.py": "exchange/test_codec.py",

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.admission import ADMISSION_BYTES, holder_of
-from idletrain.exchange.datagram.endpoint import PeerSilentError
 from idletrain.exchange.datagram.session import DatagramSession
+from idletrain.exchange.datagram.transfer import PeerSilentError
 from idletrain.exchange.messages import (
     LATE_ROWS_REPLIES,
     LeaseId,

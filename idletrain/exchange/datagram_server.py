@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from idletrain.exchange.datagram.endpoint import Endpoint, PeerSilentError, ReceivedPayload, SessionKeys
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+from idletrain.exchange.datagram.endpoint import Endpoint
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
 from idletrain.exchange.datagram.session import TRANSFER_SILENCE_SECONDS
+from idletrain.exchange.datagram.transfer import PeerSilentError, ReceivedPayload
 from idletrain.exchange.datagram.window import ReceivedMask
 from idletrain.exchange.messages import AcceptanceRule, Receipt
 
@@ -51,7 +52,7 @@ class DatagramServer:
         keys = SessionKeys(session, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         await asyncio.wrap_future(self._endpoint.open(keys))
         host, port = self._endpoint.address
-        return {"session": session, "host": host, "port": port, "out": keys.back, "back": keys.out}
+        return {"session": session, "host": host, "port": port, "send_key": keys.receive, "receive_key": keys.send}
 
     def worker_left(self, worker: str) -> None:
         """End a worker's session, if it has one."""

@@ -29,8 +29,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from idletrain.exchange.codec import CODECS, SMALL_TENSOR, VALUES_PER_CHUNK, Codec, ReceivedMask, spans_of
-from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, ReceivedPayload, SessionKeys
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+from idletrain.exchange.datagram.endpoint import Endpoint
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.protocol import PATH_SOCKETS
+from idletrain.exchange.datagram.transfer import ReceivedPayload
 
 logger = logging.getLogger(__name__)
 PEER_SILENCE_SECONDS = 1800.0  # gloo's: another process may evaluate, write a checkpoint, compile
@@ -288,7 +290,7 @@ class Datagrams:
             return False
         keys = bytes(secret.tolist())
         for k in range(self._rank):
-            self._endpoint.open(_keys(keys, k, self._rank).turned()).result(PEER_OPEN_SECONDS)
+            self._endpoint.open(_keys(keys, k, self._rank).swapped()).result(PEER_OPEN_SECONDS)
         dist.barrier(group=self._group)  # everybody listens
         higher = range(self._rank + 1, self._world)
         opened = [self._endpoint.open(_keys(keys, self._rank, k), addresses[k]) for k in higher]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.exchange.admission import ADMISSION_BYTES, HOLDER_SILENCE_SECONDS, MIN_RATE, AdmissionQueue, holder_of
-from idletrain.exchange.datagram.endpoint import PeerSilentError, ReceivedPayload
 from idletrain.exchange.datagram.packet import PAYLOAD
+from idletrain.exchange.datagram.transfer import PeerSilentError, ReceivedPayload
 from idletrain.exchange.datagram_server import DatagramServer
 from idletrain.exchange.messages import (
     LATE_ROWS_REPLIES,

@@ -18,8 +18,8 @@ from idletrain.errors import RefusedError
 from idletrain.exchange.admission import HOLDER_SILENCE_SECONDS, MIN_HOLDERS, holder_of
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.datagram import session as session_module
-from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
+from idletrain.exchange.datagram.protocol import DatagramProtocol
 from idletrain.exchange.messages import (
     AcceptanceRule,
     LeaseId,
@@ -333,7 +333,7 @@ async def test_who_joins_is_told_the_gang_or_why_there_is_none(security: Securit
 
 
 def test_where_no_datagram_passes_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Endpoint, "_greet", lambda *_: None)
+    monkeypatch.setattr(DatagramProtocol, "_greet", lambda *_: None)
     monkeypatch.setattr(session_module, "SESSION_OPEN_SECONDS", 0.2)
 
     async def test() -> None:

@@ -1,7 +1,8 @@
-"""One datagram: a header in the clear, which the seal covers, and a sealed body.
+"""One datagram: a header in the clear, which the seal covers, and an encrypted body.
 
-Keys are of one session and one direction and come over the cluster's own connections; a nonce is a packet's place in
-its transfer, which is never used twice. What was not sealed with the key is dropped: forged, truncated, of a stranger.
+A key serves one session and one direction and travels over the cluster's own connections. A nonce is a packet's place
+in its transfer, which is never used twice. A datagram that the key did not seal (forged, truncated, a stranger's) is
+dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 VERSION = 1
 # Bytes: ten rows of a codec. With headers and seal 1,344 over IPv4: within Ethernet's 1,500 and the tunnels over that.
-# Where a path carries less, the greeting, which is as long, does not pass, and all goes over TCP.
+# Where a path carries less, the greeting, which is as long, does not get through, and payloads travel over TCP.
 PAYLOAD = 1280
 KEY_BYTES = 16
 _HEADER = struct.Struct("!BBxxIIII")  # version, kind, session, transfer, sequence, number
@@ -26,25 +27,25 @@ MAX_DATAGRAM_BYTES = HEADER_BYTES + PAYLOAD + 16
 
 
 class PacketKind(enum.IntEnum):
-    """What a packet says; those above PROBE go the other way."""
+    """What a packet says; receivers send those above PROBE, senders DATA and PROBE, both HELLO."""
 
     HELLO = 0
-    """Either end asks or answers whether datagrams of this size pass."""
+    """Asks, or answers, whether datagrams of this size get through."""
     DATA = 1
-    """Number `number` of a transfer's pieces."""
+    """Piece `number` of a transfer."""
     PROBE = 2
-    """All that may be sent is sent, up to the sequence in `number`: what is missing? Its body is the probe's number."""
+    """All that was granted is sent, up to the sequence in `number`: what is missing? Its body is the probe's number."""
     GRANT = 3
     """Data up to sequence `number` may be sent."""
     MISSING = 4
-    """An answer: the probe's number, then a bit a piece, 1 if it is there, from piece number `number` on."""
+    """The answer to a probe: the probe's number, then a bit a piece, 1 if it arrived, from piece `number` on."""
     STOP = 5
-    """Enough is there: a bit a piece from piece number `number` on, or nothing if all are."""
+    """The final report: the receiver has enough; a bit a piece from piece `number` on, or nothing if all arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """See `Kind`."""
+    """A packet; `kind` says what `number` and `body` mean."""
 
     kind: PacketKind
     session: int
@@ -54,23 +55,40 @@ class Packet:
     body: bytes = b""
 
 
+@dataclass(frozen=True)
+class SessionKeys:
+    """A session's number, and the keys of what this side sends and of what it receives, `KEY_BYTES` each."""
+
+    session: int
+    send: bytes
+    receive: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.send) != KEY_BYTES or len(self.receive) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes")
+
+    def swapped(self) -> SessionKeys:
+        """Return the other side's."""
+        return SessionKeys(self.session, self.receive, self.send)
+
+
 class Seal:
-    """Seals what goes one way in one session.
+    """Encrypts and authenticates the packets of one session in one direction.
 
     Args:
-        key: `KEY_BYTES` of it.
+        key: `KEY_BYTES` bytes.
     """
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
 
     def close(self, packet: Packet) -> bytes:
-        """The datagram."""
+        """Return the packet as a datagram."""
         header = _HEADER.pack(VERSION, packet.kind, packet.session, packet.transfer, packet.sequence, packet.number)
         return header + self._cipher.encrypt(_nonce(packet), packet.body, header)
 
     def open(self, datagram: bytes | memoryview) -> Packet | None:
-        """What a datagram says; None if it was not sealed with this key, or is not whole."""
+        """Return a datagram's packet; None if it was not sealed with this key, or is not whole."""
         packet = peek(datagram)
         if packet is None:
             return None
@@ -82,7 +100,7 @@ class Seal:
 
 
 def peek(datagram: bytes | memoryview) -> Packet | None:
-    """What the header claims, to look up whose key it needs; None if it is none."""
+    """Return what the header claims, which says whose key to open it with; None if there is no valid header."""
     if len(datagram) < HEADER_BYTES:
         return None
     version, kind, session, transfer, sequence, number = _HEADER.unpack_from(datagram)
@@ -92,9 +110,10 @@ def peek(datagram: bytes | memoryview) -> Packet | None:
 
 
 def bits_of(arrived: Sequence[bool], start: int) -> bytes:
-    """Pieces from `start` on as the body of MISSING, as many as fit."""
+    """Return pieces from `start` on as the bits of MISSING, as many as fit."""
     part = arrived[start : start + 8 * PAYLOAD]
-    return int("".join("1" if one else "0" for one in reversed(part)) or "0", 2).to_bytes(-(-len(part) // 8), "little")
+    bits = "".join("1" if is_here else "0" for is_here in reversed(part))
+    return int(bits or "0", 2).to_bytes(-(-len(part) // 8), "little")
 
 
 def _nonce(packet: Packet) -> bytes:

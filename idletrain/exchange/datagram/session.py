@@ -1,4 +1,4 @@
-"""A worker's session with a store: opened if datagrams pass, else there is none and everything goes over TCP."""
+"""A worker's session with the store: opened if datagrams get through; else all payloads travel over TCP."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from idletrain.exchange.datagram.endpoint import PATH_SOCKETS, Endpoint, PeerSilentError, SessionKeys, keys_of
+from idletrain.exchange.datagram.endpoint import Endpoint
+from idletrain.exchange.datagram.packet import SessionKeys
+from idletrain.exchange.datagram.protocol import PATH_SOCKETS
+from idletrain.exchange.datagram.transfer import PeerSilentError
 
 SESSION_OPEN_SECONDS = 1.0
-TRANSFER_SILENCE_SECONDS = 10.0  # of silence; the lease's beats tell earlier whether the head is there
+TRANSFER_SILENCE_SECONDS = 10.0  # of silence; the lease's heartbeats notice earlier that the head is gone
 TransferId = tuple[int, int]  # session and transfer
 
 
 class DatagramSession:
-    """One.
+    """An open session; `open` makes one.
 
     Args:
         endpoint: This side's sockets.
-        number: The session's.
+        number: The session's number.
     """
 
     def __init__(self, endpoint: Endpoint, number: int) -> None:
@@ -27,22 +30,23 @@ class DatagramSession:
         self._transfers = itertools.count(1)
 
     @classmethod
-    async def open(cls, ask: Callable[[], Awaitable[dict[str, Any]]], host: str) -> DatagramSession | None:
-        """Ask the store for a session and see whether datagrams pass.
+    async def open(cls, request: Callable[[], Awaitable[dict[str, Any]]], host: str) -> DatagramSession | None:
+        """Request a session from the store and open it; return None if datagrams do not get through.
 
         Args:
-            ask: The store's answer: `session`, `host`, `port`, and this side's keys `out` and `back`.
+            request: Returns the store's `session`, `host`, `port`, and this side's `send_key` and `receive_key`; {} if
+                it has no session to give.
             host: This side's address.
         """
-        told = await ask()
-        if not told:
+        parameters = await request()
+        if not parameters:
             return None
-        keys: SessionKeys = keys_of(told["session"], (told["out"], told["back"]))
+        keys = SessionKeys(parameters["session"], parameters["send_key"], parameters["receive_key"])
         try:
             endpoint = Endpoint(host, PATH_SOCKETS)
         except OSError:
             return None
-        opened = endpoint.open(keys, (told["host"], told["port"]))
+        opened = endpoint.open(keys, (parameters["host"], parameters["port"]))
         try:
             await asyncio.wait_for(asyncio.wrap_future(opened), SESSION_OPEN_SECONDS)
         except BaseException as error:
@@ -53,22 +57,22 @@ class DatagramSession:
         return cls(endpoint, keys.session)
 
     def new_transfer(self) -> TransferId:
-        """A new transfer's name."""
+        """Return the identity of a new transfer."""
         return self._number, next(self._transfers)
 
     async def send(self, transfer: TransferId, content: memoryview, prompt: int) -> None:
-        """Send what the store expects; see `Endpoint.send`."""
+        """Send a payload that the store expects, its first `prompt` bytes in the better traffic class."""
         sent = self._endpoint.send(*transfer, content, prompt=prompt, patience=TRANSFER_SILENCE_SECONDS)
         await asyncio.wrap_future(sent)
 
     def drop(self, transfer: TransferId) -> None:
-        """Send no more of it: the store has answered."""
+        """Send no more of a payload: the store has answered."""
         self._endpoint.drop(*transfer)
 
     async def receive(self, transfer: TransferId, size: int) -> bytearray:
-        """Receive what the store sends."""
-        coming = self._endpoint.receive(*transfer, size, patience=TRANSFER_SILENCE_SECONDS)
-        return (await asyncio.wrap_future(coming)).content
+        """Receive a payload of `size` bytes from the store."""
+        incoming = self._endpoint.receive(*transfer, size, patience=TRANSFER_SILENCE_SECONDS)
+        return (await asyncio.wrap_future(incoming)).content
 
     async def close(self) -> None:
         """Close the sockets."""

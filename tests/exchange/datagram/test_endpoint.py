@@ -14,16 +14,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from idletrain.exchange.datagram.endpoint import (
-    BULK,
-    MOST_NUMBER,
-    PIECES_PER_REPORT,
-    PROMPT,
-    Endpoint,
-    PeerSilentError,
-    SessionKeys,
-)
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD
+from idletrain.exchange.datagram.endpoint import Endpoint
+from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.protocol import BULK, MAX_SEQUENCE, PROMPT, DatagramProtocol
+from idletrain.exchange.datagram.transfer import PIECES_PER_REPORT, PeerSilentError
 
 IP_RECVTOS = 13  # linux/in.h
 WAIT = 20.0
@@ -96,7 +90,7 @@ def pair(fate: Fate | None = None, sockets: int = 2) -> Iterator[tuple[Endpoint,
     relay = Relay(server.address, fate) if fate else None
     try:
         keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
-        server.open(keys.turned()).result(WAIT)
+        server.open(keys.swapped()).result(WAIT)
         client.open(keys, relay.address if relay else server.address).result(WAIT)
         yield server, client, relay
     finally:
@@ -317,14 +311,16 @@ def test_who_hears_nothing_gives_up() -> None:
 
 
 def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
-    give = Endpoint._grant_credits
-    monkeypatch.setattr(Endpoint, "_grant_credits", lambda self: (looks.append(time.monotonic()), give(self))[1])
+    polls: list[float] = []
+    grant = DatagramProtocol.grant_credits
+    monkeypatch.setattr(
+        DatagramProtocol, "grant_credits", lambda self, now: (polls.append(time.monotonic()), grant(self, now))[1]
+    )
     with pair() as (server, client, _):
         content = content_of(300_000)
         coming = server.receive(7, 1, len(content), patience=PATIENCE)
         time.sleep(1.0)
-        assert 0 < len(looks) < 100  # twice a millisecond it would be 2,000
+        assert 0 < len(polls) < 100  # twice a millisecond it would be 2,000
         client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
         assert bytes(coming.result(WAIT).content) == content
 
@@ -332,7 +328,7 @@ def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.Mo
 def test_a_session_ends_before_it_would_use_a_nonce_again() -> None:
     with pair() as (server, client, _):
         content = content_of(300_000)
-        server._sessions[7].control = MOST_NUMBER - 3  # of which the first grants are some
+        server._protocol.sessions[7].control = MAX_SEQUENCE - 3  # of which the first grants are some
         coming = server.receive(7, 1, len(content), patience=PATIENCE)
         going = client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
         with pytest.raises(PeerSilentError, match="the session is closed"):
@@ -352,7 +348,7 @@ def test_over_ipv6_the_class_travels_too() -> None:
     server, client = Endpoint("::1"), Endpoint("::1")
     try:
         keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
-        server.open(keys.turned()).result(WAIT)
+        server.open(keys.swapped()).result(WAIT)
         client.open(keys, server.address).result(WAIT)
         content = content_of(50_000)
         assert across(client, server, content) == content
