@@ -247,7 +247,7 @@ class DatagramProtocol:
             return
         receiving = self._receive_windows()
         times = [state.wake_at() for state in sending] + [state.answer_at for state in receiving]
-        if any(state.wants > 0 and state.has_arrived(now) for state in receiving):  # room grows with time
+        if any(state.wants > 0 and state.is_heard(now) for state in receiving):  # room grows with time
             times.append(now + GRANT_INTERVAL_SECONDS)
         times += [session.greeted_at + GREETING_SECONDS for session in self.sessions.values() if session.opening]
         self.due_at = min((now + IDLE_SECONDS, *times))

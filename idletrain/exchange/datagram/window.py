@@ -1,4 +1,4 @@
-"""How much may be on its way, what is missing and who says when it is enough: pure, time comes with the calls.
+"""Credit, missing pieces and completion of a datagram transfer, at its sender and its receiver: pure, without a clock.
 
 The receiver drives: it knows how fast pieces arrive and how many senders share its link, so its grants neither leave
 the link idle nor fill a shallow buffer (NDP, SIGCOMM 2017; Homa, SIGCOMM 2018). Its model of the link is BBR's (ACM
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST_WINDOW = 16  # pieces: 22 KB, less than the shallowest buffer of a switch port; may always wait there
-SLACK_SECONDS = 0.002  # of the link's rate on top of what a round trip takes: the interpreter's own pauses
+FIRST_WINDOW = 16  # pieces that may always be in flight: 22 KB, less than the shallowest buffer of a switch port
+SLACK_SECONDS = 0.002  # added to a round trip, at the link's rate, to cover the interpreter's own pauses
 RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
 RATE_KEPT_SECONDS = 10.0  # rates and round trips
-GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate has found its end when it has not grown so in so many rounds (BBR)
-FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: while its end is sought, and then, so that a faster link is found
-GRANT_BATCH = 3  # pieces that are granted at once, where any are on their way
-PROBES_KEPT = 64  # times at most whether pieces are enough
-FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0
-SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0
-ANSWER_DELAY_SECONDS = 0.003  # what overtook the piece before it may be this much ahead, or a quarter of a round trip
-LEAST_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MOST_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.05
+GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate is at its maximum after so many rounds without such growth (BBR)
+FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: until its maximum is known, and then, to notice a faster link
+GRANT_BATCH = 3  # pieces granted at once at least, while any are in flight
+MAX_CHECKS = 64  # of whether the pieces that arrived are acceptable
+FORGIVEN_SECONDS, FORGIVEN_TRIPS = 0.01, 3.0  # of silence, after which pieces in flight count as lost
+SILENT_SECONDS, SILENT_TRIPS = 0.1, 5.0  # after which a sender gets no more credit until it probes
+ANSWER_DELAY_SECONDS = 0.003  # a probe may overtake pieces by this much, or by a quarter of a round trip
+MIN_PROBE_SECONDS, PROBE_TRIPS, PROBE_BACKOFF, MAX_PROBE_SECONDS = 0.004, 2.0, 2.0, 0.05
 ReceivedMask = NDArray[np.bool_]
 
 
@@ -35,23 +35,25 @@ class RoundTrip:
     """The shortest round trip of late to one sender.
 
     Attributes:
-        seconds: It, 0 before the first.
+        seconds: 0 before the first measurement.
     """
 
     seconds: float = 0.0
     _at: float = -math.inf
 
     def took(self, seconds: float, now: float) -> None:
-        """A grant and the first piece that it let go took so long."""
+        """Add a measurement: the time from a grant to the first piece that it released."""
         if seconds < self.seconds or now - self._at > RATE_KEPT_SECONDS:
             self.seconds, self._at = seconds, now
 
 
 @dataclass
 class LinkRate:
-    """What a receiver knows of its link: pieces a second, and so how much may be on its way."""
+    """A receiver's estimate of its link: pieces a second, and so how many may be in flight."""
 
-    _rates: deque[tuple[float, float]] = field(default_factory=deque)  # without those that later ones exceed
+    _rates: deque[tuple[float, float]] = field(
+        default_factory=deque
+    )  # time and rate, without rates that a later one exceeds
     _since: float | None = None
     _count: int = 0
     _best: float = 0.0
@@ -60,8 +62,8 @@ class LinkRate:
     _refilled_at: float = -math.inf
 
     def arrived(self, now: float, pieces: int) -> None:
-        """Count what has come."""
-        if self._since is None or now - self._since > 10 * RATE_SECONDS:  # nobody sent for a while
+        """Count pieces that arrived."""
+        if self._since is None or now - self._since > 10 * RATE_SECONDS:  # an idle link says nothing about its rate
             self._since, self._count = now, 0
             return
         self._count += pieces
@@ -79,34 +81,34 @@ class LinkRate:
 
     @property
     def rate(self) -> float:
-        """Pieces a second, 0 before anything has come."""
+        """Pieces a second, 0 before any are counted."""
         return self._rates[0][1] if self._rates else 0.0
 
     def window(self, trip_seconds: float) -> int:
-        """How many pieces may be on their way, if all come from so far away."""
+        """Return how many pieces may be in flight over this round trip."""
         return math.ceil(self.rate * self._gain * trip_seconds + self._slack)
 
-    def without_waiting(self, trip_seconds: float, nearest_seconds: float) -> float:
-        """A round trip without what may have been waiting before the link meanwhile: all that the nearest may send."""
-        waiting = self.window(nearest_seconds) / self.rate if self.rate else 0.0
-        return max(nearest_seconds, trip_seconds - waiting)
+    def without_queueing(self, trip_seconds: float, nearest_seconds: float) -> float:
+        """Return a round trip less the time that pieces may queue at the link, that of the nearest sender's window."""
+        queueing = self.window(nearest_seconds) / self.rate if self.rate else 0.0
+        return max(nearest_seconds, trip_seconds - queueing)
 
     def tokens(self, now: float) -> int:
-        """How many pieces may be granted by now: no faster than they can come, or what a whole window lets go at once
-        would overrun a buffer that is smaller than that.
+        """Return how many pieces may be granted now: no faster than they can arrive, because a whole window released at
+        once would overrun a smaller buffer.
         """
         gained = (now - self._refilled_at) * self._gain * self.rate if self.rate else self._slack
         self._tokens, self._refilled_at = min(self._slack, self._tokens + gained), now
         return max(0, int(self._tokens))
 
     def spend(self, pieces: int) -> None:
-        """Note what was granted."""
+        """Subtract pieces that were granted."""
         self._tokens -= pieces
 
     @property
     def _slack(self) -> float:
-        """Pieces that may wait before the link. No fewer where it seems slow: a loop whose pauses are longer than its
-        round trip would never find that it is not.
+        """Pieces that may queue at the link; at least `FIRST_WINDOW`, even if the link seems slow: a loop whose pauses
+        are longer than the round trip would never learn that the link is faster.
         """
         return max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
 
@@ -116,20 +118,20 @@ class LinkRate:
 
 
 class ReceiveWindow:
-    """One transfer at its receiver.
+    """Track one transfer at its receiver.
 
     Args:
         pieces: N.
-        enough: Whether these `[N]` are enough; asked once all of the first `needed` are there.
-        needed: Pieces, from the first on, without which nothing is enough.
-        least: How many pieces are enough at least.
-        trip: That of its sender's other transfers.
+        required_pieces: Pieces, from the first on, that must arrive; all if None.
+        min_pieces: How many pieces must arrive; all if None.
+        is_acceptable: Decides, by which pieces arrived `[N]`, once those two rules are met.
+        trip: Round trip shared with the sender's other transfers.
 
     Attributes:
-        got: Which are there, `[N]`.
+        received: Which pieces are here, `[N]`.
         count: How many.
         limit: The sequence up to which the sender may send.
-        top: The highest sequence seen, or given up.
+        top: The highest sequence seen, or given up as lost.
     """
 
     def __init__(
@@ -144,35 +146,35 @@ class ReceiveWindow:
         self.count = self.limit = self.top = 0
         self.trip = trip or RoundTrip()
         self._heard_at = -math.inf
-        self._needed = pieces if required_pieces is None else required_pieces
-        self._least = pieces if min_pieces is None else min_pieces
-        self._enough = is_acceptable
-        self._ask_at = 0
+        self._required_pieces = pieces if required_pieces is None else required_pieces
+        self._min_pieces = pieces if min_pieces is None else min_pieces
+        self._is_acceptable = is_acceptable
+        self._check_at = 0
         self._granted: deque[tuple[int, float]] = deque()
         self._probe: tuple[int, int, float] | None = None
-        self._last = pieces  # the sequence of the last piece that the sender knows it has to send
+        self._last = pieces  # sequence of the last piece that the sender knows it has to send
 
     @property
     def missing(self) -> int:
-        """Pieces that are not there."""
+        """Pieces that have not arrived."""
         return len(self.received) - self.count
 
     @property
     def wants(self) -> int:
-        """Pieces that the sender would send if it might."""
+        """Pieces that the sender would send if they were granted."""
         return self._last - self.limit
 
     @property
     def in_flight(self) -> int:
-        """Pieces that may come and have not been given up."""
+        """Pieces that were granted, have not arrived, and are not given up."""
         return self.limit - self.top
 
     def take(self, sequence: int, piece: int, now: float) -> bool:
-        """Note a piece; False if it is there already, or none of this transfer's."""
+        """Note a piece; return False if it arrived before, or is none of this transfer's."""
         if not (0 <= piece < len(self.received) and 0 < sequence <= self.limit):
             return False
         self._heard_at = now
-        self._tell_trip(sequence, now)
+        self._measure_trip(sequence, now)
         self.top = max(self.top, sequence)
         if self.received[piece]:
             return False
@@ -180,29 +182,29 @@ class ReceiveWindow:
         self.count += 1
         return True
 
-    def _tell_trip(self, sequence: int, now: float) -> None:
-        """How long ago this piece was granted, if it is the first that its grant let go."""
+    def _measure_trip(self, sequence: int, now: float) -> None:
+        """Measure the time since this piece was granted, if it is the first that its grant released."""
         while self._granted and self._granted[0][0] < sequence:
             first, at = self._granted.popleft()
             if first + 1 == sequence:
                 self.trip.took(now - at, now)
 
     def probed(self, probe: int, sequence: int, now: float) -> None:
-        """The sender has sent all up to this sequence, and asks what is missing."""
+        """Note a probe: the sender has sent all up to this sequence, and asks what is missing."""
         self._heard_at = now
         self._probe = probe, min(sequence, self.limit), now + max(ANSWER_DELAY_SECONDS, self.trip.seconds / 4)
 
     def forgive(self, now: float) -> None:
-        """What has not come for so long does not: others may have its place."""
+        """Give up pieces in flight after a long silence, so that other transfers may use their credit."""
         if self.in_flight and now - self._heard_at > max(FORGIVEN_SECONDS, FORGIVEN_TRIPS * self.trip.seconds):
             self.top = self.limit
 
-    def has_arrived(self, now: float) -> bool:
-        """Whether the sender was heard of late; else it asks when it is back."""
+    def is_heard(self, now: float) -> bool:
+        """Return whether the sender was heard of late; if not, it probes once it is back."""
         return now - self._heard_at < max(SILENT_SECONDS, SILENT_TRIPS * self.trip.seconds)
 
     def answer(self, now: float) -> int | None:
-        """The probe to answer now: all up to its sequence has come, or will not."""
+        """Return the probe to answer now: all pieces up to its sequence arrived, or are lost; None if there is none."""
         if self._probe is None or (self.top < self._probe[1] and now < self._probe[2]):
             return None
         (probe, sequence, _), self._probe = self._probe, None
@@ -213,55 +215,55 @@ class ReceiveWindow:
 
     @property
     def answer_at(self) -> float:
-        """When an answer is due at the latest."""
+        """The latest time to answer the probe; infinity if there is none."""
         return self._probe[2] if self._probe else math.inf
 
     def grant(self, more: int, now: float) -> None:
-        """Let so many more be sent."""
+        """Grant `more` pieces."""
         if more > 0:
             self._granted.append((self.limit, now))
             self.limit += more
 
     def is_done(self) -> bool:
-        """Whether the sender may stop."""
+        """Return whether the transfer is complete, or complete enough."""
         if not self.missing:
             return True
-        if self.count < max(self._least, self._ask_at) or not self.received[: self._needed].all():
+        if self.count < max(self._min_pieces, self._check_at) or not self.received[: self._required_pieces].all():
             return False
-        if self._enough is None or self._enough(self.received):
+        if self._is_acceptable is None or self._is_acceptable(self.received):
             return True
-        self._ask_at = self.count + max(1, len(self.received) // PROBES_KEPT)  # it looks at all of them
+        self._check_at = self.count + max(1, len(self.received) // MAX_CHECKS)  # a check reads all pieces
         return False
 
 
 def share(
     link: LinkRate, transfers: Sequence[ReceiveWindow], now: float, *, first: Sequence[ReceiveWindow] = ()
 ) -> list[ReceiveWindow]:
-    """Grant what may be on its way to those that miss something; returns whose limit grew.
+    """Grant the link's credit to transfers with missing pieces; return those whose limit grew.
 
-    Half of it to whoever misses least, half of the rest to the next, and so on: they end one after the other, and what
-    has to be done with each goes on beside the next (Homa's shortest remaining first), yet nobody who is slow holds up
-    the link.
+    Half of the window goes to the transfer with the fewest missing pieces, half of the rest to the next, and so on
+    (Homa's shortest remaining first): they finish one after the other, so that each is processed while the next
+    arrives, yet no slow sender holds up the link.
 
     Args:
         link: The receiver's.
-        transfers: All that are coming.
+        transfers: All incoming transfers.
         now: Seconds.
-        first: Those that have just begun or asked: each may have one piece on its way whatever the window says.
+        first: Transfers that have just started or probed: each may have one piece in flight whatever the window says.
     """
     for transfer in transfers:
         transfer.forgive(now)
     grown = []
     room = link.tokens(now)
-    under_way = sum(t.in_flight for t in transfers)
-    wanting = sorted((t for t in transfers if t.wants > 0 and t.has_arrived(now)), key=lambda t: t.missing)
+    in_flight = sum(t.in_flight for t in transfers)
+    wanting = sorted((t for t in transfers if t.wants > 0 and t.is_heard(now)), key=lambda t: t.missing)
     nearest = min((t.trip.seconds for t in transfers if t.trip.seconds), default=0.0)
-    windows = [link.window(link.without_waiting(t.trip.seconds, nearest)) for t in wanting]
-    most, part = max(windows, default=0), 1.0
+    windows = [link.window(link.without_queueing(t.trip.seconds, nearest)) for t in wanting]
+    total, part = max(windows, default=0), 1.0
     for transfer, window in zip(wanting, windows, strict=True):
         part = part / 2 if transfer is not wanting[-1] else part
-        mine = math.ceil(part * window) - transfer.in_flight
-        more = max(0, min(room, most - under_way, mine, transfer.wants))
+        own = math.ceil(part * window) - transfer.in_flight
+        more = max(0, min(room, total - in_flight, own, transfer.wants))
         if more < min(GRANT_BATCH, transfer.wants) and transfer.in_flight:
             more = 0  # a grant costs both sides as much as a piece
         more = max(more, 1 if transfer in first and not transfer.in_flight else 0)
@@ -269,19 +271,19 @@ def share(
             transfer.grant(more, now)
             grown.append(transfer)
             link.spend(more)
-            room, under_way = max(0, room - more), under_way + more
+            room, in_flight = max(0, room - more), in_flight + more
     return grown
 
 
 @dataclass
 class SendWindow:
-    """One transfer at its sender.
+    """Track one transfer at its sender.
 
     Attributes:
         pieces: N.
         limit: The highest sequence that may be sent.
-        sequence: The last that was.
-        stopped: Whether the receiver has enough.
+        sequence: The highest that was sent.
+        stopped: Whether the receiver has reported that it is done.
         trip_seconds: How long the last answer to a first probe took.
     """
 
@@ -291,15 +293,12 @@ class SendWindow:
     stopped: bool = False
     trip_seconds: float = 0.0
     _pending: deque[int] = field(default_factory=deque)
-    _asked: int = 0
-    _in_vain: int = (
-        0  # probes since a piece could be sent: many wait while others are served, and need not ask so often
-    )
-    _asked_at: dict[int, float] = field(default_factory=dict)  # of the probes since the last piece
-    _answer: tuple[int, set[int]] = field(
-        default_factory=lambda: (0, set())
-    )  # the probe whose answer counts, and what has come of that
-    _probe_at: float = -math.inf  # the first asks for the first grant
+    _probes: int = 0
+    _unanswered: int = 0  # probes since a piece could be sent: a sender that waits while others are served probes less
+    _probed_at: dict[int, float] = field(default_factory=dict)  # probes since the last piece, and when each was sent
+    # The probe whose answer counts, and the first pieces of the parts of that answer that arrived.
+    _answer: tuple[int, set[int]] = field(default_factory=lambda: (0, set()))
+    _probe_at: float = -math.inf  # the first probe asks for the first grant
 
     def __post_init__(self) -> None:
         self._pending.extend(range(self.pieces))
@@ -310,63 +309,69 @@ class SendWindow:
         return bool(self._pending) and self.sequence < self.limit and not self.stopped
 
     def next(self) -> tuple[int, int] | None:
-        """The next piece to send and its sequence, if there is one that may be."""
+        """Return the next piece to send and its sequence; None if none may be sent."""
         if not self.ready:
             return None
         self.sequence += 1
-        self._in_vain = 0
-        self._asked_at.clear()
+        self._unanswered = 0
+        self._probed_at.clear()
         piece = self._pending.popleft()
         if not self._pending:
-            self._probe_at = -math.inf  # all is sent: ask at once what is missing
+            self._probe_at = -math.inf  # all is sent: probe at once for what is missing
         return piece, self.sequence
 
     def sent(self, now: float) -> None:
-        """A piece was sent just now: the grant that follows takes a while."""
+        """Delay the next probe: a piece was sent, and the grant that follows takes a while."""
         if self._pending:
             self._probe_at = now + self._patience
 
     def granted(self, limit: int, now: float) -> None:
-        """The receiver lets more be sent."""
+        """Raise the limit to what the receiver granted."""
         if limit > self.limit:
-            self._in_vain = 0
+            self._unanswered = 0
             self.limit = limit
             self._probe_at = now + self._patience
 
     def report_missing(self, probe: int, arrived: Sequence[bool], start: int, now: float) -> None:
-        """A part of the answer to a probe: send what is not there again; what was asked before the last piece went does
-        not count.
+        """Queue the pieces that a part of a probe's answer reports as missing; ignore answers to probes sent before the
+        last piece.
+
+        Args:
+            probe: The probe's number.
+            arrived: Whether each piece, from number `start` on, arrived.
+            start: The first piece of this part.
+            now: Seconds.
         """
-        if probe in self._asked_at:
-            self.trip_seconds = now - self._asked_at[probe]
-            self._asked_at.clear()
+        if probe in self._probed_at:
+            self.trip_seconds = now - self._probed_at[probe]
+            self._probed_at.clear()
             self._answer = probe, set()
         if probe != self._answer[0] or start in self._answer[1] or self.stopped:
             return
         self._answer[1].add(start)
-        waiting = set(self._pending)
-        again = [start + i for i, one in enumerate(arrived) if not one and start + i < self.pieces]
-        self._pending.extendleft(piece for piece in reversed(again) if piece not in waiting)
+        pending = set(self._pending)
+        missing = [start + i for i, is_here in enumerate(arrived) if not is_here and start + i < self.pieces]
+        self._pending.extendleft(piece for piece in reversed(missing) if piece not in pending)
 
     def stop(self) -> None:
-        """The receiver has enough."""
+        """Send no more: the receiver is done."""
         self.stopped = True
 
     def probe(self, now: float) -> int | None:
-        """The number of the probe that is due, if nothing may be sent and nobody answers."""
+        """Return the number of the probe to send now; None unless nothing may be sent and no answer came."""
         if self.ready or now < self._probe_at:
             return None
-        most = max(MOST_PROBE_SECONDS, self._patience)
-        self._probe_at = now + min(most, self._patience * PROBE_BACKOFF**self._in_vain)
-        self._in_vain += 1
-        self._asked += 1
-        self._asked_at[self._asked] = now
-        return self._asked
+        longest = max(MAX_PROBE_SECONDS, self._patience)
+        self._probe_at = now + min(longest, self._patience * PROBE_BACKOFF**self._unanswered)
+        self._unanswered += 1
+        self._probes += 1
+        self._probed_at[self._probes] = now
+        return self._probes
 
     def wake_at(self) -> float:
-        """When to look again if nothing comes."""
+        """Return when the next probe is due."""
         return self._probe_at
 
     @property
     def _patience(self) -> float:
-        return max(LEAST_PROBE_SECONDS, PROBE_TRIPS * self.trip_seconds)
+        return max(MIN_PROBE_SECONDS, PROBE_TRIPS * self.trip_seconds)

@@ -288,7 +288,7 @@ def test_a_probe_waits_for_its_answer_and_then_longer_and_longer() -> None:
     gaps = np.diff(times)
     assert (gaps[1:] > gaps[:-1] - 0.0015).all()  # but for a tick
     assert 0.04 < gaps.max() <= 0.051
-    last = max(probe for probe in range(1, 1000) if probe in sender._asked_at)
+    last = max(probe for probe in range(1, 1000) if probe in sender._probed_at)
     sender.report_missing(last, [], 0, 4.0)  # an answer without a grant: others are served
     again = [tick / 1000 for tick in range(4000, 4300) if sender.probe(tick / 1000) is not None]
     assert np.diff(again).min() > 0.04
