@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
-DATAGRAM_BYTES = 1 << 13  # below, a call is all it takes
-PARTS_AT_ONCE = 2  # the link does not wait for answers
-STORE_CONNECT_SECONDS = 5.0  # a dead head must not hold its zombies for Dask's 30 s a try: the next head needs them
+DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
+PARTS_AT_ONCE = 2  # so that the link is not idle while the store answers
+STORE_CONNECT_SECONDS = 5.0  # workers of a dead head must not wait Dask's 30 s a try: the next head needs them
 
 
 class StoreClient:
-    """Talks to one store over connections that are kept open.
+    """Exchanges payloads with one store, over connections that stay open.
 
     Args:
         address: The store's `tcp://` or `tls://` address.
         connection_args: The cluster's TLS arguments, from `Security.get_connection_args("worker")`.
-        worker: This worker's own address, by which the store knows when it is gone.
+        worker: This worker's own address, by which the store ends its session when it is gone.
     """
 
     def __init__(self, address: str, connection_args: dict[str, Any], worker: str = "") -> None:
@@ -53,7 +53,7 @@ class StoreClient:
         self._session: DatagramSession | None = None
 
     async def program(self) -> bytes:
-        """The pickled program of the run.
+        """Return the pickled program of the run.
 
         Raises:
             ConnectionError: the store cannot be reached.
@@ -65,55 +65,57 @@ class StoreClient:
     async def pull(
         self, lease: LeaseId, start: int = 0, stop: int | None = None, *, at: int | None = None
     ) -> tuple[int, Tensor]:
-        """The step to go on from, and the flat buffer or a part of it, writable.
+        """Return the step to continue from, and the subnet's flat buffer or a part of it, writable.
 
         Args:
-            lease: Whose.
-            start: Of the part.
-            stop: Of the part, None for the buffer's end.
-            at: Not the latest step but this one, 0 for what the round began with.
+            lease: The lease of the subnet.
+            start: First value of the part.
+            stop: End of the part; None for the buffer's end.
+            at: The step whose values to return, 0 for the round's initial values; the latest if None.
 
         Raises:
-            RefusedError: the lease is not ours any more.
+            RefusedError: the lease is no longer valid.
             ConnectionError: the store cannot be reached.
         """
         session = self._session
-        way = session.new_transfer() if session else None
+        transfer_id = session.new_transfer() if session else None
         with _link():
-            answer = await self._rpc.pull(lease=as_message(lease), start=start, stop=stop, at=at, transfer_id=way)
-            if answer.get("turn"):
-                await self._rpc.turned(holder=holder_of(lease), size=answer["flat"].nbytes)
+            answer = await self._rpc.pull(
+                lease=as_message(lease), start=start, stop=stop, at=at, transfer_id=transfer_id
+            )
+            if answer.get("admitted"):
+                await self._rpc.release_pull(holder=holder_of(lease), size=answer["flat"].nbytes)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
-        if session is None or way is None:
+        if session is None or transfer_id is None:
             return answer["step"], torch.from_numpy(answer["flat"])
         try:
-            content = await session.receive(way, answer["size"])
+            content = await session.receive(transfer_id, answer["size"])
         except PeerSilentError as silence:
-            await self._give_up_datagrams(silence)
+            await self._fall_back_to_tcp(silence)
             return await self.pull(lease, start, stop, at=at)
-        kind = torch.uint8 if answer["coded"] else torch.float32
-        return answer["step"], torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
+        dtype = torch.uint8 if answer["coded"] else torch.float32
+        return answer["step"], torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
     @property
     def transport(self) -> str:
-        """How large payloads travel."""
+        """The transport of large payloads: `tcp` or `udp`."""
         return "tcp" if self._session is None else "udp"
 
     async def use_datagrams(self) -> None:
-        """Let payloads travel over UDP from now on, if datagrams pass.
+        """Send payloads over UDP from now on, if datagrams get through.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
         host = get_ip(self._rpc.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
         with _link():
-            self._session = await DatagramSession.open(lambda: self._rpc.datagrams(worker=self._worker), host)
+            self._session = await DatagramSession.open(lambda: self._rpc.open_datagrams(worker=self._worker), host)
         if self._session is None:
-            logger.warning("no datagram from the store at %s came through: payloads go over TCP", self._rpc.address)
+            logger.warning("no datagram from the store at %s got through: payloads travel over TCP", self._rpc.address)
 
-    async def _give_up_datagrams(self, silence: PeerSilentError) -> None:
-        logger.warning("datagrams stopped to come through (%s): payloads go over TCP", silence)
+    async def _fall_back_to_tcp(self, silence: PeerSilentError) -> None:
+        logger.warning("datagrams no longer get through (%s): payloads travel over TCP", silence)
         session, self._session = self._session, None
         if session:
             await session.close()
@@ -121,29 +123,29 @@ class StoreClient:
     async def push(
         self, header: PushHeader, payload: Tensor | None, prompt: int = 0, *, urgent: bool = False
     ) -> Receipt:
-        """Send an update or a mark; sent again, with the same header, when the connection breaks.
+        """Send an update or a progress checkpoint; send it again, with the same header, when the connection breaks.
 
-        What is large goes in parts, from its beginning on: of an update as whole numbers, what was there when its
-        worker died is of use (`Codec`).
+        A large payload goes in parts, from its beginning on: the store can use the first parts of an update as whole
+        numbers (`Codec`) even if the worker dies before the rest.
 
         Args:
-            header: What it is.
-            payload: It, or None if it was sent in parts.
-            prompt: How many of its bytes, from the first on, count most.
-            urgent: Whether it goes before all that wait for their turn: its worker will be gone.
+            header: Describes the payload.
+            payload: The values or bytes; None if they were sent in parts.
+            prompt: How many bytes, from the first on, go in the better traffic class.
+            urgent: Skip the queue of pushes, because the worker is about to be taken.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
         content = (torch.empty(0) if payload is None else payload).view(torch.uint8)
         if self._session and len(content) > DATAGRAM_BYTES:
-            receipt = await self._scattered(self._session, header, content, prompt)
+            receipt = await self._push_datagrams(self._session, header, content, prompt)
             if receipt:
                 return receipt
         if len(content) > ADMISSION_BYTES:
-            await self._send_with_retries(lambda: self._rpc.turn(holder=holder_of(header.lease), urgent=urgent))
+            await self._send_with_retries(lambda: self._rpc.admit_push(holder=holder_of(header.lease), urgent=urgent))
         if len(content) > PART_BYTES:
-            reply = await self._in_parts(header, content)
+            reply = await self._push_parts(header, content)
             if reply is not Reply.ACCEPTED and reply not in LATE_ROWS_REPLIES:
                 return Receipt(reply)
             content = content[:0]
@@ -152,24 +154,27 @@ class StoreClient:
         return Receipt(Reply(answer["reply"]), answer["missing"])
 
     async def late_rows(self, lease: LeaseId, rows: Tensor) -> Reply:
-        """Send the rows that an update lacked, one behind the other.
+        """Send the rows that were missing of an update, one behind the other.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
         if len(rows) > ADMISSION_BYTES:
-            await self._send_with_retries(lambda: self._rpc.turn(holder=holder_of(lease)))
-        frames, whose = to_serialize(rows.numpy()), as_message(lease)
-        return Reply((await self._send_with_retries(lambda: self._rpc.late_rows(lease=whose, flat=frames)))["reply"])
+            await self._send_with_retries(lambda: self._rpc.admit_push(holder=holder_of(lease)))
+        frames, fields = to_serialize(rows.numpy()), as_message(lease)
+        answer = await self._send_with_retries(lambda: self._rpc.late_rows(lease=fields, flat=frames))
+        return Reply(answer["reply"])
 
-    async def _scattered(
+    async def _push_datagrams(
         self, session: DatagramSession, header: PushHeader, content: Tensor, prompt: int
     ) -> Receipt | None:
-        """Send over UDP while the store waits for it; no receipt if that came to nothing."""
-        way, told = session.new_transfer(), as_message(header)
-        sending = asyncio.create_task(session.send(way, content.numpy().data, prompt))
+        """Send over UDP while the store waits for the payload; return None if datagrams do not get through."""
+        transfer_id, fields = session.new_transfer(), as_message(header)
+        sending = asyncio.create_task(session.send(transfer_id, content.numpy().data, prompt))
         answering = asyncio.create_task(
-            self._send_with_retries(lambda: self._rpc.scattered(header=told, size=len(content), transfer_id=way))
+            self._send_with_retries(
+                lambda: self._rpc.push_datagrams(header=fields, size=len(content), transfer_id=transfer_id)
+            )
         )
         try:
             await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -184,13 +189,13 @@ class StoreClient:
         finally:
             for task in (sending, answering):
                 task.cancel()
-            session.drop(way)
-        await self._give_up_datagrams(silence)
+            session.drop(transfer_id)
+        await self._fall_back_to_tcp(silence)
         return None
 
     async def part(self, header: PushHeader, start: int, content: Tensor) -> Reply:
-        """Send a part of what will be pushed with this header (but for its checksum), from byte `start` on; again when
-        the connection breaks.
+        """Send a part, from byte `start` on, of a payload that will be pushed with this header (but for its checksum);
+        send it again when the connection breaks.
 
         Raises:
             ConnectionError: the store cannot be reached.
@@ -201,8 +206,8 @@ class StoreClient:
         )
         return Reply(answer["reply"])
 
-    async def _in_parts(self, header: PushHeader, content: Tensor) -> Reply:
-        """Send parts in order, the next one while the store answers to the last."""
+    async def _push_parts(self, header: PushHeader, content: Tensor) -> Reply:
+        """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED."""
         sending: set[asyncio.Task[Reply]] = set()
         starts = [*range(0, len(content), PART_BYTES)]
         try:
@@ -212,15 +217,15 @@ class StoreClient:
                     part = content[start : start + PART_BYTES]
                     sending.add(asyncio.create_task(self.part(header, start, part)))
                 done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
-                replies = {one.result() for one in done}
-                if Reply.ENOUGH in replies:  # what is on its way is let arrive: the store counts it
+                replies = {task.result() for task in done}
+                if Reply.ENOUGH in replies:  # parts in flight may still arrive: the store counts them
                     starts.clear()
                     replies.discard(Reply.ENOUGH)
                 if refusals := replies - {Reply.ACCEPTED}:
                     return refusals.pop()
         finally:
-            for one in sending:
-                one.cancel()
+            for task in sending:
+                task.cancel()
         return Reply.ACCEPTED
 
     async def _send_with_retries(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
@@ -237,7 +242,7 @@ class StoreClient:
         return answer
 
     async def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """Say that the lease's subnet is alive and how far it is.
+        """Report that the lease's subnet is being trained, and how many steps it has.
 
         Raises:
             ConnectionError: the store cannot be reached.
@@ -247,7 +252,13 @@ class StoreClient:
         return Reply(answer["reply"])
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str = "") -> LockstepGroup | Reply:
-        """Wait for the others of a lockstep, as `Head.join`.
+        """Wait for the other members of a lockstep group; return the group, or why there is none.
+
+        Args:
+            lease: This member's.
+            address: Where other members reach this worker.
+            steps: Steps that this member can continue from.
+            why: Why the last group failed, if it did.
 
         Raises:
             ConnectionError: the store cannot be reached.
@@ -268,7 +279,7 @@ class StoreClient:
 
 @contextlib.contextmanager
 def _link() -> Iterator[None]:
-    """Dask's comm errors are plain OSErrors, as are those of a user's data set: tell the two apart by type."""
+    """Raise Dask's comm errors as ConnectionError: plain OSErrors might as well come from a user's data set."""
     try:
         yield
     except OSError as error:

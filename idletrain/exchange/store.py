@@ -1,6 +1,6 @@
 """The parameter store's server: Dask's comm layer, with the cluster's own certificates.
 
-Payloads are numpy frames that are never unpickled; what may be written, the round manager decides.
+Payloads are numpy frames that are never unpickled; the backend decides what may be written.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ from idletrain.exchange.messages import (
 
 
 class StoreBackend(Protocol):
-    """What the store asks of whoever owns the network."""
+    """The owner of the network: answers workers' requests."""
 
     def program(self) -> bytes:
-        """The pickled program, for workers."""
+        """Return the pickled program, for workers."""
 
     async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
-        """The step to go on from and `[start:stop]` of the flat buffer (of step `at`, all); or why not."""
+        """Return the step to continue from and `[start:stop]` of the flat buffer, of step `at` if given; or why not."""
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
-        """Take an update or a mark, of the parts that are held if there are no frames; returns once it is durable (a
-        mark, or an update in lockstep before all have theirs: once it is held).
+        """Accept an update or a progress checkpoint, from the parts held if there are no frames; return once it is
+        durable (a checkpoint, or an update in lockstep before all members have theirs: once it is held).
         """
 
     def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
-        """What of a payload of so many bytes that comes in any order is enough; or why it may not come."""
+        """Return when a payload of `size` bytes in any order may be accepted; or why it may not be sent."""
 
     def part_arrived(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
-        """Which pieces, of so many bytes each, have come of a payload; its bytes in their places. False if no more of
-        it needs to come, as the round went on without.
+        """Note which pieces, of `piece` bytes each, have arrived of a payload whose bytes are in their places; return
+        False if the rest is no longer needed, because the round continued without it.
         """
 
     async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
-        """Take the rows that an update of an earlier round lacked (`Receipt.missing`), one behind the other, and make
-        them durable.
+        """Accept the rows that were missing of an earlier round's update (`Receipt.missing`), one behind the other, and
+        make them durable.
         """
 
     def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
-        """Hold a part of a payload, from its byte number `start` on, until the push that counts; ENOUGH if no more of
-        it needs to come now. The header's checksum is not the payload's.
+        """Hold a part of a payload, from byte `start` on, until its push; return ENOUGH if the rest is not needed now.
+        The header's checksum is not the payload's.
         """
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """Prolong a lease."""
+        """Extend a lease."""
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
-        """The gang of those that train in lockstep, once all have asked, each with the steps that it can go on from and
-        why the last gang failed, if it did; or why it is not to go on.
+        """Return the lockstep group once all members have joined, each with the steps that it can continue from and why
+        the last group failed, if it did; or why this member may not continue.
         """
 
 
 class StoreServer:
-    """Serves a head's network on one address.
+    """Serves the network of a backend on one address.
 
     Args:
-        head: Whose.
-        security: The cluster's.
-        turns: Makes what says who may send, a way each.
+        backend: Answers the requests.
+        security: The cluster's certificates.
+        admission: Returns a new queue that limits concurrent payloads; called once a direction.
 
     Attributes:
         bytes_down: Payload bytes sent to workers.
@@ -95,24 +95,24 @@ class StoreServer:
         self._datagram_server = DatagramServer()
         self._pulls, self._pushes = admission(), admission()
         handlers = {
-            "turn": self._admit,
-            "turned": self._release_turn,
-            "datagrams": self._datagrams,
-            "late_rows": self._late_rows_arrived,
             "program": self._program,
             "pull": self._pull,
-            "part": self._part,
+            "release_pull": self._release_pull,
+            "admit_push": self._admit_push,
             "push": self._push,
-            "scattered": self._scattered,
+            "part": self._part,
+            "open_datagrams": self._open_datagrams,
+            "push_datagrams": self._push_datagrams,
+            "late_rows": self._late_rows,
             "beat": self._beat,
             "join": self._join,
         }
-        # deserialize=False: payloads stay frames. Of a message's other words Dask may unpickle some, so beyond a
-        # machine it takes the certificates of the cluster to send one.
+        # deserialize=False: payloads stay frames. Dask may unpickle other fields of a message, so beyond one machine
+        # only holders of the cluster's certificates can send one.
         self._server = Server(handlers, deserialize=False)
 
     async def listen(self, host: str) -> str:
-        """Start to serve on a free port of `host`; returns the address."""
+        """Start to serve on a free port of `host`; return the address."""
         scheme = "tls" if self._security.require_encryption or self._security.tls_scheduler_cert else "tcp"
         await self._server.listen(f"{scheme}://{host}:0", **self._security.get_listen_args("scheduler"))
         self._host = host
@@ -120,34 +120,34 @@ class StoreServer:
         return address
 
     def worker_left(self, worker: str) -> None:
-        """A worker is gone: what was under way with it ends."""
+        """End the datagram session of a worker that is gone."""
         self._datagram_server.worker_left(worker)
 
     def attempt_ended(self, lease: LeaseId) -> None:
-        """An attempt has ended: nobody waits for its turns, or for the end of them."""
-        for turns in (self._pulls, self._pushes):
-            turns.cancel(holder_of(lease))
+        """Free the admission slots of an attempt that has ended."""
+        for queue in (self._pulls, self._pushes):
+            queue.cancel(holder_of(lease))
 
     async def close(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         await self._server.close()
         await self._datagram_server.close()
 
     def _program(self) -> Any:
         return {"program": self._backend.program()}
 
-    async def _admit(self, holder: str, urgent: bool = False) -> Any:
-        """A push may begin; its turn is over when its last byte is here."""
+    async def _admit_push(self, holder: str, urgent: bool = False) -> Any:
+        """Wait until a push may begin; its slot is freed when its last byte is here."""
         await self._pushes.acquire(holder, urgent=urgent)
         return {}
 
-    def _release_turn(self, holder: str, size: int) -> Any:
-        """A pull has come."""
+    def _release_pull(self, holder: str, size: int) -> Any:
+        """Free the slot of a pull that has arrived at the worker."""
         self._pulls.transferred(holder, size)
         self._pulls.release(holder)
         return {}
 
-    async def _datagrams(self, worker: str) -> Any:
+    async def _open_datagrams(self, worker: str) -> Any:
         return await self._datagram_server.open(worker, self._host)
 
     async def _pull(
@@ -158,60 +158,60 @@ class StoreServer:
         at: int | None,
         transfer_id: Sequence[int] | None = None,
     ) -> Any:
-        whose = LeaseId(**lease)
-        answer = await self._backend.pull(whose, start, stop, at)
+        lease_id = LeaseId(**lease)
+        answer = await self._backend.pull(lease_id, start, stop, at)
         if isinstance(answer, Reply):
             return {"reply": answer.value}
         step, part = answer
         self.bytes_down += part.nbytes
-        told = {"reply": Reply.ACCEPTED.value, "step": step}
+        fields = {"reply": Reply.ACCEPTED.value, "step": step}
         if transfer_id is None:
             large = part.nbytes > ADMISSION_BYTES
             if large:
-                await self._pulls.acquire(holder_of(whose), HOLDER_SILENCE_SECONDS + part.nbytes / MIN_RATE)
-            return {**told, "flat": to_serialize(part.numpy()), "turn": large}
+                await self._pulls.acquire(holder_of(lease_id), HOLDER_SILENCE_SECONDS + part.nbytes / MIN_RATE)
+            return {**fields, "flat": to_serialize(part.numpy()), "admitted": large}
         self._datagram_server.send(transfer_id, part)
-        return {**told, "size": part.nbytes, "coded": part.dtype == torch.uint8}
+        return {**fields, "size": part.nbytes, "coded": part.dtype == torch.uint8}
 
-    async def _late_rows_arrived(self, lease: dict[str, Any], flat: Serialized) -> Any:
-        whose = LeaseId(**lease)
-        self._pushes.release(holder_of(whose))  # its bytes are here
-        return {"reply": (await self._backend.late_rows(whose, self._received(flat))).value}
+    async def _late_rows(self, lease: dict[str, Any], flat: Serialized) -> Any:
+        lease_id = LeaseId(**lease)
+        self._pushes.release(holder_of(lease_id))  # its bytes are here
+        return {"reply": (await self._backend.late_rows(lease_id, self._received(flat))).value}
 
     def _part(self, header: dict[str, Any], start: int, flat: Serialized) -> Any:
-        told, frames = _header(header), self._received(flat)
-        self._pushes.transferred(holder_of(told.lease), sum(map(len, frames)))
-        reply = self._backend.part(told, start, frames)
+        push_header, frames = _header(header), self._received(flat)
+        self._pushes.transferred(holder_of(push_header.lease), sum(map(len, frames)))
+        reply = self._backend.part(push_header, start, frames)
         if reply not in (Reply.ACCEPTED, Reply.ENOUGH):
-            self._pushes.release(holder_of(told.lease))
+            self._pushes.release(holder_of(push_header.lease))
         return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
-        told, frames = _header(header), self._received(flat)
-        self._pushes.release(holder_of(told.lease))  # its bytes are here
-        return _answer(await self._backend.push(told, frames))
+        push_header, frames = _header(header), self._received(flat)
+        self._pushes.release(holder_of(push_header.lease))  # its bytes are here
+        return _answer(await self._backend.push(push_header, frames))
 
-    async def _scattered(self, header: dict[str, Any], size: int, transfer_id: Sequence[int]) -> Any:
-        """A push whose payload comes in datagrams: all of it, or what is enough."""
-        told = _header(header)
-        if receipt := self._datagram_server.receipt(transfer_id):  # told again, as the answer did not come
+    async def _push_datagrams(self, header: dict[str, Any], size: int, transfer_id: Sequence[int]) -> Any:
+        """Accept a push whose payload arrives in datagrams, once it is complete or complete enough."""
+        push_header = _header(header)
+        if receipt := self._datagram_server.receipt(transfer_id):  # requested again, because the answer was lost
             return _answer(receipt)
-        bound = self._backend.expect(told, size)
-        if bound in LATE_ROWS_REPLIES:
-            return _answer(await self._backend.push(told, []))
-        if isinstance(bound, Reply):
-            return _answer(Receipt(bound))
+        rule = self._backend.expect(push_header, size)
+        if rule in LATE_ROWS_REPLIES:
+            return _answer(await self._backend.push(push_header, []))
+        if isinstance(rule, Reply):
+            return _answer(Receipt(rule))
 
-        def came(received: ReceivedPayload) -> bool:
-            return self._backend.part_arrived(told, memoryview(received.content), received.received, PAYLOAD)
+        def on_pieces(received: ReceivedPayload) -> bool:
+            return self._backend.part_arrived(push_header, memoryview(received.content), received.received, PAYLOAD)
 
         try:
-            received = await self._datagram_server.receive(transfer_id, size, bound, came)
+            received = await self._datagram_server.receive(transfer_id, size, rule, on_pieces)
         except PeerSilentError as silence:
             return {**_answer(Receipt(Reply.ACCEPTED)), "silent": str(silence)}
         self.bytes_up += min(len(received.content), PAYLOAD * int(received.received.sum()))
         whole = [memoryview(received.content)] if received.received.all() else []
-        receipt = await self._backend.push(told, whole)
+        receipt = await self._backend.push(push_header, whole)
         self._datagram_server.keep_receipt(transfer_id, receipt)
         return _answer(receipt)
 

@@ -19,6 +19,7 @@ from idletrain.exchange import ddp
 from idletrain.exchange.codec import VALUES_PER_CHUNK, Codec
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
+from idletrain.exchange.datagram.protocol import DatagramProtocol
 from idletrain.exchange.ddp import Exchange, ReceivedPart, Streams, codec_of, ddp_hook, parts_of
 
 WORLD = 3
@@ -203,7 +204,7 @@ def _open_where_nothing_passes(rank: int) -> list[str]:
     ddp.PEER_OPEN_SECONDS = 0.5
     host = "127.0.0.1" if rank != 1 else "127.0.0.2"
     if rank == 1:  # hears nothing
-        Endpoint._hello = lambda *_: None  # type: ignore[method-assign]
+        DatagramProtocol._on_hello = lambda *_: None  # type: ignore[method-assign]
     exchange, _ = ddp_hook("int8", "bf16", transport="udp", host=host)
     name = type(exchange.transport).__name__
     exchange.close()

@@ -48,7 +48,7 @@ class Memory:
         self.beats: list[int] = []
         self.parts = Parts()
         self.bound: tuple[int, float] = 4 * SIZE, 1.0
-        self.scattered: NDArray[np.bool_] | None = None
+        self.arrived: NDArray[np.bool_] | None = None
         self.late_count: list[bytes] = []
         self.wanted, self.late = True, False
         self.answers = 0
@@ -68,8 +68,8 @@ class Memory:
         self.answers += 1
         if self.late:
             return Receipt(Reply.DUPLICATE, b"\x01")
-        if self.scattered is not None and not frames:
-            return Receipt(Reply.ACCEPTED, bytes(~np.packbits(self.scattered, bitorder="little")))
+        if self.arrived is not None and not frames:
+            return Receipt(Reply.ACCEPTED, bytes(~np.packbits(self.arrived, bitorder="little")))
         fault = inspect(header, frames, 4 * SIZE) or inspect_values(frames)
         if fault is None:
             content = b"".join(frames)
@@ -84,7 +84,7 @@ class Memory:
     def part_arrived(self, header: PushHeader, content: memoryview, pieces: NDArray[np.bool_], piece: int) -> bool:
         assert (header.lease, header.steps, header.train_seconds) == (LEASE, 9, 1.5)
         assert (len(content), piece) == (4 * SIZE, PAYLOAD)
-        self.scattered = pieces
+        self.arrived = pieces
         return self.wanted
 
     async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:
@@ -223,7 +223,7 @@ async def test_pushes_that_are_damaged_on_the_way_are_refused(security: Security
 
 
 @both_kinds
-async def test_what_is_enough_ends_a_push_and_what_is_missing_is_told_and_sent_later(security: Security) -> None:
+async def test_an_acceptable_part_ends_a_push_and_missing_rows_are_reported_and_sent_later(security: Security) -> None:
     async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
         flat = torch.randn(SIZE)
         pieces = -(-4 * SIZE // PAYLOAD)
@@ -239,19 +239,19 @@ async def test_what_is_enough_ends_a_push_and_what_is_missing_is_told_and_sent_l
 
 
 @both_kinds
-async def test_a_push_in_datagrams_that_is_told_again_is_answered_again(security: Security) -> None:
+async def test_a_push_in_datagrams_that_is_announced_again_is_answered_again(security: Security) -> None:
     async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
-        again = client._rpc.scattered(header=as_message(header), size=4 * SIZE, transfer_id=(1, 1))
+        again = client._rpc.push_datagrams(header=as_message(header), size=4 * SIZE, transfer_id=(1, 1))
         answer = await asyncio.wait_for(again, 5)
         assert (answer["silent"], answer["reply"]) == ("", Reply.ACCEPTED)
         assert (len(head.pushed), head.answers) == (1, 1)
 
 
 @both_kinds
-async def test_a_push_in_datagrams_that_nobody_waits_for_any_more_ends_and_says_what_it_lacks(
+async def test_a_push_in_datagrams_that_nobody_waits_for_any_more_ends_and_says_what_is_missing(
     security: Security,
 ) -> None:
     async with serving(security) as (head, _, address), connected(address, security, datagrams=True) as client:
@@ -265,7 +265,7 @@ async def test_a_push_in_datagrams_that_nobody_waits_for_any_more_ends_and_says_
 
 
 @both_kinds
-async def test_what_is_refused_as_late_may_still_be_owed(security: Security) -> None:
+async def test_rows_of_a_push_refused_as_late_may_still_be_wanted(security: Security) -> None:
     async with serving(security) as (head, _, address), connected(address, security) as client:
         head.late = True
         header = PushHeader(LEASE, 9, 1.5, 0)
@@ -273,10 +273,10 @@ async def test_what_is_refused_as_late_may_still_be_owed(security: Security) -> 
 
 
 @both_kinds
-async def test_a_worker_that_is_gone_gives_its_turns_back(security: Security) -> None:
+async def test_a_worker_that_is_gone_frees_its_admission_slots(security: Security) -> None:
     async with serving(security) as (_, store, address), connected(address, security) as client:
         for attempt in range(MIN_HOLDERS):  # of workers that die before they send
-            await client._rpc.turn(holder=holder_of(replace(LEASE, attempt=attempt)))
+            await client._rpc.admit_push(holder=holder_of(replace(LEASE, attempt=attempt)))
         flat = torch.randn(SIZE)
         pushing = asyncio.create_task(
             client.push(PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")])), flat)
@@ -297,12 +297,12 @@ async def test_a_refused_push_in_datagrams_keeps_nobody_waiting(security: Securi
 
 
 @both_kinds
-async def test_who_hears_no_datagram_goes_on_over_tcp(security: Security) -> None:
+async def test_a_client_that_receives_no_datagram_falls_back_to_tcp(security: Security) -> None:
     async with serving(security) as (head, store, address), connected(address, security, datagrams=True) as client:
         assert store._datagram_server._endpoint is not None
         assert client._session is not None
         flat = torch.randn(SIZE)
-        store._datagram_server._endpoint.end(1)  # as if a firewall had forgotten the way
+        store._datagram_server._endpoint.end(1)  # as if a firewall had forgotten the path
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
         assert client._session is None
@@ -314,7 +314,7 @@ async def test_who_hears_no_datagram_goes_on_over_tcp(security: Security) -> Non
 
 
 @both_kinds
-async def test_beats_and_the_program_and_refusals(security: Security) -> None:
+async def test_heartbeats_the_program_and_refusals(security: Security) -> None:
     async with serving(security) as (head, _, address), connected(address, security) as client:
         other = LeaseId("run", 1, 2, 3, 5)
         assert await client.program() == b"a program"
@@ -326,7 +326,7 @@ async def test_beats_and_the_program_and_refusals(security: Security) -> None:
 
 
 @both_kinds
-async def test_who_joins_is_told_the_gang_or_why_there_is_none(security: Security) -> None:
+async def test_join_returns_the_lockstep_group_or_why_there_is_none(security: Security) -> None:
     async with serving(security) as (_, _, address), connected(address, security) as client:
         assert await client.join(LEASE, "tcp://me", {0, 20, 10}, "why") == LockstepGroup(3, 20, ("tcp://me", "why"))
         assert await client.join(LeaseId("run", 1, 2, 3, 5), "tcp://me", [1]) is Reply.DUPLICATE
