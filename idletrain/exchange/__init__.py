@@ -1,4 +1,4 @@
-"""How updates travel: the parameter store's server, its client, and the words between them."""
+"""The exchange of updates: the parameter store's server, its client, and the messages between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ddp_hook"]
 
 
 def __getattr__(name: str) -> object:
-    """`ddp_hook` when it is asked for: what imports `exchange.messages` does without torch."""
+    """Import `ddp_hook` on first use, so that importing `exchange.messages` does not import torch."""
     if name != "ddp_hook":
         raise AttributeError(name)
     from idletrain.exchange.ddp import ddp_hook

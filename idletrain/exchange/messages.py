@@ -1,4 +1,4 @@
-"""The words between worker and store: who writes what, and why a push was not taken."""
+"""Messages between worker and store: leases, push headers, and the store's replies."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Reply(enum.StrEnum):
 
 
 DONE_REPLIES = (Reply.ACCEPTED, Reply.DUPLICATE)
-"""Answers after which a worker is done: a duplicate means that an earlier send got through."""
+"""Replies after which a worker is done: a duplicate means that an earlier send got through."""
 LATE_ROWS_REPLIES = (Reply.DUPLICATE, Reply.STALE_ROUND)
-"""Answers after which a part of the payload may have been taken, and the rest be welcome later."""
+"""Replies after which a part of the payload may have been accepted, and its missing rows may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    """Who may write what: one try at one subnet of one round."""
+    """One attempt at one subnet of one round, which alone may write it."""
 
     run: str
     epoch: int
@@ -45,11 +45,11 @@ class LeaseId:
 
 @dataclass(frozen=True, slots=True)
 class LockstepGroup:
-    """Attempts that take their steps together.
+    """Attempts that train in lockstep: they take every step together.
 
     Attributes:
-        number: How many gangs the run has had, this one counted.
-        step: The step that all of them go on from.
+        number: How many groups the run has had, including this one.
+        step: The step that all members continue from.
         members: The workers' addresses, by subnet.
     """
 
@@ -60,14 +60,15 @@ class LockstepGroup:
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """What a pushed buffer is.
+    """Describes a pushed payload.
 
     Attributes:
+        lease: The attempt that trained it.
         steps: Local steps that it holds, counted from the round's start.
         train_seconds: Time that this attempt spent in them so far.
         checksum: XXH3-64 of the payload.
-        update: Whether it is what travels from round to round, as the job says that updates travel; else it is a
-            mark, with all optimizer state, as it is.
+        update: True for an update, encoded as the job's exchange settings say; False for a progress checkpoint: plain
+            float32 values with all optimizer state.
         loss: Mean training loss of the last few steps; None if there were none.
     """
 
@@ -81,10 +82,11 @@ class PushHeader:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a push.
+    """The store's answer to a push.
 
     Attributes:
-        missing: Rows that did not come and may follow later (`Codec`), a bit each.
+        reply: Accepted, or why not.
+        missing: Rows of the payload (`Codec.rows`) that did not arrive and may follow later, a bit each.
     """
 
     reply: Reply
@@ -93,13 +95,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule:
-    """What of a payload is enough.
+    """When a partial payload may be accepted.
 
     Attributes:
-        needed: Bytes from its beginning without which nothing is.
-        least: Which share of all bytes is enough at least.
-        enough: Whether, of the payload as it is, these pieces of so many bytes each are enough; None: if they are as
-            many as that.
+        required_bytes: Bytes, from the first on, that must arrive.
+        min_fraction: Smallest fraction of all bytes that may be accepted.
+        is_acceptable: Decides, once those two are met, by the payload's bytes (zeros where none arrived), which pieces
+            arrived, and the bytes of a piece; None to accept.
     """
 
     required_bytes: int
@@ -109,12 +111,12 @@ class AcceptanceRule:
 
 @dataclass(frozen=True, slots=True)
 class PartialPayload:
-    """What has come of an update as whole numbers.
+    """The part that has arrived of an update encoded as whole numbers.
 
     Attributes:
-        content: Its bytes in their places, zeros where none came.
-        got: Which of its rows are there (`Codec`).
-        train_seconds: Time in its steps.
+        content: Its bytes in their places, zeros where none arrived.
+        received: Which of its rows (`Codec.rows`) arrived.
+        train_seconds: Time spent in its steps.
     """
 
     content: memoryview
@@ -123,12 +125,12 @@ class PartialPayload:
 
 
 def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:
-    """Plain values for the wire."""
+    """Return a record as a dict of plain values, for the wire."""
     return asdict(record)
 
 
 def checksum(frames: Iterable[memoryview | bytes]) -> int:
-    """XXH3-64 over frames as one payload: 10 GB/s here, where crc32 makes 4 (it guards against accidents only)."""
+    """Return the XXH3-64 of frames as one payload: 10 GB/s measured, crc32 4 (it guards against accidents only)."""
     digest = xxhash.xxh3_64()
     for frame in frames:
         digest.update(frame)
@@ -136,7 +138,7 @@ def checksum(frames: Iterable[memoryview | bytes]) -> int:
 
 
 def inspect(header: PushHeader, frames: Sequence[memoryview | bytes], expected_bytes: int) -> Reply | None:
-    """Why a payload cannot be taken, or None if it can: its size and its checksum."""
+    """Check a payload's size and checksum; return why it cannot be accepted, or None if it can."""
     if sum(len(frame) for frame in frames) != expected_bytes:
         return Reply.WRONG_SHAPE
     if checksum(frames) != header.checksum:
@@ -145,11 +147,11 @@ def inspect(header: PushHeader, frames: Sequence[memoryview | bytes], expected_b
 
 
 def inspect_values(frames: Sequence[memoryview | bytes]) -> Reply | None:
-    """Why float32 values cannot be taken: they are not all finite."""
+    """Return NOT_FINITE if any float32 value is infinite or NaN, else None."""
     for frame in frames:
         values = np.frombuffer(frame, dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            # One pass at memory speed; only if squares overflow are the values themselves looked at.
+            # One pass at memory speed; values are checked one by one only if their squares overflow.
             finite = np.isfinite(np.dot(values, values)) or np.isfinite(values).all()
         if not finite:
             return Reply.NOT_FINITE

@@ -1,12 +1,12 @@
-"""Payloads that come in parts, held until the push that says that they are whole."""
+"""Payloads that arrive in parts, held until the push that completes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-PAYLOADS_KEPT = 2  # of one attempt at once: a mark on its way and the update behind it
-PayloadKey = tuple[int, bool]  # how many steps a payload holds, and whether it is an update or a mark
+PAYLOADS_KEPT = 2  # of one attempt: a progress checkpoint in flight and the update behind it
+PayloadKey = tuple[int, bool]  # the steps that a payload holds; True for an update, False for a progress checkpoint
 
 
 @dataclass
@@ -17,52 +17,52 @@ class _PartialPayload:
 
 
 class Parts:
-    """Of every attempt the payloads that are coming."""
+    """The incomplete payloads of every attempt."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[PayloadKey, _PartialPayload]] = {}
+        self._payloads: dict[int, dict[PayloadKey, _PartialPayload]] = {}
 
     def hold(
         self,
         attempt: int,
-        what: PayloadKey,
+        key: PayloadKey,
         start: int,
         frames: Sequence[memoryview],
         most_bytes: int,
         train_seconds: float = 0.0,
     ) -> bool:
-        """Hold a part from byte `start` on, in the place of an earlier send; False if that would be too much."""
-        payloads = self._held.setdefault(attempt, {})
-        coming = payloads.setdefault(what, _PartialPayload())
-        size = coming.size + _size(frames) - _size(coming.parts.get(start, ()))
+        """Hold a part from byte `start` on, replacing an earlier send; return False above `most_bytes`."""
+        payloads = self._payloads.setdefault(attempt, {})
+        partial = payloads.setdefault(key, _PartialPayload())
+        size = partial.size + _size(frames) - _size(partial.parts.get(start, ()))
         if size > most_bytes:
             return False
-        coming.parts[start], coming.size, coming.train_seconds = frames, size, train_seconds
+        partial.parts[start], partial.size, partial.train_seconds = frames, size, train_seconds
         for oldest in sorted(payloads)[:-PAYLOADS_KEPT]:
             del payloads[oldest]
         return True
 
-    def payload(self, attempt: int, what: PayloadKey) -> list[memoryview]:
-        """A payload's frames in order up to the first gap or overlap; as often as asked: a push may be sent again."""
+    def payload(self, attempt: int, key: PayloadKey) -> list[memoryview]:
+        """Return a payload's frames in order up to the first gap or overlap, and keep them: a push may be repeated."""
         frames: list[memoryview] = []
         at = 0
-        for start, part in sorted(self._incoming(attempt, what).parts.items()):
+        for start, part in sorted(self._partial(attempt, key).parts.items()):
             if start != at:
                 break
             frames += part
             at += _size(part)
         return frames
 
-    def train_seconds(self, attempt: int, what: PayloadKey) -> float:
-        """Time in steps, as its last part tells."""
-        return self._incoming(attempt, what).train_seconds
+    def train_seconds(self, attempt: int, key: PayloadKey) -> float:
+        """Return the seconds spent in the payload's steps, as its last part reports them."""
+        return self._partial(attempt, key).train_seconds
 
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
-        self._held.pop(attempt, None)
+        self._payloads.pop(attempt, None)
 
-    def _incoming(self, attempt: int, what: PayloadKey) -> _PartialPayload:
-        return self._held.get(attempt, {}).get(what, _PartialPayload())
+    def _partial(self, attempt: int, key: PayloadKey) -> _PartialPayload:
+        return self._payloads.get(attempt, {}).get(key, _PartialPayload())
 
 
 def _size(frames: Sequence[memoryview]) -> int:

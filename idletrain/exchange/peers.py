@@ -1,5 +1,6 @@
-"""A direct link between workers that take their steps together: letters, each to one peer, over Dask's comm layer with
-the cluster's own certificates, to the port of the worker itself. Letters are plain bytes.
+"""Direct links between the members of a lockstep group: messages of plain bytes, each to one peer.
+
+They travel over Dask's comm layer with the cluster's own certificates, to the port of the worker itself.
 """
 
 from __future__ import annotations
@@ -13,62 +14,62 @@ from distributed.comm import Comm
 from distributed.core import connect
 
 OPERATION = "idletrain-message"
-PEER_POLL_SECONDS = 0.2  # between two looks whether the peers are still there
-GOODBYE = -1  # the number of a letter that says that no other comes
-Topic = tuple[str, int, int, int]  # store and run, epoch, round and gang: what a letter belongs to
-TOPICS_KEPT = 8  # letters of older ones are dropped: a worker is in one gang of each of few runs
+PEER_POLL_SECONDS = 0.2  # between two checks that the peers are still connected
+GOODBYE = -1  # number of a sender's last message
+Topic = tuple[str, int, int, int]  # store and run, epoch, round and group that a message belongs to
+TOPICS_KEPT = 8  # messages of older topics are dropped: a worker is in one group of each of few runs
 
 
 class CutOffError(Exception):
-    """A peer is gone; with words, it cannot be reached or is silent for too long."""
+    """A peer is gone; with a text, it cannot be reached or was silent for too long."""
 
 
 class Mailbox:
-    """What came from peers and was not taken yet; lives on the worker's event loop."""
+    """Messages from peers that were not taken yet; lives on the worker's event loop."""
 
     def __init__(self) -> None:
-        self._letters: dict[Topic, dict[tuple[int, int], bytes]] = {}
-        self._come = asyncio.Event()
+        self._messages: dict[Topic, dict[tuple[int, int], bytes]] = {}
+        self._arrived = asyncio.Event()
 
     def put(self, to: Sequence[Any], number: int, sender: int, content: bytes) -> None:
-        """Dask's handler of `OPERATION`: keep letter `number` of a sender."""
-        run, epoch, round_, gang = to
-        self._letters.setdefault((run, epoch, round_, gang), {})[number, sender] = content
-        for oldest in list(self._letters)[:-TOPICS_KEPT]:
-            del self._letters[oldest]
-        self._come.set()
+        """Store message `number` of a sender; the Dask handler of `OPERATION`."""
+        run, epoch, round_, group = to
+        self._messages.setdefault((run, epoch, round_, group), {})[number, sender] = content
+        for oldest in list(self._messages)[:-TOPICS_KEPT]:
+            del self._messages[oldest]
+        self._arrived.set()
 
     def take(self, to: Topic, number: int, sender: int) -> bytes | None:
-        """A letter, if it has come."""
-        return self._letters.get(to, {}).pop((number, sender), None)
+        """Remove and return a message, None if it has not arrived."""
+        return self._messages.get(to, {}).pop((number, sender), None)
 
     def has_left(self, to: Topic, sender: int) -> bool:
-        """Whether a sender has said goodbye."""
-        return (GOODBYE, sender) in self._letters.get(to, {})
+        """Return whether a sender has closed its links."""
+        return (GOODBYE, sender) in self._messages.get(to, {})
 
     async def wait(self, seconds: float) -> None:
-        """Wait for the next letter, or so long."""
-        self._come.clear()
+        """Wait for the next message, at most `seconds`."""
+        self._arrived.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._come.wait(), seconds)
+            await asyncio.wait_for(self._arrived.wait(), seconds)
 
     def forget(self, to: Topic) -> None:
-        """Drop what came for a gang that is no more."""
-        self._letters.pop(to, None)
+        """Drop the messages of a group that has ended."""
+        self._messages.pop(to, None)
 
 
 class PeerLinks:
-    """One member's connections to the others of its gang.
+    """One member's connections to the other members of its lockstep group.
 
     Args:
         mailbox: This worker's.
-        to: What letters belong to.
+        to: The topic of all messages.
         me: This member's number.
         lines: A connection to each member, None to itself.
-        patience_seconds: How long to wait for a letter.
+        patience_seconds: How long to wait for a message.
 
     Attributes:
-        sent_bytes: Of letters, without their envelopes.
+        sent_bytes: Bytes of messages sent, without their envelopes.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PeerLinks:
 
     @property
     def members(self) -> int:
-        """How many there are, this one counted."""
+        """How many members the group has, including this one."""
         return len(self._lines)
 
     @classmethod
@@ -93,7 +94,7 @@ class PeerLinks:
         patience_seconds: float,
         connection_args: dict[str, Any],
     ) -> PeerLinks:
-        """Connect to all others.
+        """Connect to all other members.
 
         Raises:
             CutOffError: one of them cannot be reached.
@@ -101,14 +102,14 @@ class PeerLinks:
         lines: list[Comm | None] = []
         try:
             for k, address in enumerate(addresses):
-                lines.append(None if k == me else await _connected(address, patience_seconds, connection_args))
+                lines.append(None if k == me else await _connect(address, patience_seconds, connection_args))
         except OSError as error:
             await _close(lines)
             raise CutOffError(f"{addresses[len(lines)]} cannot be reached") from error
         return cls(mailbox, to, me, lines, patience_seconds)
 
     async def swap(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Send letter k to member k; returns what each sent here, with this member's letter to itself.
+        """Send message k to member k; return what each member sent here, and this member's message to itself.
 
         Raises:
             CutOffError: a peer is gone, or silent for too long.
@@ -118,21 +119,21 @@ class PeerLinks:
             await asyncio.gather(*(self._send(k, number, messages[k]) for k, line in enumerate(self._lines) if line))
         except OSError as error:
             raise CutOffError from error
-        got = {self.me: messages[self.me]}
+        received = {self.me: messages[self.me]}
         until = asyncio.get_running_loop().time() + self._patience
         while True:
             for k in range(self.members):
-                if k not in got and (content := self._mailbox.take(self._to, number, k)) is not None:
-                    got[k] = content
-            if len(got) == self.members:
-                return [got[k] for k in range(self.members)]
-            gone = [k for k, line in enumerate(self._lines) if k not in got and line and self._is_gone(k, line)]
+                if k not in received and (content := self._mailbox.take(self._to, number, k)) is not None:
+                    received[k] = content
+            if len(received) == self.members:
+                return [received[k] for k in range(self.members)]
+            gone = [k for k, line in enumerate(self._lines) if k not in received and line and self._is_gone(k, line)]
             if gone or asyncio.get_running_loop().time() > until:
-                raise CutOffError("" if gone else f"no letter in {self._patience:.0f} s from {self._silent(got)}")
+                raise CutOffError("" if gone else f"no message in {self._patience:.0f} s from {self._silent(received)}")
             await self._mailbox.wait(PEER_POLL_SECONDS)
 
     async def close(self) -> None:
-        """Close the connections; peers that still wait are told."""
+        """Close the connections; peers that still wait notice."""
         for k, line in enumerate(self._lines):
             if line and not line.closed():
                 with contextlib.suppress(OSError):
@@ -154,8 +155,8 @@ class PeerLinks:
         self.sent_bytes += len(content)
 
 
-async def _connected(address: str, seconds: float, connection_args: dict[str, Any]) -> Comm:
-    """A connection; Dask's own limit does not hold for its handshake."""
+async def _connect(address: str, seconds: float, connection_args: dict[str, Any]) -> Comm:
+    """Connect; Dask's own time limit does not cover its handshake."""
     return await asyncio.wait_for(connect(address, timeout=seconds, **connection_args), seconds)
 
 

@@ -34,57 +34,57 @@ async def settle() -> None:
 
 
 def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
-    async def test(turns: AdmissionQueue, _clock: Clock) -> None:
+    async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         order: list[str] = []
 
         async def ask(name: str) -> None:
-            await turns.acquire(name)
+            await queue.acquire(name)
             order.append(name)
 
-        asked = [asyncio.create_task(ask(name)) for name in "abcde"]
+        requests = [asyncio.create_task(ask(name)) for name in "abcde"]
         await settle()
         assert order == ["a", "b"]
-        turns.release("a")
+        queue.release("a")
         await settle()
         assert order == ["a", "b", "c"]
-        turns.release("b")
-        turns.release("c")
-        await asyncio.gather(*asked)
+        queue.release("b")
+        queue.release("c")
+        await asyncio.gather(*requests)
         assert order == [*"abcde"]
 
     run(test)
 
 
 def test_what_is_urgent_goes_before_all_that_wait() -> None:
-    async def test(turns: AdmissionQueue, _clock: Clock) -> None:
+    async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         for name in "ab":
-            await turns.acquire(name)
-        waiting = asyncio.create_task(turns.acquire("c"))
+            await queue.acquire(name)
+        waiting = asyncio.create_task(queue.acquire("c"))
         await settle()
-        urgent = asyncio.create_task(turns.acquire("d", urgent=True))
+        urgent = asyncio.create_task(queue.acquire("d", urgent=True))
         await settle()
-        turns.release("a")
+        queue.release("a")
         await settle()
         assert urgent.done()
         assert not waiting.done()
-        turns.release("b")
+        queue.release("b")
         await asyncio.gather(waiting, urgent)
 
     run(test)
 
 
 def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
-    async def test(turns: AdmissionQueue, clock: Clock) -> None:
+    async def test(queue: AdmissionQueue, clock: Clock) -> None:
         for name in "ab":
-            await turns.acquire(name)
-        gone, last = (asyncio.create_task(turns.acquire(name)) for name in "cd")
+            await queue.acquire(name)
+        gone, last = (asyncio.create_task(queue.acquire(name)) for name in "cd")
         await settle()
         gone.cancel()
         await settle()
         clock.now += 0.9 * HOLDER_SILENCE_SECONDS
-        turns.transferred("b", 1)
+        queue.transferred("b", 1)
         clock.now += 0.2 * HOLDER_SILENCE_SECONDS
-        waiting = asyncio.create_task(turns.acquire("e"))  # whoever comes next notices who is silent
+        waiting = asyncio.create_task(queue.acquire("e"))  # whoever comes next notices who is silent
         await asyncio.wait_for(last, 1)
         await settle()
         assert not waiting.done()  # b and d have theirs
@@ -94,31 +94,31 @@ def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
 
 
 def test_who_is_known_to_be_gone_keeps_nobody_waiting() -> None:
-    async def test(turns: AdmissionQueue, _clock: Clock) -> None:
+    async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         for name in "ab":
-            await turns.acquire(name)
-        waiting = {name: asyncio.create_task(turns.acquire(name)) for name in "cde"}
+            await queue.acquire(name)
+        waiting = {name: asyncio.create_task(queue.acquire(name)) for name in "cde"}
         await settle()
-        turns.cancel("c")
-        turns.cancel("a")
+        queue.cancel("c")
+        queue.cancel("a")
         await settle()
         assert [name for name, task in waiting.items() if task.done()] == ["c", "d"]
-        turns.cancel("b")
+        queue.cancel("b")
         await asyncio.gather(*waiting.values())
 
     run(test)
 
 
 def test_who_asks_again_has_its_place_or_its_turn_once() -> None:
-    async def test(turns: AdmissionQueue, _clock: Clock) -> None:
-        await turns.acquire("a")
-        await turns.acquire("a")
-        await turns.acquire("b")
-        asked = [asyncio.create_task(turns.acquire("c")) for _ in range(2)]
+    async def test(queue: AdmissionQueue, _clock: Clock) -> None:
+        await queue.acquire("a")
+        await queue.acquire("a")
+        await queue.acquire("b")
+        requests = [asyncio.create_task(queue.acquire("c")) for _ in range(2)]
         await settle()
-        turns.release("a")
-        await asyncio.gather(*asked)
-        last = asyncio.create_task(turns.acquire("d"))
+        queue.release("a")
+        await asyncio.gather(*requests)
+        last = asyncio.create_task(queue.acquire("d"))
         await settle()
         assert not last.done()
         last.cancel()
@@ -126,43 +126,43 @@ def test_who_asks_again_has_its_place_or_its_turn_once() -> None:
     run(test)
 
 
-def bring(turns: AdmissionQueue, clock: Clock, rate_of_one: float, rate_of_all: float) -> None:
-    """A span in which those that have turns send what their own links and the store's let through."""
+def bring(queue: AdmissionQueue, clock: Clock, rate_of_one: float, rate_of_all: float) -> None:
+    """A span in which the holders send what their own links and the store's let through."""
     for _ in range(8):
-        holders = list(turns._holders)
+        holders = list(queue._holders)
         rate = min(rate_of_all, rate_of_one * len(holders))
         clock.now += RATE_WINDOW_SECONDS / 4
         for holder in holders:
-            turns.transferred(holder, int(rate * RATE_WINDOW_SECONDS / 4 / len(holders)))
+            queue.transferred(holder, int(rate * RATE_WINDOW_SECONDS / 4 / len(holders)))
 
 
 def test_where_each_has_a_slow_link_of_its_own_more_send_at_once() -> None:
-    async def test(turns: AdmissionQueue, clock: Clock) -> None:
-        asked = [asyncio.create_task(turns.acquire(str(i))) for i in range(12)]
+    async def test(queue: AdmissionQueue, clock: Clock) -> None:
+        requests = [asyncio.create_task(queue.acquire(str(i))) for i in range(12)]
         await settle()
         for _ in range(10):
-            bring(turns, clock, 1e6, 8e6)
+            bring(queue, clock, 1e6, 8e6)
             await settle()
-        assert 6 <= turns.max_holders <= 9
-        for one in asked:
+        assert 6 <= queue.max_holders <= 9
+        for one in requests:
             one.cancel()
 
     run(test)
 
 
 def test_where_the_store_s_link_is_full_few_do() -> None:
-    async def test(turns: AdmissionQueue, clock: Clock) -> None:
-        asked = [asyncio.create_task(turns.acquire(str(i))) for i in range(12)]
+    async def test(queue: AdmissionQueue, clock: Clock) -> None:
+        requests = [asyncio.create_task(queue.acquire(str(i))) for i in range(12)]
         await settle()
         for _ in range(10):
-            bring(turns, clock, 1e7, 1e7)
+            bring(queue, clock, 1e7, 1e7)
             await settle()
-        assert turns.max_holders == MIN_HOLDERS
+        assert queue.max_holders == MIN_HOLDERS
         clock.now += PROBE_AGAIN_SECONDS
-        bring(turns, clock, 1e7, 1e7)
-        bring(turns, clock, 1e7, 1e7)
-        assert turns.max_holders <= MIN_HOLDERS + 1
-        for one in asked:
+        bring(queue, clock, 1e7, 1e7)
+        bring(queue, clock, 1e7, 1e7)
+        assert queue.max_holders <= MIN_HOLDERS + 1
+        for one in requests:
             one.cancel()
 
     run(test)

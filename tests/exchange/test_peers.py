@@ -18,7 +18,7 @@ TO = ("run", 1, 2, 3)
 
 
 @asynccontextmanager
-async def gang(members: int, security: Security, patience: float = 5.0) -> AsyncIterator[list[PeerLinks]]:
+async def group(members: int, security: Security, patience: float = 5.0) -> AsyncIterator[list[PeerLinks]]:
     boxes = [Mailbox() for _ in range(members)]
     servers = [Server({OPERATION: box.put}, deserialize=False) for box in boxes]
     scheme = "tls" if security.require_encryption or security.tls_worker_cert else "tcp"
@@ -46,17 +46,17 @@ def both_kinds(test: Callable[[Security], Coroutine[Any, Any, None]]) -> Any:
 
 @both_kinds
 async def test_every_member_gets_what_the_others_sent_to_it(security: Security) -> None:
-    async with gang(3, security) as links:
-        for turn in range(20):  # also where one is ahead by a letter
-            letters = [[f"{turn}:{i}>{k}".encode() * 5000 for k in range(3)] for i in range(3)]
-            got = await asyncio.gather(*(link.swap(letters[i]) for i, link in enumerate(links)))
-            assert got == [[letters[i][k] for i in range(3)] for k in range(3)]
+    async with group(3, security) as links:
+        for turn in range(20):  # also where one is ahead by a message
+            messages = [[f"{turn}:{i}>{k}".encode() * 5000 for k in range(3)] for i in range(3)]
+            got = await asyncio.gather(*(link.swap(messages[i]) for i, link in enumerate(links)))
+            assert got == [[messages[i][k] for i in range(3)] for k in range(3)]
         assert links[0].sent_bytes == sum(2 * 5000 * len(f"{turn}:0>1") for turn in range(20))
 
 
 @both_kinds
-async def test_who_waits_for_a_member_that_goes_is_told(security: Security) -> None:
-    async with gang(3, security, patience=60.0) as links:
+async def test_a_member_that_waits_for_one_that_leaves_fails(security: Security) -> None:
+    async with group(3, security, patience=60.0) as links:
         waiting = [asyncio.ensure_future(link.swap([b"x"] * 3)) for link in links[:2]]
         await asyncio.sleep(0.1)
         await links[2].close()
@@ -68,8 +68,8 @@ async def test_who_waits_for_a_member_that_goes_is_told(security: Security) -> N
 
 @both_kinds
 async def test_who_waits_for_a_silent_member_gives_up(security: Security) -> None:
-    async with gang(2, security, patience=0.5) as links:
-        with pytest.raises(CutOffError, match="no letter in"):
+    async with group(2, security, patience=0.5) as links:
+        with pytest.raises(CutOffError, match="no message in"):
             await links[0].swap([b"x"] * 2)
 
 
@@ -82,18 +82,18 @@ def test_a_member_that_cannot_be_reached_is_named() -> None:
     asyncio.run(scene())
 
 
-def test_letters_of_other_gangs_are_not_taken_and_do_not_pile_up() -> None:
+def test_messages_of_other_groups_are_not_taken_and_do_not_pile_up() -> None:
     async def scene() -> None:
         box = Mailbox()
-        box.put(["run", 1, 2, 4], 0, 1, b"of the next gang")
+        box.put(["run", 1, 2, 4], 0, 1, b"of the next group")
         assert box.take(TO, 0, 1) is None
-        assert box.take(("run", 1, 2, 4), 0, 1) == b"of the next gang"
+        assert box.take(("run", 1, 2, 4), 0, 1) == b"of the next group"
         box.put(list(TO), 0, 1, b"too late")
         box.forget(TO)
         assert box.take(TO, 0, 1) is None
-        for gang in range(100):
-            box.put(["run", 1, 2, gang], 0, 1, b"of who has left")
-        kept = [gang for gang in range(100) if box.take(("run", 1, 2, gang), 0, 1)]
+        for group in range(100):
+            box.put(["run", 1, 2, group], 0, 1, b"of who has left")
+        kept = [group for group in range(100) if box.take(("run", 1, 2, group), 0, 1)]
         assert kept == list(range(100 - TOPICS_KEPT, 100))
 
     asyncio.run(scene())

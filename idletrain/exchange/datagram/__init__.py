@@ -1,1 +1,1 @@
-"""Bytes over UDP: receiver-driven credits, repairs by bitmap, an end before all is there (MLT, NSDI'24)."""
+"""Payloads over UDP: receiver-driven credit, resends by bitmap, early completion (MLT, NSDI'24)."""
