@@ -1,13 +1,13 @@
-"""How values travel: as they are, in half precision, or as whole numbers with a scale for each chunk. Pure.
+"""Encode a flat buffer for the wire: float32, bfloat16, or whole numbers with a scale for each chunk. Pure.
 
-Large tensors are coded, small ones (biases, norms) and optimizer state are sent as they are: they are few, and matter.
-What is coded of an update is its change, which rounds around zero and so to what a step is worth; what is coded of a
-pull are values. Rounding up or down by chance leaves the mean of a change where it is (QSGD, arXiv 1610.02132, section
-3.1); it is keyed, so that a push that is sent again has the same bits.
+Large tensors are coded; small ones (biases, norms) and optimizer state are sent as float32: they are few, and matter.
+Of an update, the change is coded, so that rounding errors are in proportion to a step; of a pull, the values. Rounding
+up or down at random keeps the mean of a change (QSGD, arXiv 1610.02132, section 3.1); the randomness is keyed, so that
+a push that is sent again has the same bits.
 
-What whole numbers are sent as is of use before all of it is there (DLCP, arXiv 2008.08445): first what is exact and
-every chunk's scale and norm, then a base layer of four bits a value, then, of eight, the other four; in both layers the
-chunks that changed most come first, and of those that changed as much, the network's first layers.
+Whole numbers are useful before all of them arrive (DLCP, arXiv 2008.08445): first the float32 values and every chunk's
+scale and norm, then a base layer of four bits a value, then, for int8, a refinement of the other four. In both layers
+the chunks that changed most come first, and among equal ones those of the network's first layers.
 
 Letters: N values, C chunks, R rows (a chunk's part of a layer), B bytes.
 """
@@ -22,25 +22,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-CHUNK_HEAD_BYTES = 4  # of a chunk: scale and norm
+CHUNK_HEAD_BYTES = 4  # a chunk's scale and norm, bfloat16 each
 ROW_BYTES = 128  # a chunk's four bits a value
 VALUES_PER_CHUNK = 2 * ROW_BYTES
 CODE_LAYERS = {"int8": 2, "int4": 1}
 CODECS = ("bf16", *CODE_LAYERS)
-SMALL_TENSOR = 1024  # values; smaller tensors are sent as they are: they save next to nothing, and matter
+SMALL_TENSOR = 1024  # values; smaller tensors are sent as float32: coding them saves next to nothing, and they matter
 ReceivedMask = NDArray[np.bool_]
 Rows = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a flat buffer of one layout travels.
+    """Encodes and decodes flat buffers of one layout.
 
     Attributes:
-        kind: `bf16`, `int8` or `int4`, of the values within `spans`.
-        spans: `[start, stop)` of what is coded, ascending; chunks do not reach from one into the next.
+        kind: How values within `spans` are coded: `bf16`, `int8` or `int4`.
+        spans: `[start, stop)` of the values that are coded, ascending; no chunk reaches from one span into the next.
         size: Values in the buffer.
-        ranked: Whether the chunks with the largest norm go first; else they go as they lie.
+        ranked: Whether chunks are sent by falling norm; else in their order in the buffer.
 
     Raises:
         ValueError: there is no such kind.
@@ -62,36 +62,36 @@ class Codec:
 
     @property
     def chunks(self) -> int:
-        """Chunks with a scale each."""
+        """Chunks, each with a scale; 0 for bf16."""
         return 0 if self.kind == "bf16" else sum(-(-(stop - start) // VALUES_PER_CHUNK) for start, stop in self.spans)
 
     @property
     def rows(self) -> int:
-        """Parts that may come in any order, or not at all."""
+        """Parts of a chunk that may arrive in any order, or not at all."""
         return CODE_LAYERS.get(self.kind, 0) * self.chunks
 
     @property
     def first_row(self) -> int:
-        """Bytes that have to be there before a row is of use."""
+        """Offset of the first row; all bytes before it must arrive for a row to be useful."""
         halves = 2 * self.coded if self.kind == "bf16" else 0
         return 4 * (self.size - self.coded) + CHUNK_HEAD_BYTES * self.chunks + halves
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the way."""
+        """Bytes of an encoded buffer."""
         return self.first_row + ROW_BYTES * self.rows
 
     def encode(self, flat: Tensor, base: Tensor | None = None, chance: int | None = None) -> Tensor:
-        """A buffer `[N]` as bytes, uint8.
+        """Encode a buffer `[N]` as bytes, uint8.
 
         Args:
             flat: Float32, on the CPU.
-            base: What is coded is the change from it; from zero if None. What is not coded is never a change.
-            chance: Rounds whole numbers up or down by chance with this key; to the nearest if None.
+            base: `[N]`; coded values are sent as their change from it. Values outside `spans` are sent as they are.
+            chance: Key of the random rounding of whole numbers; None to round to the nearest.
         """
-        content = np.empty(self.nbytes, np.uint8)  # NumPy asks for huge pages, which halves the time
-        exact, heads_C, halves, rows_RB = self._parts(content)
-        for (start, stop), at in self._rest():
+        content = np.empty(self.nbytes, np.uint8)  # NumPy requests huge pages, which halves the time
+        exact, heads_C, halves, rows_RB = self._split(content)
+        for (start, stop), at in self._exact_spans():
             exact[at : at + stop - start] = flat[start:stop].numpy()
         if self.kind == "bf16":
             self._halve(flat, base, halves)
@@ -100,21 +100,21 @@ class Codec:
         return torch.from_numpy(content)
 
     def decode(self, content: Tensor, base: Tensor | None = None, received: ReceivedMask | None = None) -> Tensor:
-        """The buffer `[N]` that bytes stand for.
+        """Decode bytes to a buffer `[N]`.
 
         Args:
             content: Uint8, on the CPU.
-            base: What the change is from.
-            got: Which of the rows are there; all if None. A chunk without any has not changed.
+            base: `[N]`, the base that was given to `encode`.
+            received: Which rows arrived `[R]`; all if None. A chunk without rows counts as unchanged.
 
         Raises:
-            ValueError: there are more or fewer bytes than there should be.
+            ValueError: `content` has not `nbytes` bytes.
         """
         if len(content) != self.nbytes:
             raise ValueError(f"{len(content)} bytes, where {self.size} values take {self.nbytes}")
         flat = torch.from_numpy(np.empty(self.size, np.float32))
-        exact, heads_C, halves, rows_RB = self._parts(content.numpy())
-        for (start, stop), at in self._rest():
+        exact, heads_C, halves, rows_RB = self._split(content.numpy())
+        for (start, stop), at in self._exact_spans():
             flat[start:stop] = torch.from_numpy(exact[at : at + stop - start])
         if self.kind == "bf16":
             self._double(flat, base, halves)
@@ -123,11 +123,10 @@ class Codec:
         return flat
 
     def gains(self, content: Tensor) -> NDArray[np.float64]:
-        """Which share of the change's squared norm each row brings `[R]`, by what its head says; none if that is not
-        finite.
+        """Return each row's share of the change's squared norm `[R]`, by the chunks' norms; zeros if one is not finite.
 
         Args:
-            content: From its beginning, `first_row` bytes or more.
+            content: Encoded bytes from the first on, at least `first_row`.
         """
         begin = 4 * (self.size - self.coded)
         heads_C = content[begin : begin + CHUNK_HEAD_BYTES * self.chunks].numpy().view(np.uint32)
@@ -141,38 +140,36 @@ class Codec:
         if CODE_LAYERS[self.kind] == 1:
             parts = [squares_C]
         else:
-            left_C = np.minimum(
-                VALUES_PER_CHUNK * step_C**2 / 12, squares_C
-            )  # a value within a step is off by a twelfth of its square
+            # The mean square error of a value rounded to steps is a twelfth of a step's square.
+            left_C = np.minimum(VALUES_PER_CHUNK * step_C**2 / 12, squares_C)
             parts = [squares_C - left_C, left_C]
         shares: NDArray[np.float64] = np.concatenate(parts) / total
         return shares
 
     def arrived_rows(self, content: Tensor, received: ReceivedMask) -> Tensor:
-        """1 for each value that came, 0 for those of chunks of which no row did `[N]`."""
-        _, heads_C, _, _ = self._parts(content.numpy())
-        came_C = np.empty(self.chunks, np.float32)
-        came_C[self._order(heads_C)] = received[: self.chunks]
+        """Return `[N]`: 1 for values that arrived, 0 for those of chunks whose base row did not."""
+        _, heads_C, _, _ = self._split(content.numpy())
+        arrived_C = np.empty(self.chunks, np.float32)
+        arrived_C[self._order(heads_C)] = received[: self.chunks]
         values, at = np.ones(self.size, np.float32), 0
         for start, stop in self.spans if self.chunks else ():
             chunks = -(-(stop - start) // VALUES_PER_CHUNK)
-            values[start:stop] = np.repeat(came_C[at : at + chunks], VALUES_PER_CHUNK)[: stop - start]
+            values[start:stop] = np.repeat(arrived_C[at : at + chunks], VALUES_PER_CHUNK)[: stop - start]
             at += chunks
         return torch.from_numpy(values)
 
     def rows_before(self, size: int) -> ReceivedMask:
-        """Which rows are whole in so many bytes from the beginning `[R]`."""
+        """Return which rows are complete in the first `size` bytes `[R]`."""
         return np.arange(self.rows) < max(0, size - self.first_row) // ROW_BYTES
 
     def rows_within(self, pieces: ReceivedMask, piece_bytes: int) -> ReceivedMask:
-        """Which rows are whole in these pieces of all bytes `[R]`."""
+        """Return which rows are complete in the pieces that arrived, of `piece_bytes` each `[R]`."""
         starts = self.first_row + ROW_BYTES * np.arange(self.rows)
-        return (
-            pieces[starts // piece_bytes] & pieces[(starts + ROW_BYTES - 1) // piece_bytes]
-        )  # a row is in two at most
+        ends = starts + ROW_BYTES - 1
+        return pieces[starts // piece_bytes] & pieces[ends // piece_bytes]  # a row is in two pieces at most
 
     def _halve(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
-        from idletrain.exchange import quantize_kernels  # and with it Numba, which takes a second
+        from idletrain.exchange import quantize_kernels  # imports Numba, which takes a second
 
         at = 0
         for start, stop in self.spans:
@@ -190,18 +187,18 @@ class Codec:
             at += count
 
     def _quantise(self, flat: Tensor, base: Tensor | None, chance: int | None, out_RB: Rows) -> NDArray[np.uint32]:
-        """Rows in the order in which they go; returns heads in the order of chunks."""
+        """Write rows to `out_RB` in the order of sending; return heads in the order of chunks."""
         from idletrain.exchange import quantize_kernels
 
-        made_RB = np.empty_like(out_RB) if self.ranked else out_RB
+        rows_RB = np.empty_like(out_RB) if self.ranked else out_RB
         heads_C = np.empty(self.chunks, np.uint32)
         fine, key = self.kind == "int8", np.uint32((chance or 0) & 0xFFFFFFFF)
-        for start, stop, at in self._wholes():
+        for start, stop, at in self._chunk_ranges():
             parts = (_chunked(tensor, start, stop) for tensor in (flat, base))
-            quantize_kernels.quantize(*parts, at, fine, key, chance is not None, heads_C, made_RB)
+            quantize_kernels.quantize(*parts, at, fine, key, chance is not None, heads_C, rows_RB)
         if self.ranked:
             for layer, order in self._layers(self._order(heads_C)):
-                np.take(made_RB, order, axis=0, out=out_RB[layer])
+                np.take(rows_RB, order, axis=0, out=out_RB[layer])
         return heads_C
 
     def _restore(
@@ -220,14 +217,14 @@ class Codec:
         if received is not None:
             places_R[~received[places_R]] = -1
         fine = self.kind == "int8"
-        for start, stop, at in self._wholes():
+        for start, stop, at in self._chunk_ranges():
             out_CK = _chunked(flat, start, stop)
             quantize_kernels.dequantize(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
             if (stop - start) % VALUES_PER_CHUNK:
                 flat[start:stop] = torch.from_numpy(out_CK).view(-1)[: stop - start]
 
-    def _wholes(self) -> Iterator[tuple[int, int, int]]:
-        """`[start, stop)` of a span's whole chunks, then of what is left, and the number of the first chunk there."""
+    def _chunk_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield `[start, stop)` of a span's whole chunks, then of its rest, each with the number of the first chunk."""
         at = 0
         for start, stop in self.spans:
             middle = stop - (stop - start) % VALUES_PER_CHUNK
@@ -239,23 +236,23 @@ class Codec:
             at += -(-(stop - start) // VALUES_PER_CHUNK)
 
     def _layers(self, order_C: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """Where a layer's rows lie, and what lies there of those in the order of chunks."""
+        """Yield the slice of each layer's rows, and their numbers in the order of chunks."""
         for layer in range(CODE_LAYERS[self.kind]):
             begin = layer * self.chunks
             yield slice(begin, begin + self.chunks), order_C + begin
 
     def _order(self, heads_C: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Chunks in the order in which their rows go (a positive bfloat16 sorts like its bits; 16 bits sort fast)."""
+        """Return chunks in the order of sending (a positive bfloat16 sorts like its bits; 16 bits sort fast)."""
         return np.argsort(~heads_C.astype(np.uint16), kind="stable") if self.ranked else np.arange(self.chunks)
 
-    def _parts(self, content: Rows) -> tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.uint16], Rows]:
-        """What is not coded; heads; halves of bf16; rows."""
+    def _split(self, content: Rows) -> tuple[NDArray[np.float32], NDArray[np.uint32], NDArray[np.uint16], Rows]:
+        """Return views of `content`: float32 values, heads, bfloat16 values, rows."""
         sizes = 4 * (self.size - self.coded), CHUNK_HEAD_BYTES * self.chunks, 2 * self.coded * (self.kind == "bf16")
         exact, heads, halves, rows = np.split(content, np.cumsum(sizes))
         return exact.view(np.float32), heads.view(np.uint32), halves.view(np.uint16), rows.reshape(-1, ROW_BYTES)
 
-    def _rest(self) -> Iterator[tuple[tuple[int, int], int]]:
-        """`[start, stop)` of what is sent as it is, and the place of the first among such values."""
+    def _exact_spans(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield `[start, stop)` of values sent as float32, and the index of the first among all such values."""
         edges, at = [0, *(edge for span in self.spans for edge in span), self.size], 0
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             yield (start, stop), at
@@ -263,7 +260,7 @@ class Codec:
 
 
 def warm() -> None:
-    """Load what coding takes, Numba's compiled loops."""
+    """Load or compile Numba's loops before they are needed."""
     for kind in CODECS:
         codec = Codec(kind, ((0, VALUES_PER_CHUNK),), VALUES_PER_CHUNK)
         for base in (None, torch.zeros(VALUES_PER_CHUNK)):
@@ -271,7 +268,7 @@ def warm() -> None:
 
 
 def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
-    """What is coded, neighbours together, of tensors in their order: how many values each has, and whether it is."""
+    """Return the coded spans, neighbours merged, of tensors given as (values, whether it is coded)."""
     spans: list[tuple[int, int]] = []
     at = 0
     for size, coded in sizes:
@@ -284,24 +281,24 @@ def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
 
 
 def _values(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
-    """A part of a buffer; zeros if there is none."""
+    """Return a part of a buffer; zeros if the buffer is None."""
     return np.broadcast_to(np.float32(0), stop - start) if flat is None else flat[start:stop].numpy()
 
 
 def _chunked(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
-    """The same as `[C, K]`: a view if these are whole chunks, else a copy filled up with zeros."""
-    lacking = (start - stop) % VALUES_PER_CHUNK
+    """Return a part of a buffer as `[C, K]`: a view if it is whole chunks, else a copy padded with zeros."""
+    padding = (start - stop) % VALUES_PER_CHUNK
     if flat is None:
-        return np.broadcast_to(np.float32(0), ((stop - start + lacking) // VALUES_PER_CHUNK, VALUES_PER_CHUNK))
+        return np.broadcast_to(np.float32(0), ((stop - start + padding) // VALUES_PER_CHUNK, VALUES_PER_CHUNK))
     values = flat[start:stop].numpy()
-    return (np.pad(values, (0, lacking)) if lacking else values).reshape(-1, VALUES_PER_CHUNK)
+    return (np.pad(values, (0, padding)) if padding else values).reshape(-1, VALUES_PER_CHUNK)
 
 
 def _scales(heads_C: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Of every chunk, in the upper half."""
+    """Return the scale of every chunk, from the upper half of its head."""
     return (heads_C & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 def _norms(heads_C: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Of every chunk; a scale without one stands for something that is not finite."""
+    """Return the norm of every chunk; norm 0 beside a scale above 0, or NaN, marks values that are not finite."""
     return (heads_C << np.uint32(16)).view(np.float32)

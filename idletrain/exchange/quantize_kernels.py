@@ -1,8 +1,8 @@
-"""Loops that round values to whole numbers, compiled by Numba: in torch, memory is passed over a dozen times for it.
+"""Loops that round values to whole numbers, compiled by Numba: torch would pass over memory a dozen times.
 
-The same input gives the same bits on every machine: chance is a hash of a value's place, and floats are added up in no
-other order than written (but for a chunk's norm, which only ranks it). Loops go over whole chunks, without a branch
-inside: LLVM vectorises no others. Letters: C chunks, K values a chunk, R rows (a chunk's part of a layer), B bytes.
+The same input gives the same bits on every machine: randomness is a hash of a value's place, and floats are added only
+in the order written (except for a chunk's norm, which only ranks it). Loops cover whole chunks without branches: LLVM
+vectorises no others. Letters: C chunks, K values a chunk, R rows (a chunk's part of a layer), B bytes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-VALUES_PER_ROW = 256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils no more than these
+VALUES_PER_ROW = (
+    256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils the precision of no more than these
+)
 HALF_ROW = VALUES_PER_ROW // 2  # bytes of a row: a chunk's first half goes below its second
-MIN_SCALE = 1e-30  # a scale below has no finite inverse, and its values are as good as zero
-ZERO_CODES = 8, 136  # what stands for zero, of four bits and of eight: codes are positive
+MIN_SCALE = 1e-30  # a smaller scale has no finite inverse; its values count as zero
+ZERO_CODES = 8, 136  # codes of zero, with four bits and with eight: codes are positive
 Floats = NDArray[np.float32]
 Uint32s = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -23,14 +25,14 @@ _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
 
 @_compiled
-def _take(values_K: Floats, base_K: Floats, out_K: Floats) -> None:
+def _subtract(values_K: Floats, base_K: Floats, out_K: Floats) -> None:
     for k in range(VALUES_PER_ROW):
         out_K[k] = values_K[k] - base_K[k]
 
 
 @_compiled
-def _most(bits_K: Uint32s) -> np.uint32:
-    """The largest magnitude, as an integer: NaN and infinity are above all others."""
+def _max_magnitude(bits_K: Uint32s) -> np.uint32:
+    """Return the bits of the largest magnitude, as an integer: NaN and infinity are above all others."""
     most = np.uint32(0)
     for k in range(VALUES_PER_ROW):
         magnitude = np.uint32(bits_K[k] & np.uint32(0x7FFFFFFF))
@@ -40,7 +42,7 @@ def _most(bits_K: Uint32s) -> np.uint32:
 
 @_summing
 def _norm(x_K: Floats) -> np.float32:
-    """Euclidean."""
+    """Return the Euclidean norm."""
     total = np.float32(0)
     for k in range(VALUES_PER_ROW):
         total += x_K[k] * x_K[k]
@@ -50,14 +52,16 @@ def _norm(x_K: Floats) -> np.float32:
 
 @_compiled
 def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float32]:
-    """A chunk's scale (upper half) and norm, each as bfloat16, and the scale's inverse, 0 where all is as good as 0."""
+    """Return a chunk's scale (upper half) and norm as bfloat16, and the scale's inverse, 0 if values count as zero."""
     bits = one.view(np.uint32)
-    most = _most(x_K.view(np.uint32))
+    most = _max_magnitude(x_K.view(np.uint32))
     if most >= np.uint32(0x7F800000):
         return np.uint32(0x7FC00000), np.float32(0)
     bits[0] = most
     one[0] /= np.float32(levels)
-    bits[0] = (bits[0] + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)  # up: nothing is beyond the last level
+    bits[0] = (bits[0] + np.uint32(0xFFFF)) & np.uint32(
+        0xFFFF0000
+    )  # rounded up, so that no value is beyond the last level
     scale, scale_bits = one[0], bits[0]
     if not np.isfinite(scale):
         return scale_bits, np.float32(0)
@@ -69,7 +73,7 @@ def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float3
 
 @_compiled
 def _chances(key: np.uint32, c: int, out: Uint32s) -> None:
-    """A byte a value, each as likely: a hash of its place (`lowbias32`, C. Wellons, nullprogram.com, 2018)."""
+    """Write a uniform random byte a value: a hash of its place (`lowbias32`, C. Wellons, nullprogram.com, 2018)."""
     first = np.uint32(c * (VALUES_PER_ROW // 4))
     for w in range(VALUES_PER_ROW // 4):
         x = np.uint32(np.uint32(first + np.uint32(w)) * np.uint32(0x9E3779B9)) ^ key
@@ -111,14 +115,17 @@ def quantize(
     heads: Uint32s,
     rows: Bytes,
 ) -> None:
-    """Chunks of a change as rows, from chunk number `first` on.
+    """Quantize the change from `base_CK` to `values_CK` as rows.
 
     Args:
-        base_CK: What the change is from.
-        fine: Eight bits a value, as a base layer of four and a refinement of it by the other four; else four.
-        key: Of the chances, if rounding is `by_chance`.
-        heads: Takes a scale and a norm each, `[all chunks]`.
-        rows: Takes the base layer of each chunk, then the refinement of each, `[R, B]`.
+        values_CK: New values.
+        base_CK: Old values.
+        first: Number of the first of these chunks.
+        fine: True for eight bits a value, a base layer of four and a refinement of four; False for four.
+        key: Of the random rounding.
+        by_chance: Whether to round at random; else to the nearest.
+        heads: Output: a scale and a norm each, `[all chunks]`.
+        rows: Output: the base layer of each chunk, then the refinement of each, `[R, B]`.
     """
     x_K, codes_K, one = (
         np.empty(VALUES_PER_ROW, np.float32),
@@ -128,7 +135,7 @@ def quantize(
     chance_K = np.full(VALUES_PER_ROW, 127, np.uint8)  # to the nearest
     levels, zero = (119, 136) if fine else (7, 8)
     for c in range(len(values_CK)):
-        _take(values_CK[c], base_CK[c], x_K)
+        _subtract(values_CK[c], base_CK[c], x_K)
         heads[first + c], inverse = _head(x_K, levels, one)
         if inverse == 0:
             x_K[:] = 0
@@ -150,7 +157,7 @@ def _unpack(row_B: Bytes, codes_K: Bytes) -> None:
 
 @_compiled
 def _unpack_base(row_B: Bytes, codes_K: Bytes) -> None:
-    """The middle of what the refinement tells apart."""
+    """Unpack the base layer alone: the middle of the 16 codes that share it."""
     for b in range(HALF_ROW):
         codes_K[b] = np.uint8(np.uint8(row_B[b] << np.uint8(4)) | np.uint8(8))
         codes_K[b + HALF_ROW] = np.uint8(np.uint8(row_B[b] & np.uint8(240)) | np.uint8(8))
@@ -173,11 +180,11 @@ def _add(codes_K: Bytes, scale: np.float32, zero: int, base_K: Floats, out_K: Fl
 def dequantize(
     rows: Bytes, places_R: NDArray[np.int64], heads: Uint32s, first: int, fine: bool, base_CK: Floats, out_CK: Floats
 ) -> None:
-    """The other way round, from chunk number `first` on.
+    """Undo `quantize`, for chunks from number `first` on.
 
     Args:
-        places_R: Which of the rows holds each chunk's base layer, then its refinement; -1 if it is not there, which
-            counts as no change.
+        places_R: The row that holds each chunk's base layer, then its refinement; -1 if it is missing, which counts
+            as no change.
     """
     codes_K, one = np.empty(VALUES_PER_ROW, np.uint8), np.empty(1, np.float32)
     bits = one.view(np.uint32)
@@ -199,7 +206,7 @@ def dequantize(
 
 @_compiled
 def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
-    """A change as bfloat16, to the nearest and even; NaN stays NaN."""
+    """Write the change as bfloat16, rounded to nearest even; NaN stays NaN."""
     one_K = np.empty(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
     for start in range(0, len(values_N), VALUES_PER_ROW):
@@ -213,13 +220,13 @@ def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
         for k in range(len(values)):
             bits = bits_K[k]
             up = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
-            odd = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-            out[k] = np.uint16(np.uint32(0x7FC0) if odd else np.uint32(np.uint32(bits + up) >> np.uint32(16)))
+            is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            out[k] = np.uint16(np.uint32(0x7FC0) if is_nan else np.uint32(np.uint32(bits + up) >> np.uint32(16)))
 
 
 @_compiled
 def double(halves_N: NDArray[np.uint16], base_N: Floats, out_N: Floats) -> None:
-    """The other way round."""
+    """Undo `halve`: write base plus the bfloat16 change."""
     one_K = np.empty(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
     for start in range(0, len(halves_N), VALUES_PER_ROW):
