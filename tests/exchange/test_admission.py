@@ -33,7 +33,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
+def test_slots_are_given_in_the_order_of_requests() -> None:
     async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         order: list[str] = []
 
@@ -55,7 +55,7 @@ def test_turns_are_given_in_the_order_in_which_they_are_asked_for() -> None:
     run(test)
 
 
-def test_what_is_urgent_goes_before_all_that_wait() -> None:
+def test_an_urgent_request_goes_first() -> None:
     async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         for name in "ab":
             await queue.acquire(name)
@@ -73,7 +73,7 @@ def test_what_is_urgent_goes_before_all_that_wait() -> None:
     run(test)
 
 
-def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
+def test_a_silent_holder_loses_its_slot_and_a_cancelled_request_its_place() -> None:
     async def test(queue: AdmissionQueue, clock: Clock) -> None:
         for name in "ab":
             await queue.acquire(name)
@@ -93,7 +93,7 @@ def test_who_is_silent_loses_its_turn_and_who_goes_away_its_place() -> None:
     run(test)
 
 
-def test_who_is_known_to_be_gone_keeps_nobody_waiting() -> None:
+def test_a_holder_that_is_gone_keeps_nobody_waiting() -> None:
     async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         for name in "ab":
             await queue.acquire(name)
@@ -109,7 +109,7 @@ def test_who_is_known_to_be_gone_keeps_nobody_waiting() -> None:
     run(test)
 
 
-def test_who_asks_again_has_its_place_or_its_turn_once() -> None:
+def test_a_repeated_request_has_one_place_and_one_slot() -> None:
     async def test(queue: AdmissionQueue, _clock: Clock) -> None:
         await queue.acquire("a")
         await queue.acquire("a")
@@ -136,7 +136,7 @@ def bring(queue: AdmissionQueue, clock: Clock, rate_of_one: float, rate_of_all: 
             queue.transferred(holder, int(rate * RATE_WINDOW_SECONDS / 4 / len(holders)))
 
 
-def test_where_each_has_a_slow_link_of_its_own_more_send_at_once() -> None:
+def test_more_send_at_once_where_each_worker_s_link_is_slow() -> None:
     async def test(queue: AdmissionQueue, clock: Clock) -> None:
         requests = [asyncio.create_task(queue.acquire(str(i))) for i in range(12)]
         await settle()
@@ -150,7 +150,7 @@ def test_where_each_has_a_slow_link_of_its_own_more_send_at_once() -> None:
     run(test)
 
 
-def test_where_the_store_s_link_is_full_few_do() -> None:
+def test_few_send_at_once_where_the_store_s_link_is_full() -> None:
     async def test(queue: AdmissionQueue, clock: Clock) -> None:
         requests = [asyncio.create_task(queue.acquire(str(i))) for i in range(12)]
         await settle()

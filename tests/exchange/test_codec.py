@@ -35,7 +35,7 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[tuple[int, int], ...], int]:
 
 @settings(deadline=None, max_examples=60)
 @given(layouts(), st.sampled_from(KINDS), st.booleans(), st.booleans(), st.integers(0, 9))
-def test_what_is_coded_is_near_and_what_is_not_is_the_same(
+def test_coded_values_are_near_and_others_are_the_same(
     layout: tuple[tuple[tuple[int, int], ...], int], kind: str, from_base: bool, ranked: bool, seed: int
 ) -> None:
     spans, size = layout
@@ -57,7 +57,7 @@ def test_what_is_coded_is_near_and_what_is_not_is_the_same(
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_rounding_by_chance_is_right_on_average_and_the_same_for_the_same_key(kind: str) -> None:
+def test_random_rounding_is_unbiased_and_the_same_for_the_same_key(kind: str) -> None:
     codec, flat = Codec(kind, WHOLE, SIZE), normal(SIZE, 5)
     backs = torch.stack([codec.decode(codec.encode(flat, None, key)) for key in range(400)])
     step = SCALE * flat.abs().max() / LEVELS[kind]
@@ -68,7 +68,7 @@ def test_rounding_by_chance_is_right_on_average_and_the_same_for_the_same_key(ki
     assert not torch.equal(codec.encode(flat, None, 3), codec.encode(flat, None, 4))
 
 
-def test_chance_rounds_every_value_for_itself() -> None:
+def test_random_rounding_is_independent_for_every_value() -> None:
     """A value halfway between two steps goes up as often as down, and not in step with its neighbours."""
     chunks = 64
     flat = torch.full((chunks * VALUES_PER_CHUNK,), 0.5)
@@ -82,7 +82,7 @@ def test_chance_rounds_every_value_for_itself() -> None:
     assert not torch.equal(up[0], up[1])
 
 
-def test_to_the_nearest_is_off_by_half_a_step_at_most_and_whole_steps_by_nothing() -> None:
+def test_rounding_to_nearest_errs_by_half_a_step_at_most() -> None:
     codec, flat = Codec("int8", WHOLE, SIZE), normal(SIZE, 6)
     steps = (
         torch.nn.functional.pad(flat, (0, 4 * VALUES_PER_CHUNK - SIZE)).view(4, VALUES_PER_CHUNK).abs().amax(1)
@@ -96,7 +96,7 @@ def test_to_the_nearest_is_off_by_half_a_step_at_most_and_whole_steps_by_nothing
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_is_what_torch_makes_of_it_and_zeros_and_denormals_are_harmless(kind: str) -> None:
+def test_bfloat16_equals_torch_s_and_zeros_and_denormals_are_harmless(kind: str) -> None:
     codec = Codec(kind, WHOLE, SIZE)
     zeros = torch.zeros(SIZE)
     assert torch.equal(codec.decode(codec.encode(zeros, None, 1)), zeros)
@@ -109,7 +109,7 @@ def test_bfloat16_is_what_torch_makes_of_it_and_zeros_and_denormals_are_harmless
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_shows_on_the_other_side(kind: str, odd: float) -> None:
+def test_values_that_are_not_finite_decode_as_not_finite(kind: str, odd: float) -> None:
     codec, flat = Codec(kind, WHOLE, SIZE), normal(SIZE)
     flat[VALUES_PER_CHUNK + 3] = odd
     content = codec.encode(flat, None, 1)
@@ -128,7 +128,7 @@ def test_bytes_are_as_few_as_they_should_be(kind: str) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(["int8", "int4"]), st.integers(0, 99), st.data())
-def test_whichever_rows_are_there_what_is_missing_is_no_change_and_the_rest_as_if_all_were(
+def test_missing_rows_count_as_no_change_and_the_others_decode_as_usual(
     kind: str, seed: int, data: st.DataObject
 ) -> None:
     chunks = 12
@@ -178,7 +178,7 @@ def test_a_base_layer_of_four_bits_comes_first_and_is_nearly_all() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(KINDS), st.binary(min_size=0, max_size=4000), st.booleans())
-def test_any_bytes_are_values_or_refused(kind: str, content: bytes, half: bool) -> None:
+def test_any_bytes_decode_or_are_refused(kind: str, content: bytes, half: bool) -> None:
     codec = Codec(kind, ((5, SIZE),), SIZE)
     given_bytes = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
     if len(content) != codec.nbytes:

@@ -26,7 +26,7 @@ def verdict(values: np.ndarray, cut: int = 0) -> Reply | None:
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50), st.integers(0, 49)
 )
-def test_finite_values_are_taken_however_large_and_however_framed(values: list[float], cut: int) -> None:
+def test_finite_values_are_accepted_however_large_and_however_framed(values: list[float], cut: int) -> None:
     assert verdict(np.array(values, np.float32), cut % len(values)) is None
 
 

@@ -15,7 +15,7 @@ def joined(frames: list[memoryview]) -> bytes:
     return b"".join(frames)
 
 
-def test_parts_are_joined_in_order_whenever_they_came() -> None:
+def test_parts_are_joined_in_order_whenever_they_arrive() -> None:
     parts = Parts()
     assert parts.hold(1, (9, True), 8, part("cd"), MOST)
     assert parts.hold(1, (9, True), 0, part("ab"), MOST)
@@ -23,14 +23,14 @@ def test_parts_are_joined_in_order_whenever_they_came() -> None:
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbbccccdddd"  # a push may be sent again
 
 
-def test_a_part_that_is_sent_again_takes_its_own_place() -> None:
+def test_a_part_that_is_sent_again_replaces_the_first_send() -> None:
     parts = Parts()
     assert parts.hold(1, (9, True), 0, part("ab"), 8)
     assert parts.hold(1, (9, True), 0, part("ab"), 8)
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
-def test_up_to_a_gap_or_an_overlap_a_payload_is_there() -> None:
+def test_a_payload_ends_at_a_gap_or_an_overlap() -> None:
     parts = Parts()
     parts.hold(1, (9, True), 12, part("d"), MOST)
     assert parts.payload(1, (9, True)) == []
@@ -41,7 +41,7 @@ def test_up_to_a_gap_or_an_overlap_a_payload_is_there() -> None:
     assert joined(parts.payload(2, (9, True))) == b"aaaabbbbcccc"
 
 
-def test_the_time_in_steps_is_that_of_the_last_part() -> None:
+def test_train_seconds_are_those_of_the_last_part() -> None:
     parts = Parts()
     parts.hold(1, (9, True), 0, part("a"), MOST, 2.0)
     parts.hold(1, (9, True), 4, part("b"), MOST, 2.5)
@@ -56,7 +56,7 @@ def test_no_attempt_holds_more_than_its_subnet() -> None:
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
-def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
+def test_a_checkpoint_and_the_update_behind_it_do_not_mix_and_older_ones_are_dropped() -> None:
     parts = Parts()
     parts.hold(1, (5, True), 0, part("a"), MOST)
     parts.hold(1, (6, True), 0, part("b"), MOST)
@@ -66,7 +66,7 @@ def test_a_mark_and_the_update_behind_it_do_not_mix_and_older_ones_go() -> None:
     assert [joined(parts.payload(1, (steps, True))) for steps in (6, 7)] == [b"bbbb", b"cccc"]
 
 
-def test_a_mark_and_an_update_of_as_many_steps_do_not_mix() -> None:
+def test_a_checkpoint_and_an_update_of_as_many_steps_do_not_mix() -> None:
     parts = Parts()
     parts.hold(1, (5, False), 0, part("a"), MOST)
     parts.hold(1, (5, True), 0, part("b"), MOST)

@@ -52,7 +52,7 @@ class Relay:
     def _forth(self) -> None:
         while not self.closing:
             try:
-                datagram, told, _, address = self.front.recvmsg(4096, 64)
+                datagram, ancillary, _, address = self.front.recvmsg(4096, 64)
             except TimeoutError:
                 continue
             if address not in self.backs:
@@ -62,7 +62,7 @@ class Relay:
                 self.threads.append(threading.Thread(target=self._back, args=(address, back)))
                 self.threads[-1].start()
             self.seen.append(datagram)
-            self.services += [content[0] for _, _, content in told]
+            self.services += [content[0] for _, _, content in ancillary]
             for one in self.fate(datagram, self.random):
                 self.backs[address].sendto(one, self.server)
 
@@ -105,12 +105,12 @@ def content_of(size: int, seed: int = 0) -> bytes:
 
 
 def across(sender: Endpoint, receiver: Endpoint, content: bytes, number: int = 1) -> bytes:
-    coming = receiver.receive(7, number, len(content), patience=PATIENCE)
-    going = sender.send(7, number, memoryview(content), prompt=0, patience=PATIENCE)
-    found = coming.result(WAIT)
-    going.result(WAIT)
-    assert found.received.all()
-    return bytes(found.content)
+    incoming = receiver.receive(7, number, len(content), patience=PATIENCE)
+    outgoing = sender.send(7, number, memoryview(content), prompt=0, patience=PATIENCE)
+    payload = incoming.result(WAIT)
+    outgoing.result(WAIT)
+    assert payload.received.all()
+    return bytes(payload.content)
 
 
 def losing(datagram: bytes, chance: random.Random) -> list[bytes]:
@@ -147,7 +147,7 @@ class Shuffling:
 
 
 @pytest.mark.parametrize("size", [0, 1, PAYLOAD, PAYLOAD + 1, 300_000])
-def test_what_is_sent_arrives_both_ways(size: int) -> None:
+def test_payloads_arrive_in_both_directions(size: int) -> None:
     with pair() as (server, client, _):
         content = content_of(size)
         assert across(client, server, content) == content
@@ -155,7 +155,7 @@ def test_what_is_sent_arrives_both_ways(size: int) -> None:
 
 
 @pytest.mark.parametrize("fate", [losing, spoiling, Shuffling()], ids=["loss", "spoilt", "shuffled"])
-def test_what_is_sent_arrives_whatever_happens_on_the_way(fate: Fate) -> None:
+def test_payloads_arrive_despite_loss_damage_and_reordering(fate: Fate) -> None:
     with pair(fate) as (server, client, _):
         content = content_of(400_000, 3)
         assert across(client, server, content) == content
@@ -170,51 +170,51 @@ def test_what_is_sent_arrives_whatever_happens_on_the_way(fate: Fate) -> None:
 def test_transfers_of_many_at_once_do_not_mix() -> None:
     with pair() as (server, client, _):
         contents = {k: content_of(20_000 + k, k) for k in range(1, 9)}
-        coming = {k: server.receive(7, k, len(c), patience=PATIENCE) for k, c in contents.items()}
-        going = [client.send(7, k, memoryview(c), prompt=0, patience=PATIENCE) for k, c in contents.items()]
-        assert {k: bytes(f.result(WAIT).content) for k, f in coming.items()} == contents
-        for one in going:
+        incoming = {k: server.receive(7, k, len(c), patience=PATIENCE) for k, c in contents.items()}
+        outgoing = [client.send(7, k, memoryview(c), prompt=0, patience=PATIENCE) for k, c in contents.items()]
+        assert {k: bytes(f.result(WAIT).content) for k, f in incoming.items()} == contents
+        for one in outgoing:
             one.result(WAIT)
 
 
-def test_a_receiver_that_has_enough_stops_the_sender() -> None:
+def test_an_acceptable_part_stops_the_sender() -> None:
     with pair(losing) as (server, client, _):
         content = content_of(300 * PAYLOAD)
-        coming = server.receive(7, 1, len(content), patience=PATIENCE, required_pieces=30, min_pieces=240)
+        incoming = server.receive(7, 1, len(content), patience=PATIENCE, required_pieces=30, min_pieces=240)
         client.send(7, 1, memoryview(content), prompt=30 * PAYLOAD, patience=PATIENCE).result(WAIT)
-        found = coming.result(WAIT)
-        assert found.received[:30].all()
-        assert found.received.sum() >= 240
-        pieces = np.frombuffer(bytes(found.content), np.uint8).reshape(300, PAYLOAD)
+        payload = incoming.result(WAIT)
+        assert payload.received[:30].all()
+        assert payload.received.sum() >= 240
+        pieces = np.frombuffer(bytes(payload.content), np.uint8).reshape(300, PAYLOAD)
         sent = np.frombuffer(content, np.uint8).reshape(300, PAYLOAD)
-        assert (pieces[found.received] == sent[found.received]).all()
-        assert not pieces[~found.received].any()
+        assert (pieces[payload.received] == sent[payload.received]).all()
+        assert not pieces[~payload.received].any()
 
 
-def test_of_very_many_pieces_the_sender_learns_which_came() -> None:
+def test_the_sender_of_very_many_pieces_learns_which_arrived() -> None:
     with pair() as (server, client, _):
         pieces = PIECES_PER_REPORT + 1000  # more than one datagram can tell of
         content = bytes(PAYLOAD) * pieces
-        coming = server.receive(
+        incoming = server.receive(
             7, 1, len(content), patience=PATIENCE, required_pieces=1, min_pieces=PIECES_PER_REPORT - 5000
         )
-        told = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE).result(WAIT)
-        found = coming.result(WAIT)
-        assert PIECES_PER_REPORT - 5000 <= found.received.sum() < pieces
-        assert np.array_equal(told, found.received)
+        reported = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE).result(WAIT)
+        payload = incoming.result(WAIT)
+        assert PIECES_PER_REPORT - 5000 <= payload.received.sum() < pieces
+        assert np.array_equal(reported, payload.received)
 
 
-def test_what_has_come_is_enough_if_the_receiver_says_so() -> None:
+def test_stop_completes_a_transfer_with_the_pieces_that_arrived() -> None:
     with pair() as (server, client, _):
         content = bytes(PAYLOAD) * 20_000
-        coming = server.receive(7, 1, len(content), patience=PATIENCE)
-        going = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
+        incoming = server.receive(7, 1, len(content), patience=PATIENCE)
+        outgoing = client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
         while (so_far := server.progress(7, 1).result(WAIT)) is None or not so_far.received.any():
             time.sleep(0.001)
         server.stop(7, 1)
-        found = coming.result(WAIT)
-        assert 0 < found.received.sum() < 20_000
-        assert np.array_equal(going.result(WAIT), found.received)
+        payload = incoming.result(WAIT)
+        assert 0 < payload.received.sum() < 20_000
+        assert np.array_equal(outgoing.result(WAIT), payload.received)
         server.stop(7, 1)  # which is over
         assert across(client, server, b"more", 2) == b"more"
 
@@ -227,26 +227,26 @@ def test_a_receiver_that_stops_reading_is_given_up_and_not_flooded() -> None:
 
     with pair(fate) as (server, client, _):
         content = bytes(PAYLOAD) * 20_000
-        coming = server.receive(7, 1, len(content), patience=2 * PATIENCE)
-        going = client.send(7, 1, memoryview(content), prompt=0, patience=1.0)
+        incoming = server.receive(7, 1, len(content), patience=2 * PATIENCE)
+        outgoing = client.send(7, 1, memoryview(content), prompt=0, patience=1.0)
         while (so_far := server.progress(7, 1).result(WAIT)) is None or so_far.received.sum() < 100:
             time.sleep(0.001)
         silent.set()
         time.sleep(0.1)
         before = client.counts["sent"] + client.counts["again"]
         with pytest.raises(PeerSilentError):
-            going.result(WAIT)
+            outgoing.result(WAIT)
         assert client.counts["sent"] + client.counts["again"] == before
-        assert not coming.done()
+        assert not incoming.done()
 
 
-def test_what_counts_most_travels_in_a_better_class() -> None:
+def test_prompt_bytes_travel_in_the_better_traffic_class() -> None:
     with pair(unharmed) as (server, client, relay):
         assert relay
         content = content_of(50 * PAYLOAD)
-        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        incoming = server.receive(7, 1, len(content), patience=PATIENCE)
         client.send(7, 1, memoryview(content), prompt=10 * PAYLOAD, patience=PATIENCE).result(WAIT)
-        coming.result(WAIT)
+        incoming.result(WAIT)
         classes = [service for datagram, service in zip(relay.seen, relay.services, strict=True) if datagram[1] == 1]
         assert classes.count(PROMPT) >= 10
         assert classes.count(BULK) >= 40
@@ -259,21 +259,21 @@ def test_a_replayed_datagram_changes_nothing() -> None:
         content = content_of(50_000)
         assert across(client, server, content) == content
         recorded, before = list(relay.seen), dict(server.counts)
-        coming = server.receive(7, 2, len(content), patience=0.7)
+        incoming = server.receive(7, 2, len(content), patience=0.7)
         time.sleep(0.1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for datagram in recorded:
                 stranger.sendto(datagram, server.address)
             stranger.settimeout(0.3)
             with pytest.raises(PeerSilentError):
-                coming.result(WAIT)
+                incoming.result(WAIT)
         assert server.counts["received"] == before["received"]
         assert server.counts["duplicate"] + server.counts["dropped"] >= before["received"]  # every piece of them
         other = content_of(50_000, 4)
         assert across(client, server, other, 3) == other  # and the way to the client is as it was
 
 
-def test_once_a_session_is_open_nobody_greets_any_more() -> None:
+def test_an_open_session_sends_no_greetings() -> None:
     with pair(unharmed, sockets=4) as (_, _, relay):
         assert relay
         time.sleep(0.3)
@@ -289,7 +289,7 @@ def test_a_transfer_s_number_serves_once() -> None:
             client.send(7, 1, memoryview(b"two"), prompt=0, patience=PATIENCE).result(WAIT)
 
 
-def test_a_fault_of_one_transfer_is_not_the_others() -> None:
+def test_a_fault_of_one_transfer_does_not_affect_others() -> None:
     def enough(_content: memoryview, _got: np.ndarray) -> bool:
         raise RuntimeError("made up")
 
@@ -300,7 +300,7 @@ def test_a_fault_of_one_transfer_is_not_the_others() -> None:
         assert across(client, server, content, 2) == content
 
 
-def test_who_hears_nothing_gives_up() -> None:
+def test_a_silent_peer_fails_the_transfer() -> None:
     with pair() as (server, client, _):
         with pytest.raises(PeerSilentError, match="nothing came"):
             server.receive(7, 1, 5, patience=0.2).result(WAIT)
@@ -310,7 +310,7 @@ def test_who_hears_nothing_gives_up() -> None:
             client.send(8, 2, memoryview(b"hello"), prompt=0, patience=0.2).result(WAIT)
 
 
-def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_whose_sender_has_not_started_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     polls: list[float] = []
     grant = DatagramProtocol.grant_credits
     monkeypatch.setattr(
@@ -318,33 +318,33 @@ def test_who_waits_for_a_sender_that_has_not_begun_sleeps(monkeypatch: pytest.Mo
     )
     with pair() as (server, client, _):
         content = content_of(300_000)
-        coming = server.receive(7, 1, len(content), patience=PATIENCE)
+        incoming = server.receive(7, 1, len(content), patience=PATIENCE)
         time.sleep(1.0)
         assert 0 < len(polls) < 100  # twice a millisecond it would be 2,000
         client.send(7, 1, memoryview(content), prompt=0, patience=PATIENCE)
-        assert bytes(coming.result(WAIT).content) == content
+        assert bytes(incoming.result(WAIT).content) == content
 
 
 def test_a_session_ends_before_it_would_use_a_nonce_again() -> None:
     with pair() as (server, client, _):
         content = content_of(300_000)
         server._protocol.sessions[7].control = MAX_SEQUENCE - 3  # of which the first grants are some
-        coming = server.receive(7, 1, len(content), patience=PATIENCE)
-        going = client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
+        incoming = server.receive(7, 1, len(content), patience=PATIENCE)
+        outgoing = client.send(7, 1, memoryview(content), prompt=0, patience=0.5)
         with pytest.raises(PeerSilentError, match="the session is closed"):
-            coming.result(WAIT)
+            incoming.result(WAIT)
         with pytest.raises(PeerSilentError, match="no answer"):
-            going.result(WAIT)
+            outgoing.result(WAIT)
 
 
-def test_what_cannot_be_bound_leaves_nothing_behind() -> None:
+def test_an_address_that_cannot_be_bound_leaves_nothing_behind() -> None:
     before = sys.getswitchinterval()
     with pytest.raises(OSError, match="assign"):
         Endpoint("192.0.2.1", 2)
     assert sys.getswitchinterval() == before
 
 
-def test_over_ipv6_the_class_travels_too() -> None:
+def test_over_ipv6_the_traffic_class_is_set_too() -> None:
     server, client = Endpoint("::1"), Endpoint("::1")
     try:
         keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
@@ -373,12 +373,12 @@ def test_a_session_that_no_datagram_comes_through_does_not_open() -> None:
             client.close()
 
 
-def test_closing_fails_what_is_under_way_and_frees_the_port() -> None:
+def test_close_fails_transfers_under_way_and_frees_the_port() -> None:
     with pair() as (server, _, _):
         address = server.address
-        coming = server.receive(7, 1, 5, patience=PATIENCE)
+        incoming = server.receive(7, 1, 5, patience=PATIENCE)
         server.close()
         with pytest.raises(PeerSilentError):
-            coming.result(WAIT)
+            incoming.result(WAIT)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
             again.bind(address)

@@ -218,7 +218,7 @@ def test_a_dead_sender_does_not_keep_the_others_waiting() -> None:
     assert took / (4 * 800 / net.rate) < 1.1
 
 
-def test_enough_is_enough_but_never_without_what_is_needed() -> None:
+def test_an_acceptable_part_completes_but_never_without_required_pieces() -> None:
     net = Net(loss=0.2)
     world = World(net, [200], 3, required_pieces=40, min_pieces=180)
     world.run()
@@ -237,7 +237,7 @@ def test_enough_is_enough_but_never_without_what_is_needed() -> None:
     assert min(asked) >= 150
 
 
-def test_a_receiver_grants_no_more_than_its_window_and_one_piece_to_whoever_begins() -> None:
+def test_a_receiver_grants_its_window_and_one_piece_to_a_new_transfer() -> None:
     link, transfers = LinkRate(), [ReceiveWindow(100) for _ in range(20)]
     share(link, transfers, 0.0)
     assert not any(t.in_flight for t in transfers)  # nobody has been heard
@@ -249,7 +249,7 @@ def test_a_receiver_grants_no_more_than_its_window_and_one_piece_to_whoever_begi
     assert all(t.in_flight >= 1 for t in transfers)
 
 
-def test_what_was_not_granted_is_not_taken() -> None:
+def test_pieces_that_were_not_granted_are_ignored() -> None:
     receiver = ReceiveWindow(10)
     receiver.grant(3, 0.0)
     assert not receiver.take(4, 0, 0.0)
@@ -261,7 +261,7 @@ def test_what_was_not_granted_is_not_taken() -> None:
     assert (receiver.count, receiver.top) == (1, 3)
 
 
-def test_an_answer_in_parts_is_taken_once_and_one_from_before_the_last_piece_not_at_all() -> None:
+def test_each_part_of_an_answer_counts_once_and_answers_to_old_probes_do_not() -> None:
     sender = SendWindow(6)
     asked = sender.probe(0.0)
     assert asked is not None
