@@ -23,11 +23,11 @@ import torch
 
 from benchmarks import accuracy
 from benchmarks.accuracy import FAMILIES, Family, Row
-from benchmarks.report import Figure, arguments, at_most, report
+from benchmarks.report import Figure, at_most, report, with_preset
 
 
 @dataclass(frozen=True)
-class Plan:
+class Preset:
     """What is trained."""
 
     family: Family
@@ -35,16 +35,16 @@ class Plan:
     rates: Mapping[str, Sequence[float]]
 
 
-FULL = Plan(
+FULL = Preset(
     replace(FAMILIES["mlp"], rounds=20),
     (1, 2, 4, 8),
     {"sgd": (0.05, 0.1, 0.2, 0.4, 0.8), "adamw": (5e-4, 1e-3, 2e-3, 4e-3)},
 )
-TINY = Plan(accuracy.TINY["mlp"], (1, 2), {"sgd": (0.05, 0.1), "adamw": (1e-3,)})
+TINY = Preset(accuracy.TINY["mlp"], (1, 2), {"sgd": (0.05, 0.1), "adamw": (1e-3,)})
 NEAR = 1.02  # a loss this many times the best is as good
 
 
-def run_one(plan: Plan, optimizer: str, rate: float, subnets: int) -> dict[str, Any]:
+def run_one(plan: Preset, optimizer: str, rate: float, subnets: int) -> dict[str, Any]:
     """Train once on one thread, in a process of its own."""
     torch.set_num_threads(1)
     row = Row(subnets, {"name": optimizer, "lr": rate}, {})
@@ -55,8 +55,7 @@ def run_one(plan: Plan, optimizer: str, rate: float, subnets: int) -> dict[str, 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train at every rate and report the best one of each number of subnets."""
-    options = arguments(__doc__, argv)
-    plan = TINY if options.tiny else FULL
+    options, plan = with_preset(__doc__, argv, FULL, TINY)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         futures = [
@@ -69,7 +68,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     return report("learning_rates", options, figures_of(plan, runs), runs=runs)
 
 
-def figures_of(plan: Plan, runs: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures_of(plan: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
     """Return for every optimizer and number of subnets the best rate, and what the rate that is best whole costs."""
     figures = []
     for optimizer in plan.rates:
