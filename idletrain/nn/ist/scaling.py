@@ -1,10 +1,10 @@
-"""Which sums over cut neurons a subnet has to scale, and which groups cannot be cut, found by trial.
+"""Find by trial which sums over cut neurons a subnet has to scale, and which groups cannot be cut.
 
-A network of random weights is made in which every neuron stands twice, in random places. One of each pair is a subnet.
-All that the subnet adds up over its neurons is then exactly half of what the network adds up, so with the right sums
-doubled both give the same outputs, whatever lies between. A sum that no weight takes part in cannot be doubled: its
-group has to stay whole. A sum that may be doubled or not has a normalization right behind it: it is left as it is,
-since there a factor would change nothing but the length of the weights, and with it the pace of learning.
+The trial is a network of random weights in which every neuron occurs twice, in random places. One of each pair is a
+subnet. Each of the subnet's sums over its neurons is then exactly half of the network's, so with the right sums doubled
+both give the same outputs, whatever is between. A sum without a weight cannot be doubled: its group has to stay whole.
+A sum that gives the same outputs doubled or not has a normalization right after it: it is not scaled, since there a
+factor would only change the length of the weights, and with it the speed of learning.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from idletrain.nn.ist.partition import Mask
 from idletrain.nn.ist.subnets import ScaledInputs, Subnet, cut
 
 TRIAL_NEURONS = 32  # of a group in the trial's subnet, and twice as many in its network: enough for any statistics
-SEED = 29  # of the trial's weights; the same for whoever tries
+SEED = 29  # of the trial's weights; the same in every process
 SAME = (
     1e-3  # relative difference of outputs that float32's rounding explains; a sum of half the size makes 0.1 and more
 )
 # Relative difference that the small constant in a normalization's denominator explains, with weights LOUD times as
 # large. What one of fifty residual blocks adds changes outputs by 0.07 and more.
 NORMALIZED = 1e-2
-UNDECIDED = 5e-2  # below it the same is tried with louder weights
+UNDECIDED = 5e-2  # below it the trial is repeated with larger weights
 LOUD = 8.0
 POWERS: Mapping[Scaling, float] = {"weights": 1.0, "unknown": 1.0, "roots": 0.5}  # of 1/share
-MOST_GUESSES = 64  # ways to scale one group that are tried
+MAX_CHOICES = 64  # ways to scale one group that are tried
 
 KNOWN = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag, nn.Bilinear)
 Place = tuple[str, int]  # a parameter's name and one of its dimensions
@@ -48,11 +48,11 @@ Choice = Mapping[Place, Scaling]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tried.
+    """A network to try.
 
     Attributes:
         module: The network on the meta device; BatchNorm uses batch statistics.
-        parameters: The network's own values, in the module's order; only their size counts.
+        parameters: The network's values, in the module's order; only their size matters.
         inputs: A few samples.
         outputs: Names of groups whose neurons are the network's outputs; the trial cuts none of them.
     """
@@ -68,7 +68,7 @@ class UnknownError(Exception):
 
 
 def with_scaling(subject: Subject, layout: Layout) -> Layout:
-    """Return the layout with its contractions, without the groups that no scaling mends."""
+    """Return the layout with its contractions, without the groups for which no scaling is right."""
     try:
         choice = _first_that_fits(subject, layout, [_guess(subject.module, layout)])
         if choice is None:
@@ -80,7 +80,7 @@ def with_scaling(subject: Subject, layout: Layout) -> Layout:
 
 
 def reason_to_keep_whole(subject: Subject, layout: Layout) -> str:
-    """Return why a layout of one group cannot be cut, or "" if it can, or if that cannot be told."""
+    """Return the reason why a layout of one group cannot be cut, or "" if it can or if that cannot be tested."""
     try:
         fits = _first_that_fits(subject, layout, _guesses(subject.module, layout)) is not None
     except UnknownError:
@@ -113,7 +113,7 @@ def _first_that_fits(subject: Subject, layout: Layout, choices: Iterator[Choice]
 
     Noise in training mode differs between the two; in evaluation mode there should be none.
     """
-    tried = list(itertools.islice(choices, MOST_GUESSES))
+    tried = list(itertools.islice(choices, MAX_CHOICES))
     for training in (True, False):
         trial = _Trial.of(subject, layout, training=training)
         for choice in tried:
@@ -172,8 +172,8 @@ def _places(layout: Layout) -> list[Place]:
 
 
 def _guess(module: nn.Module, layout: Layout) -> Choice:
-    """What the layers that own the parameters say: a contraction's weights are scaled, or its inputs where the same
-    parameter also serves another use.
+    """Guess from the layers that own the parameters: scale a contraction's weights, or its inputs where the same
+    parameter has another use, too.
     """
     choice: dict[Place, Scaling] = {}
     for name, d in _places(layout):
@@ -184,7 +184,7 @@ def _guess(module: nn.Module, layout: Layout) -> Choice:
 
 
 def _guesses(module: nn.Module, layout: Layout) -> Iterator[Choice]:
-    """The guess, then what differs from it in one place, then in two."""
+    """Yield the guess, then choices that differ from it in one place, then in two."""
     guess, places = _guess(module, layout), _places(layout)
     yield guess
     for count in (1, 2):
@@ -195,7 +195,7 @@ def _guesses(module: nn.Module, layout: Layout) -> Iterator[Choice]:
 
 
 def _others(module: nn.Module, place: Place, guessed: Scaling | None) -> list[Scaling | None]:
-    """What else may be right at a place; what torch's own layers do not sum over is never scaled."""
+    """Return the other scalings to try at a place; none where torch's own layers do not sum over it."""
     name, d = place
     uses = [(owner, _contracts(owner, short, d)) for owner, short in _owners(module, name)]
     if all(isinstance(owner, KNOWN) and not contracts for owner, contracts in uses):
@@ -206,7 +206,7 @@ def _others(module: nn.Module, place: Place, guessed: Scaling | None) -> list[Sc
 
 
 def _owners(module: nn.Module, name: str) -> list[tuple[nn.Module, str]]:
-    """Every layer that has a parameter, and its name there."""
+    """Return every layer that has a parameter, with the parameter's name in it."""
     wanted = module.get_parameter(name)
     return [
         (owner, short)
@@ -217,7 +217,7 @@ def _owners(module: nn.Module, name: str) -> list[tuple[nn.Module, str]]:
 
 
 def _contracts(owner: nn.Module, short: str, dimension: int) -> bool:
-    """Whether a layer sums over this dimension of its parameter, by what is known of torch's layers."""
+    """Return True if a layer sums over this dimension of its parameter, as torch's layers do."""
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag) or short.endswith("bias"):
         return False
     if isinstance(owner, nn.modules.conv._ConvTransposeNd):
@@ -228,7 +228,7 @@ def _contracts(owner: nn.Module, short: str, dimension: int) -> bool:
 
 
 def _contracting(module: nn.Module, name: str, dimension: int) -> tuple[str, ...]:
-    """Names of the layers whose inputs are what a dimension of their weight is summed with."""
+    """Return the names of the layers that sum over their inputs along a dimension of this weight."""
     wanted = module.get_parameter(name)
     return tuple(
         path
@@ -257,7 +257,7 @@ class _Trial:
 
     @classmethod
     def of(cls, subject: Subject, layout: Layout, *, training: bool) -> _Trial:
-        """Make both and run the network.
+        """Create both and run the network.
 
         Raises:
             UnknownError: it cannot be run with random weights, or its outputs are not finite.
@@ -270,11 +270,11 @@ class _Trial:
             [None if n is None else _source(n, whole, half, partner) for n in tensor.neurons]
             for tensor in layout.tensors
         ]
-        made = cls(subject, layout, subnet, halves, places, doubled, torch.empty(0), training)
-        return replace(made, expected=made._network())
+        trial = cls(subject, layout, subnet, halves, places, doubled, torch.empty(0), training)
+        return replace(trial, expected=trial._network())
 
     def difference(self, choice: Choice) -> float:
-        """Return how far the subnet's outputs are from the network's, relative to these."""
+        """Return the distance of the subnet's outputs from the network's, relative to the network's."""
         tensors, hooks = list(self.halves), []
         for i, tensor in enumerate(self.layout.tensors):
             for d in range(len(tensor.shape)):
@@ -292,18 +292,18 @@ class _Trial:
         return float((outputs - self.expected).norm() / self.expected.norm().clamp(min=1e-30))
 
     def louder(self, place: Place) -> _Trial:
-        """Return the trial with larger weights at one place, beside which a normalization's constant is nothing."""
+        """Return the trial with larger weights at one place, so that a normalization's constant is negligible."""
         i = self._names.index(place[0])
         halves = list(self.halves)
         halves[i] = halves[i] * LOUD
-        made = replace(self, halves=halves)
+        trial = replace(self, halves=halves)
         try:
-            return replace(made, expected=made._network())
+            return replace(trial, expected=trial._network())
         except UnknownError:
             return self
 
     def depends_on(self, place: Place, choice: Choice) -> bool:
-        """Whether other weights at a place give other outputs."""
+        """Return True if other weights at a place give other outputs."""
         i = self._names.index(place[0])
         halves = list(self.halves)
         halves[i] = torch.randn(halves[i].shape, generator=torch.Generator().manual_seed(SEED + 1)) * halves[i].std()
@@ -322,7 +322,7 @@ class _Trial:
         return _run(self.subject, self._names, tensors, [], training=self.training)
 
     def _factors(self, i: int, dimension: int) -> Tensor:
-        """2 for every position of a doubled neuron, 1 for the others `[length]`."""
+        """Return 2 for every position of a doubled neuron, 1 for the others `[length]`."""
         neurons, at = self.layout.tensors[i].neurons[dimension], self.subnet.positions[i][dimension]
         assert neurons is not None
         assert at is not None
@@ -330,9 +330,9 @@ class _Trial:
 
 
 def _pairs(layout: Layout, outputs: frozenset[str]) -> tuple[Mask, Mask, Neurons, Mask]:
-    """The trial's network and subnet, each neuron's representative in the subnet, and which neurons stand twice.
+    """Return the trial's network and subnet, each neuron's partner in the subnet, and the neurons that occur twice.
 
-    Neurons of groups that are the network's outputs, or that have only one, stand once.
+    Neurons of groups that are the network's outputs, or that have only one, occur once.
     """
     count = sum(layout.sizes)
     whole, half, doubled = (np.zeros(count, dtype=np.bool_) for _ in range(3))
@@ -341,8 +341,8 @@ def _pairs(layout: Layout, outputs: frozenset[str]) -> tuple[Mask, Mask, Neurons
     for group, start in zip(layout.groups, offsets(layout.sizes), strict=True):
         size = min(group.size // 2, TRIAL_NEURONS)
         if group.name in outputs or not size:
-            kept = slice(start, start + min(group.size, 2 * TRIAL_NEURONS))
-            whole[kept] = half[kept] = True
+            once = slice(start, start + min(group.size, 2 * TRIAL_NEURONS))
+            whole[once] = half[once] = True
             continue
         chosen = start + generator.permutation(2 * size)
         whole[chosen] = doubled[chosen] = True
@@ -352,7 +352,7 @@ def _pairs(layout: Layout, outputs: frozenset[str]) -> tuple[Mask, Mask, Neurons
 
 
 def _source(neurons: Neurons, whole: Mask, half: Mask, partner: Neurons) -> Tensor:
-    """For every position of the network's dimension the subnet's position with the same values."""
+    """Return, for every position of the network's dimension, the subnet's position with the same values."""
     in_whole, in_half = (neurons[np.append(mask, True)[neurons]] for mask in (whole, half))
     wanted = np.append(partner, -1)[in_whole]
     width = len(neurons) + 1
@@ -363,7 +363,7 @@ def _source(neurons: Neurons, whole: Mask, half: Mask, partner: Neurons) -> Tens
 
 
 def _occurrences(neurons: Neurons) -> NDArray[np.int64]:
-    """For every position how many positions before it belong to the same neuron."""
+    """Return, for every position, the number of positions before it that belong to the same neuron."""
     order = np.argsort(neurons, kind="stable")
     ordered = neurons[order]
     starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
@@ -374,7 +374,7 @@ def _occurrences(neurons: Neurons) -> NDArray[np.int64]:
 
 
 def _random(own: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Weights whose sums are about 1, whatever a network begins with; biases and the like around what they are."""
+    """Draw weights whose sums are about 1, whatever the network's are; draw biases around the network's."""
     values = torch.randn(shape, generator=generator)
     if len(shape) > 1:
         return values / math.sqrt(max(1, math.prod(shape) // max(1, shape[0])))
@@ -387,7 +387,7 @@ def _shaped(factors: Tensor, dimension: int, dimensions: int) -> Tensor:
 
 
 class _Runs(nn.Module):
-    """The module, whose outputs are all computed before its parameters are given back."""
+    """Run the module and compute all scores of a very wide output while its parameters are replaced."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ def _run(
 
 
 class _NoDropout(TorchFunctionMode):
-    """Leave dropout out: what it drops differs between networks of different widths."""
+    """Disable dropout, whose masks differ between networks of different widths."""
 
     _DROPOUTS = frozenset(
         getattr(torch.nn.functional, name)
