@@ -1,4 +1,4 @@
-"""Labels as one more neuron group: whose rows train where, what adds up, and what jobs are told."""
+"""Test labels as one more neuron group: the samples of each shard, their sums, and errors in jobs."""
 
 from __future__ import annotations
 

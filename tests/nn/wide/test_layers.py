@@ -1,4 +1,4 @@
-"""The sparse layers: equal to dense ones where all labels are active, and right about what is active otherwise."""
+"""Test the sparse layers: equal to dense ones if all labels are active, and the right active sets otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables retrieve rows with large products, the same ones for the same seed, in the memory that they said."""
+"""Test that indexes retrieve rows with large products, the same for a seed, within their predicted memory."""
 
 from __future__ import annotations
 

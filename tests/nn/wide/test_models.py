@@ -1,4 +1,4 @@
-"""The network for extreme classification: what it starts from, what it learns, how it ranks."""
+"""Test the network for extreme classification: initial values, training and ranking."""
 
 from __future__ import annotations
 

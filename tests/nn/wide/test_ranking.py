@@ -1,4 +1,4 @@
-"""The metrics, against cases that were worked by hand."""
+"""Test the metrics against cases worked by hand."""
 
 from __future__ import annotations
 

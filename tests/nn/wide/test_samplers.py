@@ -1,4 +1,4 @@
-"""Draws: what is in, how likely it was, and that the corrected sum estimates the full one."""
+"""Test draws: their labels, the probabilities, and that the corrected sum estimates the full one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a subnet that is trained out of core lives: on the disk, there piece by piece."""
+"""Test the file that holds a subnet trained out of core: on the disk, arriving part by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swapping to a disk: every byte back, nothing left behind, and every fault told."""
+"""Test swapping to a disk: every byte is read back, nothing is left behind, and every fault is reported."""
 
 from __future__ import annotations
 

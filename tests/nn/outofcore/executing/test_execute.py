@@ -1,4 +1,4 @@
-"""A step by any plan has the same bits as one in core; what would not is raised."""
+"""Test that a step by any plan has the same bits as one in core, or else raises an error."""
 
 from __future__ import annotations
 

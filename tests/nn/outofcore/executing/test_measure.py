@@ -1,4 +1,4 @@
-"""A profile: what its units save and need, without a trace left in the module."""
+"""Test a profile: bytes that units save and need, with the module left unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swapping a GPU's tensors to pinned memory."""
+"""Test swapping a GPU's tensors to pinned memory."""
 
 from __future__ import annotations
 

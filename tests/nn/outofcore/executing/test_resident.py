@@ -1,4 +1,4 @@
-"""What the kernel counts."""
+"""Test the memory that the kernel counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved tensors are counted by storage, exactly, and come back in time and as they were."""
+"""Test that saved tensors are counted exactly, by storage, and return in time and unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives longer than from one unit to the next, and who uses which parameter."""
+"""Test the trace of tensors that outlive the next unit, and of the units that use each parameter."""
 
 from __future__ import annotations
 

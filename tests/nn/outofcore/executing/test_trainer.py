@@ -1,4 +1,4 @@
-"""Steps by a plan that is made in the first and made again when it was wrong."""
+"""Test steps by a plan that is made in the first step, and again when its prediction was wrong."""
 
 from __future__ import annotations
 

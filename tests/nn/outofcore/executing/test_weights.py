@@ -1,4 +1,4 @@
-"""Parameters and optimizer state out of core: the same bits as in core, three segments at most in memory."""
+"""Test parameters and optimizer state out of core: the bits of in core, at most three segments in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user sees of a plan."""
+"""Test the tables and the timeline of a plan."""
 
 from __future__ import annotations
 

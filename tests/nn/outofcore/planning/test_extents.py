@@ -1,4 +1,4 @@
-"""Ranges of scratch space."""
+"""Test the allocation of ranges of scratch space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: no worse than any single technique, within its budget, next to the optimum where all can be tried."""
+"""Test the search: no worse than any single technique, within its budget, close to the optimum of small cases."""
 
 from __future__ import annotations
 

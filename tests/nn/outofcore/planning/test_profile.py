@@ -1,4 +1,4 @@
-"""What a planner knows of a network."""
+"""Test the profile of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step on paper: worked by hand where that is possible, and what must hold of any."""
+"""Test the simulated step: cases worked by hand, and properties of all steps."""
 
 from __future__ import annotations
 
