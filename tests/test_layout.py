@@ -18,6 +18,7 @@ ELSEWHERE = {
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
     "exchange/datagram/transfer.py": "exchange/datagram/test_protocol.py",
     "exchange/datagram/session.py": "exchange/test_store.py",
+    "exchange/ddp_transport.py": "exchange/test_ddp.py",
     "exchange/datagram_server.py": "exchange/test_store.py",
     "exchange/quantize_kernels.py": "exchange/test_codec.py",
     "fabric/measuring/cluster.py": "cli/test_fabric.py",

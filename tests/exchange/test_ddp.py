@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import nn
 
 import idletrain.exchange
-from idletrain.exchange import ddp
+from idletrain.exchange import ddp_transport
 from idletrain.exchange.codec import VALUES_PER_CHUNK, Codec
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.protocol import DatagramProtocol
-from idletrain.exchange.ddp import Exchange, ReceivedPart, Streams, codec_of, ddp_hook, parts_of
+from idletrain.exchange.ddp import Exchange, codec_of, ddp_hook, parts_of
+from idletrain.exchange.ddp_transport import ReceivedPart, Streams
 
 WORLD = 3
 WAIT = 60.0
@@ -155,7 +156,7 @@ def _sum_of_means(_rank: int, kind: str) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"], ids=["whole chunks", "refinements"])
-def test_what_is_lost_leaves_the_mean_where_it_is(kind: str) -> None:
+def test_lost_rows_do_not_bias_the_mean(kind: str) -> None:
     told = together(_sum_of_means, kind)
     assert told[1][1] > 0
     for share, _ in told:
@@ -173,7 +174,7 @@ def _carried(_rank: int, kind: str) -> tuple[list[float], list[float]]:
     return left, mean.tolist()
 
 
-def test_a_refinement_that_is_lost_comes_with_the_next_gradient() -> None:
+def test_a_lost_refinement_is_added_to_the_next_gradient() -> None:
     told = together(_carried, "int8")
     left, mean = torch.tensor(told[1][0]), torch.tensor(told[0][1])
     assert told[0][0] == []  # nothing of this one's was lost
@@ -196,12 +197,12 @@ def _left_behind(_rank: int) -> list[bool]:
     return told
 
 
-def test_what_was_left_goes_to_the_parameters_that_it_is_of() -> None:
+def test_a_residual_is_added_for_the_same_parameters_only() -> None:
     assert together(_left_behind) == [[True, False]] * WORLD
 
 
 def _open_where_nothing_passes(rank: int) -> list[str]:
-    ddp.PEER_OPEN_SECONDS = 0.5
+    ddp_transport.PEER_OPEN_SECONDS = 0.5
     host = "127.0.0.1" if rank != 1 else "127.0.0.2"
     if rank == 1:  # hears nothing
         DatagramProtocol._on_hello = lambda *_: None  # type: ignore[method-assign]
@@ -219,7 +220,7 @@ def _open_where_one_has_no_socket(rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize("opened", [_open_where_nothing_passes, _open_where_one_has_no_socket])
-def test_where_datagrams_do_not_pass_all_processes_take_gloo_s_connections(opened: Callable[[int], list[str]]) -> None:
+def test_all_processes_use_gloo_where_datagrams_do_not_get_through(opened: Callable[[int], list[str]]) -> None:
     assert together(opened) == [["Streams"]] * WORLD
 
 
@@ -260,7 +261,7 @@ def _train_with(rank: int, steps: int, arguments: dict[str, Any]) -> dict[str, A
         ({"seed": -1}, "seed: -1 is negative"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ddp_hook(**arguments)
 
