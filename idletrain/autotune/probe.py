@@ -118,7 +118,7 @@ async def _points(
     found: tasks.ProbeResult = await workers.call(probe.source, tasks.transfers, probe, transport, size, repeats)
     if found.fault:
         raise NodeSilentError(
-            f"{workers.names[probe.source]} cannot reach {probe.door.host}, this machine ({found.fault}); "
+            f"{workers.names[probe.source]} cannot reach {probe.address.host}, this machine ({found.fault}); "
             "let TCP through"
         )
     return found.points

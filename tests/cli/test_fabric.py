@@ -55,7 +55,9 @@ def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_unlike_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = written(tmp_path / "a.json", 1e6), written(tmp_path / "b.json", 1e6, preset="full")
     assert main("fabric", "--compare", first, second) == 2
-    assert "idletrain: --compare: these are unlike runs, as preset (quick and full) differ" in capsys.readouterr().err
+    assert (
+        "idletrain: --compare: these cannot be compared, as preset (quick and full) differ" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_a_file_that_is_no_fabric_is_refused(
 ) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert main("fabric", "--compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")) == 2
-    assert "a.json is no file of idletrain fabric" in capsys.readouterr().err
+    assert "a.json is not a file of idletrain fabric" in capsys.readouterr().err
 
 
 def test_two_workers_on_this_machine_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

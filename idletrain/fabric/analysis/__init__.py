@@ -1,1 +1,1 @@
-"""What a measurement of a fabric says: statistics, cost models, comparisons and tables."""
+"""Analyse a fabric's measurement: statistics, cost models, comparisons and tables."""

@@ -1,6 +1,6 @@
-"""What was measured of a fabric: raw samples, as they lie in its JSON file. Pure.
+"""The raw samples of a fabric's measurement, as its JSON file holds them. Pure.
 
-Nodes are numbers, in the order of `Fabric.nodes`; seconds and bytes are plain, rates bytes per second.
+Nodes are numbers, in the order of `Fabric.nodes`; times are in seconds, sizes in bytes, rates in bytes per second.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Point:
-    """Samples of one node talking to another.
+    """Samples of the link from one node to another.
 
     Attributes:
-        what: `round trip` (seconds, a sample a ping), `one way` (a sample a slice of time or a transfer), `both ways`
-            (the same while as much goes back), `flows` and `incast` (a sample a connection, all at once).
-        over: `socket`, `dask`, `dask tls`, or idletrain's own `pull` and `push` (to and from the target's store).
-        source: Who sends; of an incast the first of the senders.
-        target: Who receives.
+        what: `round trip` (seconds, a sample a ping), `one way` (rates, a sample a slice of time or a transfer), `both
+            ways` (rates while the other direction is busy, too), `flows` and `incast` (rates, a sample a connection,
+            all at once).
+        transport: `socket`, `dask`, `dask tls`, or idletrain's own `pull` and `push` (at the target's store).
+        source: The sending node; of an incast the first of the senders.
+        target: The receiving node.
+        samples: Seconds or rates.
         flows: Connections at once.
-        cpu_seconds: Of both ends' processes, for all of the bytes.
+        moved_bytes: Bytes of all samples together.
+        cpu_seconds: CPU time of both ends' processes for all of the bytes.
     """
 
     what: str
@@ -43,10 +46,10 @@ class Point:
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """Samples of one operation of all nodes; a sample is the slowest node's.
+    """Samples of one collective operation; a sample is the slowest node's time.
 
     Attributes:
-        moved_bytes: The size by nccl-tests' definition: the whole buffer, gathered or to be scattered.
+        moved_bytes: Size by nccl-tests' definition: the whole buffer, after a gather or before a scatter.
     """
 
     backend: str
@@ -58,13 +61,15 @@ class CollectiveSample:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """Samples of data-parallel steps of one network; a sample is the slowest node's.
+    """Samples of data-parallel steps of one network; a sample is the slowest node's time.
 
     Attributes:
-        batch_size: Of each node.
-        compute: A step without any exchange, all nodes at once.
-        communicate: The exchange of the same buckets alone.
-        step: A step of DistributedDataParallel.
+        batch_size: Batch size on each node.
+        gradient_bytes: Bytes of all gradients.
+        buckets: Bytes of each of DDP's buckets.
+        compute: Seconds of a step without any exchange, on all nodes at once.
+        communicate: Seconds of the exchange of the same buckets alone.
+        step: Seconds of a step of DistributedDataParallel.
     """
 
     backend: str
@@ -80,13 +85,15 @@ class TrainingSample:
 
 @dataclass(frozen=True)
 class StencilSample:
-    """Samples of steps of a 7-point stencil on a 3-D grid that is cut among the nodes; a sample is the slowest node's.
+    """Samples of a 7-point stencil's steps on a 3-D grid cut among the nodes; a sample is the slowest node's time.
 
     Attributes:
         scaling: `strong` (the same grid for any number of nodes) or `weak` (the same block for each).
         blocking: Whether the halo is waited for before anything is computed.
-        cells: Of the whole grid.
-        halo: The exchange of the faces alone.
+        cells: Cells of the whole grid.
+        compute: Seconds of the computation alone.
+        halo: Seconds of the exchange of the faces alone.
+        step: Seconds of a step with both.
     """
 
     backend: str
@@ -104,10 +111,10 @@ class Fabric:
     """One measurement of a set of nodes.
 
     Attributes:
-        about: When, by what version and preset, in how many seconds.
-        nodes: What each node tells of itself (`fabric.measuring.inventory.describe`), with its `name`.
-        faults: What does not work, a sentence each.
-        missing: What was not measured and why, a sentence each.
+        about: Date, version, preset, and length of the measurement in seconds.
+        nodes: Each node's description (`fabric.measuring.inventory.describe`), with its `name`.
+        faults: A sentence for each thing that does not work.
+        missing: A sentence for each thing that was not measured, with the reason.
     """
 
     about: Mapping[str, Any]
@@ -120,19 +127,23 @@ class Fabric:
     missing: Sequence[str] = field(default=())
 
     def name(self, node: int) -> str:
-        """A node's name."""
+        """Return a node's name."""
         return str(self.nodes[node]["name"])
 
     def as_json(self) -> str:
-        """The whole of it."""
+        """Return the JSON text of the whole measurement."""
         return json.dumps({"schema": FABRIC_SCHEMA, **asdict(self)}, indent=1) + "\n"
 
 
 def from_json(text: str | bytes, where: str) -> Fabric:
-    """A fabric from its file's text.
+    """Read a fabric from its JSON text.
+
+    Args:
+        text: The file's content.
+        where: The file's name, for messages.
 
     Raises:
-        JobError: it is no such file.
+        JobError: It is no such file, or of another schema.
     """
     try:
         tree = json.loads(text)
@@ -142,10 +153,10 @@ def from_json(text: str | bytes, where: str) -> Fabric:
         lists = {"points": Point, "collectives": CollectiveSample, "training": TrainingSample, "stencil": StencilSample}
         return Fabric(**{key: [_record(lists[key], r) for r in v] if key in lists else v for key, v in tree.items()})
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise JobError(f"{where} is no file of idletrain fabric; measure again with --out {where}") from None
+        raise JobError(f"{where} is not a file of idletrain fabric; measure again with --out {where}") from None
 
 
 def _record(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A record whose lists are tuples again."""
+    """Build a record, turning JSON's lists back into tuples and leaving unknown fields out."""
     known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known})

@@ -1,4 +1,4 @@
-"""From samples to figures: rates, percentiles, fits, what a step's exchange costs. Pure."""
+"""Statistics of samples: rates, percentiles, fitted lines, and the cost of a step's exchange. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from idletrain.fabric.analysis import ddp_cost
 from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
 
-# Of an Ethernet frame, beyond the MTU; and of the MTU, what IP and TCP with timestamps take.
+# Ethernet's bytes of a frame beyond the MTU; and the bytes of the MTU that IP and TCP with timestamps take.
 FRAME_BYTES, HEADER_BYTES = 14, 52
-ODD = 3.0  # scaled median deviations from the median from which on a node is odd (Iglewicz & Hoaglin, 1993: 3.5)
-ODD_SHARE = 0.1  # and at least this share of the median: with little spread anything would be odd
-MAD_TO_SIGMA = 1.4826  # of a median deviation, to be a standard deviation of a normal distribution
+OUTLIER_DEVIATIONS = 3.0  # scaled median deviations from the median of an outlier (Iglewicz & Hoaglin, 1993: 3.5)
+OUTLIER_SHARE = 0.1  # and at least this share of the median: with little spread anything would be an outlier
+MAD_TO_SIGMA = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 
 
 @dataclass(frozen=True)
 class LinearFit:
-    """`t = alpha + beta * bytes` through medians, with the standard error of each."""
+    """A line `seconds = alpha + beta * bytes` through medians, with the standard error of both coefficients."""
 
     alpha: float
     beta: float
@@ -30,10 +30,15 @@ class LinearFit:
 
 @dataclass(frozen=True)
 class CollectiveBandwidth:
-    """A collective's figures by nccl-tests' definitions; rates in bytes a second.
+    """A collective's bandwidths by nccl-tests' definitions, in bytes a second.
 
     Attributes:
-        line_share: Of the nodes' links, None where they are not known.
+        of: The samples.
+        median: Median seconds.
+        p99: 99th percentile of the seconds.
+        algorithm: Algorithm bandwidth: bytes over seconds.
+        bus: Bus bandwidth: the rate on each link.
+        line_share: Bus bandwidth over the links' speed; None where that is not known.
     """
 
     of: CollectiveSample
@@ -46,14 +51,21 @@ class CollectiveBandwidth:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What its exchange costs a network's step.
+    """The cost of the exchange in a network's data-parallel step.
 
     Attributes:
-        measured: Whether steps were; computed of the fitted all-reduce otherwise.
-        exposed: Seconds that a step takes longer.
-        scaling: Samples a second on all nodes over nodes times those of one, None where one was not measured.
-        at_other_speeds: The step for the model: the overlap is what was measured only where there was room for more.
-        needed: The links' speed at which it is efficient enough, bytes a second.
+        of: The samples.
+        measured: Whether steps were measured; if not, `step` is computed from the fitted all-reduce.
+        compute: Median seconds of the computation alone.
+        communicate: Median seconds of the exchange alone.
+        step: Median seconds of a step.
+        exposed: Seconds that the exchange makes a step longer.
+        overlap: Share of the exchange that is hidden behind computation.
+        efficiency: Share of a step that is computation.
+        scaling: Samples a second on all nodes over nodes times those of one; None where one was not measured.
+        at_other_speeds: The step as input of the cost model; its overlap is the measured one only where computation
+            was long enough to hide more.
+        needed: Slowest links, in bytes/s, over which the step is efficient enough.
     """
 
     of: TrainingSample
@@ -70,29 +82,29 @@ class TrainingCost:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all nodes together."""
+        """Training samples a second of all nodes together."""
         return self.of.nodes * self.of.batch_size / self.step
 
 
 def median(samples: Sequence[float]) -> float:
-    """The middle one; NaN of none."""
+    """Return the median; NaN of no samples."""
     return float(np.median(samples)) if len(samples) else math.nan
 
 
 def p99(samples: Sequence[float]) -> float:
-    """What 99 of 100 do not exceed."""
+    """Return the 99th percentile; NaN of no samples."""
     return float(np.percentile(samples, 99)) if len(samples) else math.nan
 
 
 def spread(samples: Sequence[float]) -> float:
-    """How far apart the middle half lies, as a share of the median."""
+    """Return the interquartile range over the median."""
     low, high = np.percentile(samples, [25, 75])
     return float((high - low) / abs(median(samples))) if median(samples) else 0.0
 
 
 def rate(point: Point) -> float:
-    """Bytes a second: of connections at once, together; else the mean of the middle half of slices of time (a process
-    that was not let run for a moment says nothing of a link), or the median transfer.
+    """Return a point's bytes a second: the sum over concurrent connections, the median transfer, or of a stream the
+    mean of the middle half of its slices (a process that did not run for a moment says nothing of a link).
     """
     if point.what in ("flows", "incast"):
         return float(np.sum(point.samples))
@@ -105,76 +117,81 @@ def _middle(samples: Sequence[float]) -> float:
 
 
 def points_of_kind(fabric: Fabric, what: str, transport: str = "socket") -> list[Point]:
-    """Points of one kind."""
+    """Return the points of one kind and transport that have samples."""
     return [point for point in fabric.points if (point.what, point.transport) == (what, transport) and point.samples]
 
 
 def on_the_wire(fabric: Fabric, point: Point) -> float:
-    """Bytes a second of a link that brings so many of TCP's payload: headers come on top."""
+    """Return a point's bytes a second on the link: TCP's payload with all headers."""
     mtu = min(int(fabric.nodes[n].get("mtu") or 1500) for n in (point.source, point.target))
     return rate(point) * (mtu + FRAME_BYTES) / (mtu - HEADER_BYTES)
 
 
 def link_rate(fabric: Fabric) -> float | None:
-    """The speed of a typical link as measured, on the wire, in bytes a second."""
-    found = [on_the_wire(fabric, point) for point in points_of_kind(fabric, "one way")]
-    return median(found) if found else None
+    """Return the measured speed of a typical link, headers included, in bytes a second; None without any."""
+    rates = [on_the_wire(fabric, point) for point in points_of_kind(fabric, "one way")]
+    return median(rates) if rates else None
 
 
 def line_rate(fabric: Fabric) -> float | None:
-    """What the nodes' cards say their links do, the slowest, in bytes a second; as measured where one does not know."""
-    told = [float(node.get("link_bits_per_second") or 0.0) for node in fabric.nodes]
-    return min(told) / 8 if min(told, default=0.0) else link_rate(fabric)
+    """Return the slowest nominal speed of the nodes' network cards in bytes/s; the measured one if any is unknown."""
+    nominal = [float(node.get("link_bits_per_second") or 0.0) for node in fabric.nodes]
+    return min(nominal) / 8 if min(nominal, default=0.0) else link_rate(fabric)
 
 
 def round_trip(fabric: Fabric) -> float | None:
-    """The median of pairs' medians, in seconds."""
-    found = [median(point.samples) for point in points_of_kind(fabric, "round trip")]
-    return median(found) if found else None
+    """Return the median over pairs of their median round trips, in seconds; None without any."""
+    medians = [median(point.samples) for point in points_of_kind(fabric, "round trip")]
+    return median(medians) if medians else None
 
 
 def cpu_per_gb(points: Iterable[Point]) -> float | None:
-    """CPU seconds of both ends for 10^9 bytes."""
+    """Return the CPU seconds of both ends for 10^9 bytes; None if no bytes moved."""
     points = [point for point in points if point.moved_bytes]
     moved = sum(point.moved_bytes for point in points)
     return sum(point.cpu_seconds for point in points) / moved * 1e9 if moved else None
 
 
-def odd_nodes(fabric: Fabric) -> list[tuple[int, float]]:
-    """Nodes whose pairs are slower or faster than is usual here, with their typical speed over the others'."""
+def outlier_nodes(fabric: Fabric) -> list[tuple[int, float]]:
+    """Return nodes whose links are unusually slow or fast here, each with its median speed over that of all nodes."""
     by_node = {
         node: [rate(p) for p in points_of_kind(fabric, "one way") if node in (p.source, p.target)]
         for node in range(len(fabric.nodes))
     }
     typical = {node: median(rates) for node, rates in by_node.items() if rates}
-    if len(typical) < 3:  # of two, neither is odd
+    if len(typical) < 3:  # of two, neither is an outlier
         return []
     middle = median(list(typical.values()))
     deviation = MAD_TO_SIGMA * median([abs(value - middle) for value in typical.values()])
-    least = max(ODD * deviation, ODD_SHARE * middle)
-    return [(node, value / middle) for node, value in typical.items() if abs(value - middle) > least]
+    limit = max(OUTLIER_DEVIATIONS * deviation, OUTLIER_SHARE * middle)
+    return [(node, value / middle) for node, value in typical.items() if abs(value - middle) > limit]
 
 
 def fitted(samples: Sequence[tuple[float, Sequence[float]]]) -> LinearFit | None:
-    """A line through the medians of times at sizes, weighted so that each size counts by its relative error; None of
-    fewer than three sizes.
+    """Fit a line through the median seconds at each size in bytes, minimizing relative errors.
+
+    Args:
+        samples: Pairs of a size and its times.
+
+    Returns:
+        The line, or None of fewer than three sizes.
     """
     if len(samples) < 3:
         return None
     x = np.array([size for size, _ in samples], float)
     y = np.array([median(seconds) for _, seconds in samples])
     rows = np.stack([np.ones_like(x), x], 1) / y[:, None]
-    scale = np.abs(rows).max(0)  # bytes are nine orders of magnitude beyond one
-    found, *_ = np.linalg.lstsq(rows / scale, np.ones_like(y), rcond=None)
-    left = 1 - rows / scale @ found
+    scale = np.abs(rows).max(0)  # bytes are up to nine orders of magnitude larger than the constant column
+    solution, *_ = np.linalg.lstsq(rows / scale, np.ones_like(y), rcond=None)
+    residuals = 1 - rows / scale @ solution
     inverse = np.linalg.pinv((rows / scale).T @ (rows / scale))
-    errors = np.sqrt(np.diag(inverse) * float(left @ left) / (len(y) - 2)) / scale
-    alpha, beta = found / scale
+    errors = np.sqrt(np.diag(inverse) * float(residuals @ residuals) / (len(y) - 2)) / scale
+    alpha, beta = solution / scale
     return LinearFit(float(alpha), float(beta), float(errors[0]), float(errors[1]))
 
 
 def bandwidths(fabric: Fabric) -> list[CollectiveBandwidth]:
-    """Every collective's figures."""
+    """Return every collective's bandwidths."""
     line = line_rate(fabric)
     return [_bandwidth(collective, line) for collective in fabric.collectives if collective.seconds]
 
@@ -187,7 +204,7 @@ def _bandwidth(of: CollectiveSample, line: float | None) -> CollectiveBandwidth:
 
 
 def linear_fits(fabric: Fabric) -> dict[tuple[str, str, int], LinearFit]:
-    """A fitted line for each backend, operation and number of nodes."""
+    """Fit a line for each (backend, operation, number of nodes) with enough sizes."""
     keys = dict.fromkeys((c.backend, c.operation, c.nodes) for c in fabric.collectives)
     fits = {key: fitted(_sizes(fabric, key)) for key in keys}
     return {key: line for key, line in fits.items() if line}
@@ -198,7 +215,7 @@ def _sizes(fabric: Fabric, key: tuple[str, str, int]) -> list[tuple[float, Seque
 
 
 def costs(fabric: Fabric) -> list[TrainingCost]:
-    """What each network's steps cost, by what was measured, or by the fit where steps were too slow to be taken."""
+    """Return the cost of each network's steps, from measured steps or, where they were too slow, from the fit."""
     fits, link = linear_fits(fabric), link_rate(fabric)
     alone = {(t.backend, t.model, t.batch_size): median(t.compute) for t in fabric.training if t.nodes == 1}
     return list(_costs(fabric.training, fits, link, alone))
@@ -210,58 +227,58 @@ def _costs(
     link: float | None,
     alone: dict[tuple[str, str, int], float],
 ) -> Iterator[TrainingCost]:
-    for one in training:
-        if one.nodes < 2 or not one.compute:
+    for sample in training:
+        if sample.nodes < 2 or not sample.compute:
             continue
-        compute = median(one.compute)
-        step = ddp_cost.DdpStep(compute, one.gradient_bytes, one.nodes)
-        fit = fits.get((one.backend, "all-reduce", one.nodes))
-        if one.step and one.communicate:
-            communicate, took = median(one.communicate), median(one.step)
+        compute = median(sample.compute)
+        step = ddp_cost.DdpStep(compute, sample.gradient_bytes, sample.nodes)
+        fit = fits.get((sample.backend, "all-reduce", sample.nodes))
+        if sample.step and sample.communicate:
+            communicate, step_seconds = median(sample.communicate), median(sample.step)
         elif fit or link:
             communicate = (
-                fit.alpha + fit.beta * one.gradient_bytes
+                fit.alpha + fit.beta * sample.gradient_bytes
                 if fit
-                else ddp_cost.all_reduce_seconds(one.gradient_bytes, one.nodes, link or math.nan)
+                else ddp_cost.all_reduce_seconds(sample.gradient_bytes, sample.nodes, link or math.nan)
             )
-            took = compute + ddp_cost.exposed_seconds(step, communicate)
+            step_seconds = compute + ddp_cost.exposed_seconds(step, communicate)
         else:
             continue
-        overlap = ddp_cost.overlap_of(compute, communicate, took)
-        # Of an exchange for which no arithmetic was left, that says nothing of one that is shorter.
-        if one.step and ddp_cost.OVERLAP * communicate <= ddp_cost.BACKWARD * compute:
+        overlap = ddp_cost.overlap_of(compute, communicate, step_seconds)
+        # The overlap of an exchange longer than the computation says nothing of a shorter one.
+        if sample.step and ddp_cost.OVERLAP * communicate <= ddp_cost.BACKWARD * compute:
             step = replace(step, overlap=overlap)
-        single = alone.get((one.backend, one.model, one.batch_size))
-        exposed = max(0.0, took - compute)
+        single = alone.get((sample.backend, sample.model, sample.batch_size))
+        exposed = max(0.0, step_seconds - compute)
         yield TrainingCost(
-            one,
-            bool(one.step),
+            sample,
+            bool(sample.step),
             compute,
             communicate,
-            took,
+            step_seconds,
             exposed,
             overlap,
             compute / (compute + exposed),
-            single / took if single else None,
+            single / step_seconds if single else None,
             step,
             ddp_cost.break_even(step),
         )
 
 
 def largest_world(costs: Sequence[TrainingCost]) -> list[TrainingCost]:
-    """Of every network, backend and batch size the cost with the most nodes."""
-    most: dict[tuple[str, str, int], TrainingCost] = {}
+    """Return for every network, backend and batch size the cost with the most nodes."""
+    largest: dict[tuple[str, str, int], TrainingCost] = {}
     for cost in costs:
         key = cost.of.backend, cost.of.model, cost.of.batch_size
-        if key not in most or most[key].of.nodes < cost.of.nodes:
-            most[key] = cost
-    return list(most.values())
+        if key not in largest or largest[key].of.nodes < cost.of.nodes:
+            largest[key] = cost
+    return list(largest.values())
 
 
-def stencil_efficiency(fabric: Fabric, one: StencilSample) -> float | None:
-    """Cells a second on these nodes over nodes times those of one node; None where one node was not measured."""
-    alone = (one.backend, one.scaling, one.blocking, 1)
+def stencil_efficiency(fabric: Fabric, sample: StencilSample) -> float | None:
+    """Return cells a second over nodes times the cells a second of one node; None where one node was not measured."""
+    alone = (sample.backend, sample.scaling, sample.blocking, 1)
     single = next((s for s in fabric.stencil if (s.backend, s.scaling, s.blocking, s.nodes) == alone), None)
     if single is None:
         return None
-    return one.cells / median(one.step) / (one.nodes * single.cells / median(single.step))
+    return sample.cells / median(sample.step) / (sample.nodes * single.cells / median(single.step))

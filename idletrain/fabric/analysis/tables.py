@@ -1,4 +1,4 @@
-"""A fabric, and two beside each other, as tables: for a terminal, and the same rows for the page."""
+"""Tables of one fabric, and of two side by side: for a terminal, and the same rows for the HTML page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINK_ROWS = (
     ("round trip", "pull", "round trip, idletrain: pull"),
     ("round trip", "push", "round trip, idletrain: push"),
     ("one way", "socket", "one way, plain sockets"),
-    ("both ways", "socket", "while as much goes back"),
+    ("both ways", "socket", "one way while the other is busy"),
     ("flows", "socket", "several connections"),
     ("incast", "socket", "all to one"),
     ("one way", "dask", "Dask's comm layer"),
@@ -35,7 +35,7 @@ BACKENDS = ("gloo", "nccl", "mpi")  # of torch.distributed
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table: its title, its columns, and lines of texts; the first column is a name, others are figures."""
+    """A table: its title, its column headings, and its rows of texts; only the first column is no number."""
 
     title: str
     columns: Sequence[str]
@@ -43,7 +43,7 @@ class TextTable:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Seconds in the unit that fits."""
+    """Format seconds in the unit that fits."""
     if seconds is None or math.isnan(seconds):
         return NOTHING
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -53,25 +53,32 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def tables(fabric: Fabric) -> list[TextTable]:
-    """Everything that there is to tell of a fabric, but for its verdict."""
-    made = (_nodes(fabric), _links(fabric), _collectives(fabric), _fits(fabric), *_training(fabric), _stencil(fabric))
-    return [rows for rows in made if rows.lines]
+    """Return all tables of a fabric that are not empty."""
+    everything = (
+        _nodes(fabric),
+        _links(fabric),
+        _collectives(fabric),
+        _fits(fabric),
+        *_training(fabric),
+        _stencil(fabric),
+    )
+    return [table for table in everything if table.lines]
 
 
 def terminal_text(fabric: Fabric) -> RenderableType:
-    """The same for a terminal, with what is wrong and missing, and the verdict at the end."""
-    told = [Text(f"fault: {fault}", style="bold red") for fault in fabric.faults]
-    told += [Text(f"left out: {missing}", style="dim") for missing in fabric.missing]
-    return Group(*(_table(rows) for rows in tables(fabric)), *told, Text(compare.sentence(fabric), style="bold"))
+    """Render a fabric's tables for a terminal, then its faults, what was left out, and the verdict."""
+    notes = [Text(f"fault: {fault}", style="bold red") for fault in fabric.faults]
+    notes += [Text(f"left out: {missing}", style="dim") for missing in fabric.missing]
+    return Group(*(_rendered(table) for table in tables(fabric)), *notes, Text(compare.sentence(fabric), style="bold"))
 
 
 def comparison_text(differences: Sequence[Difference]) -> RenderableType:
-    """Two fabrics beside each other."""
-    return Group(_table(comparison_tables(differences)), Text(compare.overall(differences), style="bold"))
+    """Render the comparison of two fabrics for a terminal."""
+    return Group(_rendered(comparison_tables(differences)), Text(compare.overall(differences), style="bold"))
 
 
 def comparison_tables(differences: Sequence[Difference]) -> TextTable:
-    """Each figure of both, and what it comes to."""
+    """Return the table of a comparison: each figure of both fabrics, and its verdict."""
     lines = [
         (
             d.what,
@@ -83,7 +90,7 @@ def comparison_tables(differences: Sequence[Difference]) -> TextTable:
         )
         for d in differences
     ]
-    return TextTable("compared", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
+    return TextTable("comparison", ("figure", "first", "second", "change", "interval", "spread", "verdict"), lines)
 
 
 def _value(value: float, unit: str) -> str:
@@ -92,13 +99,13 @@ def _value(value: float, unit: str) -> str:
     return seconds_text(value) if unit == "s" else rate_text(value)
 
 
-def _table(rows: TextTable) -> Table:
-    table = Table(title=rows.title, title_justify="left")
-    for n, column in enumerate(rows.columns):
-        table.add_column(column, justify="right" if n else "left")
-    for line in rows.lines:
-        table.add_row(*line)
-    return table
+def _rendered(table: TextTable) -> Table:
+    rich_table = Table(title=table.title, title_justify="left")
+    for n, column in enumerate(table.columns):
+        rich_table.add_column(column, justify="right" if n else "left")
+    for line in table.lines:
+        rich_table.add_row(*line)
+    return rich_table
 
 
 def _nodes(fabric: Fabric) -> TextTable:
@@ -115,7 +122,7 @@ def _nodes(fabric: Fabric) -> TextTable:
         "GPUDirect",
         "torch",
         "collectives",
-        "pace",
+        "training step",
     )
     lines = []
     for node in fabric.nodes:
@@ -142,8 +149,8 @@ def _nodes(fabric: Fabric) -> TextTable:
 
 def _links(fabric: Fabric) -> TextTable:
     lines = []
-    for what, over, title in LINK_ROWS:
-        points = statistics.points_of_kind(fabric, what, over)
+    for what, transport, title in LINK_ROWS:
+        points = statistics.points_of_kind(fabric, what, transport)
         if points and what == "round trip":
             pooled = [sample for point in points for sample in point.samples]
             slowest = max(points, key=lambda point: statistics.median(point.samples))
@@ -170,12 +177,12 @@ def _links(fabric: Fabric) -> TextTable:
                 )
             )
     if (link := statistics.link_rate(fabric)) is not None:
-        lines.append(("a link on the wire, headers and all", rate_text(link), "", "", NOTHING))
-    for node, share in statistics.odd_nodes(fabric):
+        lines.append(("one way, headers included", rate_text(link), "", "", NOTHING))
+    for node, share in statistics.outlier_nodes(fabric):
         lines.append(
-            (f"odd: {fabric.name(node)}", f"{share:.0%} of the others", "", "look at its cable and card", NOTHING)
+            (f"outlier: {fabric.name(node)}", f"{share:.0%} of the others", "", "check its cable and card", NOTHING)
         )
-    return TextTable("links", ("what", "typical", "", "slowest", "CPU, both ends"), lines)
+    return TextTable("links", ("measurement", "typical", "", "slowest", "CPU, both ends"), lines)
 
 
 def _pair(fabric: Fabric, source: int, target: int) -> str:
@@ -208,7 +215,7 @@ def _fits(fabric: Fabric) -> TextTable:
         )
         for (backend, operation, nodes), line in statistics.linear_fits(fabric).items()
     ]
-    return TextTable("fitted: t = alpha + beta * bytes", ("operation", "alpha", "beta, a byte"), lines)
+    return TextTable("fit: seconds = alpha + beta * bytes", ("operation", "alpha", "beta, a byte"), lines)
 
 
 def _training(fabric: Fabric) -> tuple[TextTable, TextTable]:
@@ -241,21 +248,23 @@ def _training(fabric: Fabric) -> tuple[TextTable, TextTable]:
         for cost in statistics.largest_world(costs)
     ]
     title = f"break-even: the link speed for {ddp_cost.EFFICIENT:.0%} efficiency"
-    return steps, TextTable(title, ("network", "nodes", "gradient", "of a step here", "needs links of"), needs)
+    return steps, TextTable(
+        title, ("network", "nodes", "gradient", "exchange's share of a step", "needed link speed"), needs
+    )
 
 
 def _stencil(fabric: Fabric) -> TextTable:
     lines = [
         (
-            f"{one.scaling}, {'exchange first' if one.blocking else 'exchange hidden'}, {one.backend}",
-            str(one.nodes),
-            f"{one.cells:,}",
-            seconds_text(statistics.median(one.compute)),
-            seconds_text(statistics.median(one.halo)),
-            seconds_text(statistics.median(one.step)),
-            percent(statistics.stencil_efficiency(fabric, one)),
+            f"{sample.scaling}, {'exchange first' if sample.blocking else 'exchange hidden'}, {sample.backend}",
+            str(sample.nodes),
+            f"{sample.cells:,}",
+            seconds_text(statistics.median(sample.compute)),
+            seconds_text(statistics.median(sample.halo)),
+            seconds_text(statistics.median(sample.step)),
+            percent(statistics.stencil_efficiency(fabric, sample)),
         )
-        for one in fabric.stencil
+        for sample in fabric.stencil
     ]
     columns = ("scaling", "nodes", "cells", "compute", "halo", "step", "efficiency")
     return TextTable("stencil: a 3-D halo exchange with 6 neighbours", columns, lines)

@@ -1,4 +1,4 @@
-"""The cluster that is measured: one that is there, or workers on this machine for as long as that takes."""
+"""The cluster to measure: an existing one, or workers on this machine for the length of the measurement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLUSTER_JOIN_SECONDS = 60.0
 
 @contextlib.asynccontextmanager
 async def existing_cluster(address: str) -> AsyncIterator[Client]:
-    """A client of a cluster that is there, with Dask's configured certificates."""
+    """Connect to an existing cluster with Dask's configured certificates; yield the client."""
     dask_settings.apply()
     dask_settings.lift_file_limit()
     async with Client(address, asynchronous=True, security=Security(), set_as_default=False) as client:
@@ -30,10 +30,14 @@ async def existing_cluster(address: str) -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def local_cluster(count: int, memory_bytes: int | None = None) -> AsyncIterator[Client]:
-    """A client of a cluster of so many worker processes on this machine, which end with it.
+    """Start a cluster of `count` worker processes on this machine, end it with the context; yield a client.
+
+    Args:
+        count: Worker processes.
+        memory_bytes: Limit of each worker; an equal share of the available memory if None.
 
     Raises:
-        RunError: they do not all start.
+        RunError: Not all of them start.
     """
     share = max(1, (available_bytes() - HEAD_RESERVE_BYTES) // count)
     with tempfile.TemporaryDirectory(prefix="idletrain-fabric-") as folder:

@@ -1,8 +1,8 @@
-"""One node's part in what all nodes do together, as a process of its own:
+"""Run one node's part of the collective measurements in a process of its own:
 `python -m idletrain.fabric.measuring.collective_process`.
 
-torch.distributed keeps to one process group a process, and a peer that hangs takes its callers along: none of that may
-happen to a worker. Reads its orders as a line of JSON, and ends when its input does. The first node prints the result.
+torch.distributed has one default process group a process, and a hanging peer hangs its callers, so none of this runs
+in a worker. The process reads its orders as a line of JSON and ends when its input does; rank 0 prints the results.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from idletrain.fabric.measuring.timed_group import TimedGroup
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOrders:
-    """What a process is to do.
+    """What a process is to measure.
 
     Attributes:
-        backend: As torch.distributed calls it.
-        label: As results call it.
-        host: Where the first node listens.
-        port: Likewise.
+        backend: Its name in torch.distributed.
+        label: Its name in the results.
+        host: IP address on which rank 0 listens.
+        port: Port on which rank 0 listens.
         rank: This node's number.
-        nodes: How many there are.
-        sharing: How many of them are on this machine.
-        place: This one's number among those.
+        nodes: Number of nodes.
+        sharing: How many of the nodes are on this machine.
+        local_rank: This node's number among those.
         preset: How much is measured.
-        bytes_per_second: Of the links between the nodes, as far as is known.
-        limit_seconds: For all of it.
+        bytes_per_second: Measured speed of the links between the nodes.
+        limit_seconds: Time limit of the whole process.
     """
 
     backend: str
@@ -53,28 +53,33 @@ class ProcessOrders:
     rank: int
     nodes: int
     sharing: int
-    place: int
+    local_rank: int
     preset: presets.FabricPreset
     bytes_per_second: float
     limit_seconds: float
 
 
 def measure_process(orders: ProcessOrders, send: Callable[[dict[str, Any]], None]) -> None:
-    """Everything that this backend's nodes do together; `tell` gets all of it so far, as lists of records."""
+    """Measure everything that nodes do together, at every number of nodes, the smallest first.
+
+    Args:
+        orders: What to measure.
+        send: Called after each number of nodes with all results so far, as lists of records.
+    """
     preset = orders.preset
-    everybody, *smaller = list(_timed_groups(orders, preset))
-    found: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
-    companies = sorted((everybody, *smaller), key=lambda ranks: ranks.nodes)
-    for company in companies:
-        everybody.meet()  # those who are not in it wait here
-        if company.has_me:
-            _measure(orders, company, found, thorough=preset.thorough or company is everybody)
-            send({k: [one if isinstance(one, str) else asdict(one) for one in v] for k, v in found.items()})
-    everybody.meet()
+    all_nodes, *smaller = list(_timed_groups(orders, preset))
+    results: dict[str, list[Any]] = {"collectives": [], "training": [], "stencil": [], "missing": []}
+    groups = sorted((all_nodes, *smaller), key=lambda ranks: ranks.nodes)
+    for group in groups:
+        all_nodes.barrier()  # nodes outside the group wait here
+        if group.includes_this_node:
+            _measure(orders, group, results, thorough=preset.thorough or group is all_nodes)
+            send({k: [item if isinstance(item, str) else asdict(item) for item in v] for k, v in results.items()})
+    all_nodes.barrier()
 
 
 def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[Any]], *, thorough: bool) -> None:
-    """What one company does; all of its nodes come to the same."""
+    """Add one group's measurements to the results; all of its nodes decide alike on what to leave out."""
     operations: list[CollectiveSample] = []
     if ranks.nodes > 1 and thorough:
         operations, missing = collectives.measure_collectives(
@@ -84,7 +89,7 @@ def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[A
         results["missing"] += missing
     expected = _expected(operations, ranks.nodes, orders.bytes_per_second)
     for wanted in ranks.preset.models:
-        alone = [one for one in results["training"] if one.nodes == 1]
+        alone = [sample for sample in results["training"] if sample.nodes == 1]
         done, missing = training.measure_training(ranks, orders.label, wanted, orders.sharing, expected, alone)
         results["training"] += done
         results["missing"] += missing
@@ -92,8 +97,8 @@ def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[A
 
 
 def _expected(operations: Sequence[CollectiveSample], nodes: int, bytes_per_second: float) -> Any:
-    """How long an all-reduce of so many bytes takes: by the fit, but no less than by the links: a fit of small ones may
-    know little of large ones.
+    """Return a function from bytes to expected seconds of an all-reduce: by the fit, but no less than by the links'
+    speed, as a fit through small sizes may say little of large ones.
     """
     sizes = [(c.moved_bytes, c.seconds) for c in operations if c.operation == "all-reduce"]
     line = statistics.fitted(sizes)
@@ -108,25 +113,25 @@ def _expected(operations: Sequence[CollectiveSample], nodes: int, bytes_per_seco
 
 
 def _timed_groups(orders: ProcessOrders, preset: presets.FabricPreset) -> Iterator[TimedGroup]:
-    """Everybody, then the first so many nodes, down to one; every process must make all of their groups."""
-    device = torch.device("cuda", orders.place % torch.cuda.device_count()) if orders.backend == "nccl" else None
+    """Yield all nodes, then ever fewer of the first ones, down to one; every process must create all groups."""
+    device = torch.device("cuda", orders.local_rank % torch.cuda.device_count()) if orders.backend == "nccl" else None
     if device:
         torch.cuda.set_device(device)
     for count in reversed(presets.worlds(preset, orders.nodes)):
-        limit = timedelta(seconds=orders.limit_seconds)  # that of the whole is not theirs
+        limit = timedelta(seconds=orders.limit_seconds)  # subgroups do not inherit the default group's
         group = distributed.new_group(list(range(count)), timeout=limit) if count > 1 else None
         yield TimedGroup(group, count, orders.rank, device or torch.device("cpu"), preset)
 
 
 def run_process(arguments: Mapping[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
-    """Meet the others, measure, and part."""
+    """Join the process group, measure, and leave it."""
     orders = ProcessOrders(**{**arguments, "preset": presets.preset_of(arguments["preset"])})
     limit = timedelta(seconds=orders.limit_seconds)
-    with contextlib.ExitStack() as bound:
+    with contextlib.ExitStack() as stack:
         fd = None
-        if orders.rank == 0:  # by itself torch would listen on every interface
+        if orders.rank == 0:  # torch's own socket would listen on every interface
             family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
-            listening = bound.enter_context(socket.create_server((orders.host, orders.port), family=family))
+            listening = stack.enter_context(socket.create_server((orders.host, orders.port), family=family))
             fd = os.dup(listening.fileno())  # which the store closes
         store = TCPStore(orders.host, orders.port, orders.nodes, orders.rank == 0, limit, master_listen_fd=fd)
     distributed.init_process_group(
@@ -139,9 +144,15 @@ def run_process(arguments: Mapping[str, Any], send: Callable[[dict[str, Any]], N
 
 
 if __name__ == "__main__":
-    words = json.loads(sys.stdin.readline())
+    arguments = json.loads(sys.stdin.readline())
     when_parent_ends(lambda: os._exit(1))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    run_process(words, lambda found: print(json.dumps(found), file=answers, flush=True) if words["rank"] == 0 else None)
-    os._exit(0)  # a backend's threads may outlast its group
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print to standard output, which is for results alone
+
+    def print_results(results: dict[str, Any]) -> None:
+        """Print one line of JSON; only rank 0 does."""
+        if arguments["rank"] == 0:
+            print(json.dumps(results), file=output, flush=True)
+
+    run_process(arguments, print_results)
+    os._exit(0)  # a backend's threads may outlive its process group

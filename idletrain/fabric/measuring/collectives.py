@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed, of all sizes, until one takes too long."""
+"""Time the collective operations of torch.distributed at growing sizes, until one takes too long."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from idletrain.fabric.measuring.presets import OPERATIONS
 from idletrain.fabric.measuring.timed_group import TimedGroup
 from idletrain.worker.memory_limits import available_bytes
 
-VALUE_BYTES = 4
-CROSSINGS = 2  # of an operation's bytes over every link, at most
-COLLECTIVE_COPIES = 3  # of an operation's bytes, that its buffers and the backend's take
+VALUE_BYTES = 4  # float32
+CROSSINGS = 2  # at most so many times an operation's bytes cross every link
+COLLECTIVE_COPIES = 3  # memory for an operation, in times its bytes: its own buffers and the backend's
 
 
 def measure_collectives(
     ranks: TimedGroup, backend: str, sharing: int, bytes_per_second: float
 ) -> tuple[list[CollectiveSample], list[str]]:
-    """Every operation's samples, and what is missing.
+    """Time every operation at every size of the preset; return the samples, and a sentence for each size left out.
 
     Args:
-        company: Who takes part.
-        backend: Its name.
-        sharing: How many of them share this machine's memory.
-        bytes_per_second: Of the links, by which what would take too long is not begun.
+        ranks: The nodes that take part.
+        backend: Its name in the results.
+        sharing: How many of the nodes share this machine's memory.
+        bytes_per_second: Speed of the links; an operation that would take too long at it is not started.
     """
-    found: list[CollectiveSample] = []
+    samples: list[CollectiveSample] = []
     missing: list[str] = []
     for operation in OPERATIONS:
         last = 0.0
         for size in ranks.preset.sizes:
             count = max(1, size // VALUE_BYTES // ranks.nodes) * ranks.nodes
-            before = found[-1].moved_bytes if found and found[-1].operation == operation else size
+            before = samples[-1].moved_bytes if samples and samples[-1].operation == operation else size
             expected = last + CROSSINGS * (size - before) / bytes_per_second
             too_slow = expected * ranks.preset.repeats[0] > 3 * ranks.preset.operation_seconds
-            roomy = ranks.all_can(COLLECTIVE_COPIES * size * sharing < available_bytes())
-            if too_slow or not roomy:
-                missing.append(f"{operation} over {backend} beyond {before / 1e6:g} MB: {_why(roomy=roomy)}")
+            fits = ranks.all_true(COLLECTIVE_COPIES * size * sharing < available_bytes())
+            if too_slow or not fits:
+                missing.append(f"{operation} over {backend} beyond {before / 1e6:g} MB: {_why(fits=fits)}")
                 break
             try:
                 seconds = ranks.samples(_work(ranks, operation, count), ranks.preset.operation_seconds)
@@ -49,20 +49,20 @@ def measure_collectives(
                 missing.append(f"{operation} over {backend}: {str(error).splitlines()[0]}")
                 break
             if not seconds:
-                missing.append(f"{operation} over {backend} beyond {before / 1e6:g} MB: {_why(roomy=True)}")
+                missing.append(f"{operation} over {backend} beyond {before / 1e6:g} MB: {_why(fits=True)}")
                 break
-            found.append(CollectiveSample(backend, operation, ranks.nodes, VALUE_BYTES * count, tuple(seconds)))
+            samples.append(CollectiveSample(backend, operation, ranks.nodes, VALUE_BYTES * count, tuple(seconds)))
             last = median(seconds)
-    return found, missing
+    return samples, missing
 
 
-def _why(*, roomy: bool) -> str:
-    return "it takes longer than this preset's time" if roomy else "there is too little memory"
+def _why(*, fits: bool) -> str:
+    return "it takes longer than this preset allows" if fits else "there is too little memory"
 
 
 def _work(ranks: TimedGroup, operation: str, count: int) -> Callable[[], Any]:
-    """One operation of so many values, all counted together where they are scattered or gathered."""
-    whole = torch.zeros(count, device=ranks.device)  # sums of others would grow and grow
+    """Return a function that runs one operation; `count` values is the whole buffer, scattered or gathered."""
+    whole = torch.zeros(count, device=ranks.device)  # repeated sums of other values would overflow
     part = torch.zeros(count // ranks.nodes, device=ranks.device)
     match operation:
         case "all-reduce":

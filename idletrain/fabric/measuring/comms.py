@@ -1,7 +1,7 @@
-"""Dask's comm layer between two nodes, with and without TLS, and idletrain's own exchange on top of it.
+"""Time Dask's comm layer between two nodes, with and without TLS, and idletrain's own exchange on top of it.
 
-Pulls and pushes go through the `Store` and `StoreClient` of rounds, checksum and inspection included; what rounds do
-besides, the durable write of a push, is the head's disk and not the network.
+Pulls and pushes go through the `StoreServer` and `StoreClient` of a run, checksum and inspection included. A run also
+writes each push to disk, which is left out here: that is the head's disk and not the network.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from idletrain.fabric.measuring.sockets import SOCKET_CONNECT_SECONDS, Stream
 
 
 class FixedBackend:
-    """A head that has as many random values as asked for, and takes what it is sent, whole."""
+    """A store backend that serves as many random values as a lease asks for, and accepts every whole push."""
 
     def __init__(self, token: str) -> None:
         self._token, self._flat, self._parts = token, torch.empty(0), Parts()
 
     def program(self) -> bytes:
-        """See `Head`."""
+        """See `StoreBackend`."""
         return b""
 
     async def pull(self, lease: LeaseId, start: int, stop: int | None, at: int | None) -> tuple[int, Tensor] | Reply:
-        """See `Head`; the lease's round says how many values."""
+        """See `StoreBackend`; the lease's round number is the number of values."""
         if lease.run != self._token:
             return Reply.NOT_LEASED
         if len(self._flat) != lease.round:
@@ -55,13 +55,13 @@ class FixedBackend:
         return at or 0, self._flat[start:stop]
 
     def part(self, header: PushHeader, start: int, frames: Sequence[memoryview]) -> Reply:
-        """See `Head`."""
+        """See `StoreBackend`."""
         attempt, size = header.lease.attempt, 4 * header.lease.round
         held = header.lease.run == self._token and self._parts.hold(attempt, (1, True), start, frames, size)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
-        """See `Head`."""
+        """See `StoreBackend`."""
         if header.lease.run != self._token:
             return Receipt(Reply.NOT_LEASED)
         frames = frames or self._parts.payload(header.lease.attempt, (1, True))
@@ -70,54 +70,54 @@ class FixedBackend:
         return Receipt(fault or await asyncio.to_thread(inspect_values, frames) or Reply.ACCEPTED)
 
     def expect(self, header: PushHeader, size: int) -> AcceptanceRule | Reply:
-        """See `Head`."""
+        """See `StoreBackend`."""
         return AcceptanceRule(size, 1.0) if header.lease.run == self._token else Reply.NOT_LEASED
 
     def part_arrived(self, *_: object) -> bool:
-        """See `Head`; nothing is of use here before it is whole."""
+        """See `StoreBackend`; only whole payloads are of use here."""
         return True
 
     async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
-        """See `Head`; nothing here is ever lacking."""
+        """See `StoreBackend`; no row is ever late here."""
         return Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002
-        """See `Head`."""
+        """See `StoreBackend`."""
         return Reply.ACCEPTED
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
-        """See `Head`; nothing here trains in lockstep."""
+        """See `StoreBackend`; nothing here trains in lockstep."""
         return Reply.STALE_ROUND
 
 
 class Sink:
-    """A Dask server that takes arrays."""
+    """A Dask server that receives arrays and returns their bytes."""
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._server = Server({"take": self._acquire})
+        self._server = Server({"take": self._take})
 
     async def listen(self, host: str, security: Security, *, secure: bool) -> str:
-        """Start to serve on a free port; returns the address."""
+        """Start to serve on a free port; return the address."""
         scheme, args = ("tls", security.get_listen_args("worker")) if secure else ("tcp", {})
         await self._server.listen(f"{scheme}://{host}:0", **args)
         return str(self._server.address)
 
     async def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         await self._server.close()
 
-    def _acquire(self, token: str, content: Any) -> int:
+    def _take(self, token: str, content: Any) -> int:
         if token != self._token:
             raise PermissionError("another measurement's token")
         return int(np.asarray(content).nbytes)
 
 
 async def sent(address: str, security: Security | None, token: str, size: int, repeats: int) -> Stream:
-    """Arrays over Dask's comm layer.
+    """Send `repeats` arrays of `size` bytes over Dask's comm layer.
 
     Raises:
-        OSError: there is no way to the sink.
+        OSError: The node cannot be reached.
     """
     args = security.get_connection_args("worker") if security else {}
     content = np.random.default_rng(0).random(size // 8)
@@ -130,10 +130,10 @@ async def sent(address: str, security: Security | None, token: str, size: int, r
 
 
 async def pulled(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
-    """Pulls as a round's worker does them.
+    """Pull `size` bytes `repeats` times, as a run's worker does.
 
     Raises:
-        OSError: there is no way to the store.
+        OSError: The node cannot be reached.
     """
     client = StoreClient(address, security.get_connection_args("worker"))
     lease = _own_lease(token, size)
@@ -148,10 +148,10 @@ async def pulled(address: str, security: Security, token: str, size: int, repeat
 
 
 async def pushed(address: str, security: Security, token: str, size: int, repeats: int) -> Stream:
-    """Pushes as a round's worker does them, from the checksum to the answer.
+    """Push `size` bytes `repeats` times as a run's worker does, from the checksum to the reply.
 
     Raises:
-        OSError: there is no way to the store.
+        OSError: The node cannot be reached.
     """
     client = StoreClient(address, security.get_connection_args("worker"))
     lease, flat = _own_lease(token, size), torch.rand(size // 4)
@@ -160,7 +160,7 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
         digest = await asyncio.to_thread(checksum, [flat.numpy().data.cast("B")])
         receipt = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
         if receipt.reply is not Reply.ACCEPTED:
-            raise ConnectionError(f"a push came as {receipt.reply.value}")
+            raise ConnectionError(f"the store refused a push ({receipt.reply.value})")
 
     try:
         return await _repeated(push, size, repeats)
@@ -169,12 +169,12 @@ async def pushed(address: str, security: Security, token: str, size: int, repeat
 
 
 def _own_lease(token: str, size: int) -> LeaseId:
-    """No two nodes may have the same: by attempt large pushes are put together, and turns are given out."""
+    """Return a lease with a random attempt number: the store keys large pushes and its queue by attempt."""
     return LeaseId(token, 1, size // 4, 0, secrets.randbits(31))
 
 
 async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int) -> Stream:
-    """Move so many bytes again and again; the first time opens the connection."""
+    """Move `size` bytes again and again; the first time opens the connection and is not counted."""
     rates = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
@@ -184,7 +184,7 @@ async def _repeated(move: Callable[[], Awaitable[None]], size: int, repeats: int
 
 
 def _listening(security: Security) -> Security:
-    """The same for who listens as a head does: a worker's certificates are a worker's alone."""
+    """Return security for a server like a head's: a worker has only a worker's certificate, so listen with that."""
     if security.tls_scheduler_cert or not security.tls_worker_cert:
         return security
     return Security(
@@ -196,10 +196,10 @@ def _listening(security: Security) -> Security:
 
 
 class ProbeServers:
-    """A node's servers: sinks and a store.
+    """A node's servers: sinks of Dask's comm layer, and a store.
 
     Attributes:
-        addresses: By what they are for.
+        addresses: Their addresses, by purpose (`dask`, `dask tls`, `store`).
     """
 
     def __init__(self, token: str) -> None:
@@ -214,20 +214,21 @@ class ProbeServers:
         """Listen on free ports.
 
         Args:
-            host: Where.
+            host: IP address to listen on.
             cluster: The cluster's own security, which the store listens with as a run's does.
-            temporary: Certificates of this measurement alone, for a sink over TLS; there is none without.
-            plain: Whether there is a sink without TLS, too: Dask unpickles what comes, so not where others may call.
+            temporary: Certificates of this measurement alone, for a sink over TLS; None for no such sink.
+            plain: Whether to open a sink without TLS, too. Dask unpickles what it receives, so only where none but
+                the cluster's nodes can connect.
         """
-        for over in (*(("dask",) if plain else ()), *(("dask tls",) if temporary else ())):
-            sink = Sink(self._token)  # a server belongs to the event loop that it is made on
+        for transport in (*(("dask",) if plain else ()), *(("dask tls",) if temporary else ())):
+            sink = Sink(self._token)  # a server belongs to the event loop that it is created on
             self._sinks.append(sink)
-            self.addresses[over] = await sink.listen(host, temporary or cluster, secure=over == "dask tls")
+            self.addresses[transport] = await sink.listen(host, temporary or cluster, secure=transport == "dask tls")
         self._store = StoreServer(FixedBackend(self._token), _listening(cluster))
         self.addresses["store"] = await self._store.listen(host)
 
     async def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         for sink in self._sinks:
             await sink.close()
         if self._store:

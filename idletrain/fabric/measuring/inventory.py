@@ -1,4 +1,4 @@
-"""What a node tells of itself: its interface, kernel, processors, and which libraries could move its gradients."""
+"""Describe a node: its interface, kernel, processors, and the libraries that could move its gradients."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from idletrain.worker.cohort import cpu_model
 
 NET = Path("/sys/class/net")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# What lets a network card write into a GPU's memory: a peer-memory module, or the kernel's own DMA buffers.
+# A network card writes into a GPU's memory by a peer-memory module or by the kernel's DMA buffers (open driver).
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 OPEN_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(address: str) -> dict[str, Any]:
-    """This node, as others reach it at an IP address."""
+    """Describe this node, which others reach at an IP address, as plain JSON values."""
     import torch
     from torch import distributed
 
     name, mtu, link = interface_of(address)
-    there = distributed.is_available()
+    available = distributed.is_available()
     return {
         "host": platform.node(),
         "address": address,
@@ -46,31 +46,31 @@ def describe(address: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "distributed": importlib.metadata.version("distributed"),
-        "gloo": there and distributed.is_gloo_available(),
-        "nccl": there and distributed.is_nccl_available() and torch.cuda.is_available(),
-        "mpi": there and distributed.is_mpi_available(),
+        "gloo": available and distributed.is_gloo_available(),
+        "nccl": available and distributed.is_nccl_available() and torch.cuda.is_available(),
+        "mpi": available and distributed.is_mpi_available(),
         "gpudirect": gpudirect(torch.cuda.is_available()),
     }
 
 
 def interface_of(address: str) -> tuple[str, int | None, int | None]:
-    """The interface with an address, its MTU, and its speed in bits a second as far as the kernel knows."""
+    """Return the name of the interface with an address, its MTU, and its speed in bits/s; None where unknown."""
     stats = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
-        if any(found.address.split("%")[0] == address for found in addresses):
-            told = _read(NET / name / "speed")  # -1 or unreadable where there is no cable; veth says 10000 always
-            speed = int(told) * 10**6 if told.isdigit() and not _is_virtual(name) else None
+        if any(known.address.split("%")[0] == address for known in addresses):
+            reported = _read(NET / name / "speed")  # -1 or unreadable without a cable; veth always says 10000
+            speed = int(reported) * 10**6 if reported.isdigit() and not _is_virtual(name) else None
             return name, stats[name].mtu if name in stats else None, speed
     return "", None, None
 
 
 def _is_virtual(interface: str) -> bool:
-    """Whether an interface has no device behind it, whose speed would be a guess."""
+    """Return whether an interface has no device behind it; its speed would be a guess."""
     return not (NET / interface / "device").exists()
 
 
 def gpudirect(has_gpus: bool) -> str:
-    """Whether network cards can reach a GPU's memory, in words."""
+    """Return a phrase that says whether network cards can reach a GPU's memory directly."""
     if not has_gpus:
         return "no GPU"
     modules = {line.split()[0] for line in _read(Path("/proc/modules")).splitlines()}
@@ -83,7 +83,7 @@ def gpudirect(has_gpus: bool) -> str:
 
 
 def _topology_has_cards() -> bool:
-    """Whether `nvidia-smi` sees RDMA-capable network cards beside the GPUs."""
+    """Return whether `nvidia-smi` lists RDMA-capable network cards beside the GPUs."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S607
         return "NIC" in shown.stdout or "mlx5" in shown.stdout
@@ -91,20 +91,20 @@ def _topology_has_cards() -> bool:
 
 
 def unlike_versions(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Libraries that are not the same everywhere, a sentence each: what they do to figures is nobody's network."""
-    told = []
+    """Return a sentence for each library whose version differs between nodes, which would distort results."""
+    sentences = []
     for library in ("torch", "distributed", "python"):
-        by: dict[str, list[str]] = {}
+        names_by_version: dict[str, list[str]] = {}
         for node in nodes:
-            by.setdefault(str(node[library]), []).append(str(node["name"]))
-        if len(by) > 1:
-            parts = "; ".join(f"{version} on {', '.join(names)}" for version, names in sorted(by.items()))
-            told.append(f"{library} is not the same on all nodes ({parts}); install the same")
-    return told
+            names_by_version.setdefault(str(node[library]), []).append(str(node["name"]))
+        if len(names_by_version) > 1:
+            parts = "; ".join(f"{version} on {', '.join(names)}" for version, names in sorted(names_by_version.items()))
+            sentences.append(f"{library} is not the same on all nodes ({parts}); install the same")
+    return sentences
 
 
 def own_address() -> str:
-    """This process' Dask worker's IP address; as others reach it."""
+    """Return the IP address at which others reach this process' Dask worker."""
     from distributed import get_worker
 
     host = str(get_worker().address).split("://", 1)[-1].rsplit(":", 1)[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Measures a cluster: asks its workers in turn, and keeps what they found. Nothing is decided here."""
+"""Measure a cluster: run probes on its workers in turn and collect their samples; analysis happens elsewhere."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from idletrain.fabric.measuring.tasks import LinkProbe, ProbeResult
 from idletrain.worker.lease_spec import version
 
 Say = Callable[[str], None]
-PROBE_SECONDS = 60.0  # beyond what a visit should take
+PROBE_SECONDS = 60.0  # time limit of a probe, beyond the time that it should take
 PACE_SECONDS = 0.3
-INCAST_SECONDS = 0.5  # at least: senders begin some hundredths of a second apart
-CALL_GRACE_SECONDS = (
-    5.0  # for all others' parts in what one has failed at: some fail by it at once, and some wait in vain
-)
+INCAST_SECONDS = 0.5  # at least: senders start some hundredths of a second apart
+CALL_GRACE_SECONDS = 5.0  # for the other nodes once one has failed: some fail with it, some would wait for ever
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
 @dataclass
 class Findings:
-    """What was found so far."""
+    """The results so far.
+
+    Attributes:
+        apart: Pairs of nodes of which the first cannot reach the second.
+        silent: Nodes that are gone or do not answer.
+    """
 
     points: list[Point] = field(default_factory=list)
     collectives: list[CollectiveSample] = field(default_factory=list)
@@ -50,79 +53,81 @@ class Findings:
 
 
 async def measure_fabric(client: Client, preset: FabricPreset, say: Say) -> Fabric:
-    """Everything that these workers let one measure.
+    """Measure everything that a cluster's workers allow.
 
     Args:
-        client: An asynchronous client of their cluster, on which nothing else runs.
-        preset: How much.
-        say: Told what comes next.
+        client: An asynchronous client of the cluster, on which nothing else runs.
+        preset: How much is measured.
+        say: Called with a line before each phase.
 
     Raises:
-        RunError: there is no worker.
-        RefusedError: workers run other versions of idletrain.
+        RunError: There is no worker.
+        RefusedError: Workers run other versions of idletrain.
     """
-    began, team, found = time.monotonic(), await MeasuredNodes.of(client), Findings()
-    say(f"{len(team)} nodes")
-    nodes = await _nodes(team)
-    found.faults += inventory.unlike_versions(nodes)
-    if len(team) > 1:
-        async with _probe_servers(team) as visits:
-            await _links(team, preset, visits, found, say)
-            await _crowds(team, preset, visits, found, say)
-            await _transfers(team, preset, visits, found, say)
+    started, workers, findings = time.monotonic(), await MeasuredNodes.of(client), Findings()
+    say(f"{len(workers)} nodes")
+    nodes = await _nodes(workers)
+    findings.faults += inventory.unlike_versions(nodes)
+    if len(workers) > 1:
+        async with _probe_servers(workers) as probes:
+            await _links(workers, preset, probes, findings, say)
+            await _concurrent_streams(workers, preset, probes, findings, say)
+            await _transfers(workers, preset, probes, findings, say)
     else:
-        found.missing.append("links, collectives and scaling: there is no second node; start another worker")
-    if found.apart or found.silent:
-        found.missing.append("collectives, training and stencil: every node must reach every other one for those")
+        findings.missing.append("links, collectives and scaling: there is no second node; start another worker")
+    if findings.apart or findings.silent:
+        findings.missing.append("collectives, training and stencil: every node must reach every other one for those")
     else:
-        await _together(team, preset, nodes, found, say)
+        await _together(workers, preset, nodes, findings, say)
     about = {
         "version": version(),
         "preset": preset.name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started,
     }
     return Fabric(
         about,
         nodes,
-        found.points,
-        found.collectives,
-        found.training,
-        found.stencil,
-        found.faults,
-        list(dict.fromkeys(found.missing)),
+        findings.points,
+        findings.collectives,
+        findings.training,
+        findings.stencil,
+        findings.faults,
+        list(dict.fromkeys(findings.missing)),
     )
 
 
 async def _nodes(workers: MeasuredNodes) -> list[dict[str, Any]]:
-    """What each node tells of itself, with how fast it is while all others are, too.
+    """Describe each node, with the seconds of a small training step while all others train as well.
 
     Raises:
-        SilentError: one does not.
+        NodeSilentError: One does not answer.
     """
-    told = await workers.call_all(tasks.describe)
+    descriptions = await workers.call_all(tasks.describe)
     paces = await workers.call_all(tasks.pace, PACE_SECONDS)
     return [
         {"name": name, "worker": address, **about, "pace_seconds": pace}
-        for name, address, about, pace in zip(workers.names, workers.addresses, told, paces, strict=True)
+        for name, address, about, pace in zip(workers.names, workers.addresses, descriptions, paces, strict=True)
     ]
 
 
 @contextlib.asynccontextmanager
 async def _probe_servers(workers: MeasuredNodes) -> AsyncIterator[Callable[[int, int], LinkProbe]]:
-    """Open every node's post meanwhile; yields what makes a visit of one node to another."""
+    """Keep every node's probe server open; yield a function that makes the probe of a (source, target) pair."""
     token = secrets.token_hex(16)
     temporary = Security.temporary()
-    kept = {name: getattr(temporary, name) for name in CERTIFICATES}
+    certificates = {name: getattr(temporary, name) for name in CERTIFICATES}
     try:
-        patience = max(PROBE_SILENCE_SECONDS, PROBE_SECONDS * len(workers))  # each node's turn comes in every phase
-        doors: list[SocketAddress] = await workers.call_all(tasks.open_probe_server, token, kept, patience)
-        yield lambda source, target: LinkProbe(source, target, doors[target], token, kept)
+        silent_seconds = max(PROBE_SILENCE_SECONDS, PROBE_SECONDS * len(workers))  # a phase probes node after node
+        addresses: list[SocketAddress] = await workers.call_all(
+            tasks.open_probe_server, token, certificates, silent_seconds
+        )
+        yield lambda source, target: LinkProbe(source, target, addresses[target], token, certificates)
     finally:
         await workers.call_each(tasks.close_probe_server, [(node, ()) for node in range(len(workers))])
 
 
-async def _visit(
+async def _measure_link(
     workers: MeasuredNodes,
     findings: Findings,
     probe: LinkProbe,
@@ -130,7 +135,7 @@ async def _visit(
     *args: Any,
     seconds: float = 0.0,
 ) -> tuple[Point, ...]:
-    """Let one node measure another; a pair that cannot, or a node that is gone, is told of once and not tried again."""
+    """Run a probe task and return its points; report a failing pair or node once and do not try it again."""
     pair = probe.source, probe.target
     if pair in findings.apart or findings.silent & set(pair):
         return ()
@@ -143,7 +148,7 @@ async def _visit(
     if answer.fault:
         findings.apart.add(pair)
         findings.faults.append(
-            f"{workers.names[probe.source]} cannot reach {workers.names[probe.target]} at {probe.door.host} "
+            f"{workers.names[probe.source]} cannot reach {workers.names[probe.target]} at {probe.address.host} "
             f"({answer.fault}); let TCP through between them, all ports"
         )
     return answer.points
@@ -152,60 +157,60 @@ async def _visit(
 async def _links(
     workers: MeasuredNodes, preset: FabricPreset, probes: Callable[[int, int], LinkProbe], findings: Findings, say: Say
 ) -> None:
-    """Round trips and streams of all pairs, one at a time: nothing else is to move meanwhile."""
+    """Measure round trips and streams of all pairs, one pair at a time, so that no other bytes move."""
     pairs = presets.pairs(len(workers))
     seconds = presets.stream_seconds(preset, len(workers))
     say(f"links: {len(pairs)} pairs, {seconds:.2g} s each")
     for pair in pairs:
-        findings.points += await _visit(workers, findings, probes(*pair), tasks.link, preset.pings, seconds)
+        findings.points += await _measure_link(workers, findings, probes(*pair), tasks.link, preset.pings, seconds)
 
 
-async def _crowds(
+async def _concurrent_streams(
     workers: MeasuredNodes, preset: FabricPreset, probes: Callable[[int, int], LinkProbe], findings: Findings, say: Say
 ) -> None:
-    """Both ways, several connections, and all to one."""
-    say("links: both ways, several at once, all to one")
+    """Measure streams both ways at once, over several connections, and from all nodes to one."""
+    say("links: both ways at once, several connections, all to one")
     seconds = presets.stream_seconds(preset, len(workers))
     for pair in sorted({(min(pair), max(pair)) for pair in presets.partners(len(workers), preset.partners)}):
-        findings.points += await _visit(workers, findings, probes(*pair), tasks.both_ways, seconds)
+        findings.points += await _measure_link(workers, findings, probes(*pair), tasks.both_ways, seconds)
     for count in preset.flows:
-        findings.points += await _visit(workers, findings, probes(0, 1), tasks.flows, seconds, count)
+        findings.points += await _measure_link(workers, findings, probes(0, 1), tasks.flows, seconds, count)
     for target in range(len(workers)) if preset.thorough else (0,):
         senders = [node for node in range(len(workers)) if node != target and (node, target) not in findings.apart]
         how = max(seconds, INCAST_SECONDS), 1, "incast"
-        asked = (_visit(workers, findings, probes(node, target), tasks.flows, *how) for node in senders)
-        come = [point for points in await asyncio.gather(*asked) for point in points]
-        if come:
-            rates = tuple(rate for point in come for rate in point.samples)
-            moved = sum(point.moved_bytes for point in come)
-            findings.points.append(Point("incast", "socket", senders[0], target, rates, len(come), moved))
+        streams = (_measure_link(workers, findings, probes(node, target), tasks.flows, *how) for node in senders)
+        incoming = [point for points in await asyncio.gather(*streams) for point in points]
+        if incoming:
+            rates = tuple(rate for point in incoming for rate in point.samples)
+            moved = sum(point.moved_bytes for point in incoming)
+            findings.points.append(Point("incast", "socket", senders[0], target, rates, len(incoming), moved))
 
 
 async def _transfers(
     workers: MeasuredNodes, preset: FabricPreset, probes: Callable[[int, int], LinkProbe], findings: Findings, say: Say
 ) -> None:
-    """Over Dask's comm layer and idletrain's exchange, in sizes that suit the link."""
+    """Measure transfers over Dask's comm layer and idletrain's exchange, in sizes that suit the link."""
     say("links: Dask's comm layer, and idletrain's exchange over it")
     streams = {
         (point.source, point.target): statistics.rate(point) for point in findings.points if point.what == "one way"
     }
-    there = probes(0, 1).door.addresses
-    if "dask" not in there:
+    servers = probes(0, 1).address.servers
+    if "dask" not in servers:
         findings.missing.append("Dask's comm layer without TLS: this cluster asks for TLS")
-    for over in (*(over for over in ("dask", "dask tls") if over in there), "pull", "push"):
+    for transport in (*(dask for dask in ("dask", "dask tls") if dask in servers), "pull", "push"):
         for source, target in presets.partners(len(workers), preset.partners):
-            way = (target, source) if over == "pull" else (source, target)
-            size = presets.transfer_bytes(preset, streams.get(way, 0.0))
-            how = over, size, preset.transfers, preset.pings
-            points = await _visit(workers, findings, probes(source, target), tasks.transfers, *how)
-            # What is pulled comes from the visited node's store.
-            findings.points += [replace(point, source=way[0], target=way[1]) for point in points]
+            # A pull moves bytes from the target's store to the node that measures.
+            sender, receiver = (target, source) if transport == "pull" else (source, target)
+            size = presets.transfer_bytes(preset, streams.get((sender, receiver), 0.0))
+            how = transport, size, preset.transfers, preset.pings
+            points = await _measure_link(workers, findings, probes(source, target), tasks.transfers, *how)
+            findings.points += [replace(point, source=sender, target=receiver) for point in points]
 
 
 async def _together(
     workers: MeasuredNodes, preset: FabricPreset, nodes: Sequence[dict[str, Any]], findings: Findings, say: Say
 ) -> None:
-    """Collectives, training and stencil, of every backend that all nodes have."""
+    """Measure collectives, training and stencil over every backend that all nodes have."""
     link = statistics.link_rate(Fabric({}, nodes, findings.points)) or 1e9
     limit = preset.together_seconds
     sharing = Counter(node["host"] for node in nodes)
@@ -229,21 +234,21 @@ async def _together(
         }
         orders = []
         for rank, node in enumerate(nodes):
-            place = sum(other["host"] == node["host"] for other in nodes[:rank])
-            mine = {**common, "rank": rank, "sharing": sharing[node["host"]], "place": place}
-            orders.append((rank, (mine, node["interface"], dict(environment))))
-        _keep(workers, findings, label, await _answers(workers, orders, limit + PROBE_SECONDS))
-    for kind, has in (("NCCL", "nccl"), ("MPI", "mpi")):
-        if not all(node[has] for node in nodes):
+            local_rank = sum(other["host"] == node["host"] for other in nodes[:rank])
+            own = {**common, "rank": rank, "sharing": sharing[node["host"]], "local_rank": local_rank}
+            orders.append((rank, (own, node["interface"], dict(environment))))
+        _add_results(workers, findings, label, await _run_parts(workers, orders, limit + PROBE_SECONDS))
+    for kind, key in (("NCCL", "nccl"), ("MPI", "mpi")):
+        if not all(node[key] for node in nodes):
             findings.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
-        elif has == "nccl" and "nccl" not in dict(available):
+        elif key == "nccl" and "nccl" not in dict(available):
             findings.missing.append("NCCL: there are more workers on a machine than GPUs; start one for each")
-        elif has == "mpi":
+        elif key == "mpi":
             findings.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
 
 
-async def _answers(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float) -> list[Any]:
-    """What came of every node's part; when one fails, the others' end soon, too."""
+async def _run_parts(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float) -> list[Any]:
+    """Run every node's part of a collective measurement; return each result or error. A failure ends all parts soon."""
     parts = [
         asyncio.ensure_future(workers.call(node, tasks.take_part, *args, seconds=seconds)) for node, args in orders
     ]
@@ -254,31 +259,31 @@ async def _answers(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[
             failed = any(part.exception() or "fault" in part.result() for part in done)
         if pending:
             await asyncio.wait(pending, timeout=CALL_GRACE_SECONDS)
-    finally:  # also of Ctrl-C
+    finally:  # also on Ctrl-C
         await workers.client.run(tasks.end_parts, on_error="ignore")
-    answers: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
-    return answers
+    results: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
+    return results
 
 
-def _keep(workers: MeasuredNodes, findings: Findings, label: str, answers: Sequence[Any]) -> None:
-    """Take the first node's results, as far as they go, and tell why there are no more."""
+def _add_results(workers: MeasuredNodes, findings: Findings, label: str, results: Sequence[Any]) -> None:
+    """Add the first node's results, complete or not, and every node's fault."""
     faults = [
-        f"{label}: {answer}"
-        if isinstance(answer, NodeSilentError)
-        else f"{label} on {workers.names[rank]}: {answer['fault']}"
-        for rank, answer in enumerate(answers)
-        if isinstance(answer, NodeSilentError) or "fault" in answer
+        f"{label}: {result}"
+        if isinstance(result, NodeSilentError)
+        else f"{label} on {workers.names[rank]}: {result['fault']}"
+        for rank, result in enumerate(results)
+        if isinstance(result, NodeSilentError) or "fault" in result
     ]
     if faults:
         findings.faults += faults
         findings.missing.append(f"collectives, training and stencil over {label}: not all of them; see the faults")
-    result = answers[0]
-    if isinstance(result, NodeSilentError) or "collectives" not in result:
+    first = results[0]
+    if isinstance(first, NodeSilentError) or "collectives" not in first:
         return
-    findings.collectives += [CollectiveSample(**_tuples(one)) for one in result["collectives"]]
-    findings.training += [TrainingSample(**_tuples(one)) for one in result["training"]]
-    findings.stencil += [StencilSample(**_tuples(one)) for one in result["stencil"]]
-    findings.missing += result["missing"]
+    findings.collectives += [CollectiveSample(**_tuples(record)) for record in first["collectives"]]
+    findings.training += [TrainingSample(**_tuples(record)) for record in first["training"]]
+    findings.stencil += [StencilSample(**_tuples(record)) for record in first["stencil"]]
+    findings.missing += first["missing"]
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:

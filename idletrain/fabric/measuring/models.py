@@ -1,4 +1,4 @@
-"""Networks whose steps are measured, in their papers' shapes; and batches of noise for them."""
+"""Networks whose training steps are timed, in their papers' shapes, and random batches for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from idletrain.nn import models
 
-CLASSES, PIXELS, WORDS, CONTEXT = 1000, 784, 1000, 64
-VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: a pool
+CLASSES, PIXELS, VOCABULARY, CONTEXT = 1000, 784, 1000, 64
+VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # channels; 0: max pooling
 
 
 class Bottleneck(nn.Module):
@@ -34,7 +34,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet50(depths: Sequence[int] = (3, 4, 6, 3)) -> nn.Module:
-    """ResNet-50 (arXiv 1512.03385, table 1): 25.6 million parameters."""
+    """Build ResNet-50 (arXiv 1512.03385, table 1): 25.6 million parameters."""
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     blocks: list[nn.Module] = []
     channels = 64
@@ -46,7 +46,7 @@ def resnet50(depths: Sequence[int] = (3, 4, 6, 3)) -> nn.Module:
 
 
 def vgg16() -> nn.Module:
-    """VGG-16 (arXiv 1409.1556, table 1, column D): 138 million parameters, most of them in one linear layer."""
+    """Build VGG-16 (arXiv 1409.1556, table 1, column D): 138 million parameters, most of them in one linear layer."""
     layers: list[nn.Module] = []
     channels = 3
     for width in VGG16:
@@ -57,13 +57,13 @@ def vgg16() -> nn.Module:
 
 
 def timed_mlp() -> nn.Module:
-    """A small MLP with BatchNorm: 0.7 million parameters."""
+    """Build a small MLP with BatchNorm: 0.7 million parameters."""
     return models.mlp([PIXELS, 512, 512, 10])
 
 
 def timed_transformer() -> nn.Module:
-    """A small causal language model: 0.7 million parameters."""
-    return models.transformer(WORDS, context=CONTEXT)
+    """Build a small causal language model: 0.7 million parameters."""
+    return models.transformer(VOCABULARY, context=CONTEXT)
 
 
 TIMED_NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -75,13 +75,13 @@ TIMED_NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def on_meta(name: str) -> nn.Module:
-    """A network without values."""
+    """Build a network on torch's meta device, without values."""
     with torch.device("meta"):
         return TIMED_NETWORKS[name]()
 
 
 def materialized(module: nn.Module, device: torch.device) -> nn.Module:
-    """A network with values: zeros, as a step takes no longer with others, but 138 million random ones would."""
+    """Fill a meta network with zeros on a device: steps take as long with any values, and zeros are quick to make."""
     module = module.to_empty(device=device)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -90,10 +90,10 @@ def materialized(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def batch(name: str, size: int, image: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels for a network; images are `image` pixels wide and high."""
+    """Draw `size` inputs and labels for a network; images are `image` pixels wide and high."""
     if name == "transformer":
-        words = torch.randint(WORDS, (size, CONTEXT + 1))
-        return words[:, :-1], words[:, 1:]
+        tokens = torch.randint(VOCABULARY, (size, CONTEXT + 1))
+        return tokens[:, :-1], tokens[:, 1:]
     if name == "mlp":
         return torch.rand(size, PIXELS), torch.randint(10, (size,))
     return torch.rand(size, 3, image, image), torch.randint(CLASSES, (size,))

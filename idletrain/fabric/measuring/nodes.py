@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster as numbered nodes that are asked to do things, one or all at once."""
+"""The workers of a Dask cluster as numbered nodes that run a task, one node or all at once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from distributed import Client
 from idletrain.errors import RefusedError, RunError
 from idletrain.worker.lease_spec import version
 
-NODE_ANSWER_SECONDS = 60.0  # for what takes no time itself: a first task imports torch, which a cold disk can draw out
-NODE_WAIT_POLL_SECONDS = 2.0  # between looks at whether a node that is asked something is still there
+NODE_ANSWER_SECONDS = 60.0  # for a short task: the first one imports torch, which is slow from a cold disk
+NODE_WAIT_POLL_SECONDS = 2.0  # between checks that a node with a task is still connected
 _numbers = itertools.count()
 
 
 class NodeSilentError(RunError):
-    """A node does not answer, or fails at what it is asked; the text is a sentence that names it."""
+    """A node does not answer, or its task fails; the message is a sentence that names the node."""
 
 
 @dataclass(frozen=True)
 class MeasuredNodes:
-    """Nodes in the order of their names.
+    """The nodes of a cluster, in the order of their names.
 
     Attributes:
-        client: An asynchronous client.
-        addresses: Of the workers.
-        names: Theirs, for people.
+        client: An asynchronous client of the cluster.
+        addresses: The workers' Dask addresses.
+        names: The workers' names, for messages and tables.
     """
 
     client: Client
@@ -38,36 +38,36 @@ class MeasuredNodes:
 
     @classmethod
     async def of(cls, client: Client) -> MeasuredNodes:
-        """All workers that are there.
+        """Return all workers of the cluster.
 
         Raises:
-            RunError: there is none.
-            RefusedError: some run another version of idletrain, or none.
+            RunError: There is none.
+            RefusedError: Some run another version of idletrain, or none.
         """
         workers = (await client.scheduler.identity())["workers"]
         if not workers:
             raise RunError("the cluster has no worker; start some (idletrain worker ADDRESS) and measure again")
-        ranked = sorted((_natural(str(told["name"])), str(told["name"]), address) for address, told in workers.items())
-        team = cls(client, [address for *_, address in ranked], [name for _, name, _ in ranked])
-        await team._check_versions()
-        return team
+        ranked = sorted((_natural(str(info["name"])), str(info["name"]), address) for address, info in workers.items())
+        nodes = cls(client, [address for *_, address in ranked], [name for _, name, _ in ranked])
+        await nodes._check_versions()
+        return nodes
 
     def __len__(self) -> int:
         return len(self.addresses)
 
     async def call(self, node: int, task: Callable[..., Any], *args: Any, seconds: float = NODE_ANSWER_SECONDS) -> Any:
-        """What a task returns that runs on a node.
+        """Run a task on a node and return its result.
 
         Raises:
-            SilentError: it fails, does not end in time, or the node is gone: a scheduler that thinks it may come back
-                would wait for it.
+            NodeSilentError: It fails, does not end in `seconds`, or the node is gone: Dask's scheduler would wait for
+                the node to come back.
         """
         what = getattr(task, "__name__", "task")
         key = f"fabric-{what}-{next(_numbers)}-{self.client.id}"
         future = self.client.submit(
             task, *args, key=key, workers=[self.addresses[node]], allow_other_workers=False, pure=False, retries=0
         )
-        answer, left = asyncio.ensure_future(future), asyncio.ensure_future(self._check_left(node))
+        answer, left = asyncio.ensure_future(future), asyncio.ensure_future(self._wait_until_gone(node))
         try:
             done, _ = await asyncio.wait((answer, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -85,12 +85,12 @@ class MeasuredNodes:
             left.cancel()
             future.release()
 
-    async def _check_left(self, node: int) -> None:
-        """Return when a node is gone."""
-        there = True
-        while there:
+    async def _wait_until_gone(self, node: int) -> None:
+        """Return once a node has left the cluster."""
+        connected = True
+        while connected:
             await asyncio.sleep(NODE_WAIT_POLL_SECONDS)
-            there = bool(await self.client.scheduler.ncores(workers=[self.addresses[node]]))
+            connected = bool(await self.client.scheduler.ncores(workers=[self.addresses[node]]))
 
     async def call_each(
         self,
@@ -98,42 +98,48 @@ class MeasuredNodes:
         orders: Iterable[tuple[int, Sequence[Any]]],
         seconds: float = NODE_ANSWER_SECONDS,
     ) -> list[Any]:
-        """What a task returns on each of some nodes, begun at once; a `SilentError` in the place of what failed."""
-        asked = (self.call(node, task, *args, seconds=seconds) for node, args in orders)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, NodeSilentError):
-                raise one
-        return list(found)
+        """Run a task on some nodes at once; return the results in order, a `NodeSilentError` for each that failed.
+
+        Args:
+            task: The function.
+            orders: Pairs of a node and the task's arguments there.
+            seconds: Time limit of each.
+        """
+        calls = (self.call(node, task, *args, seconds=seconds) for node, args in orders)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, NodeSilentError):
+                raise result
+        return list(results)
 
     async def call_all(self, task: Callable[..., Any], *args: Any, seconds: float = NODE_ANSWER_SECONDS) -> list[Any]:
-        """What a task returns on every node, begun at once.
+        """Run a task on every node at once; return the results in the nodes' order.
 
         Raises:
-            SilentError: it fails on one, or does not end in time.
+            NodeSilentError: It fails on one, or does not end in time.
         """
-        told = await self.call_each(task, [(node, args) for node in range(len(self))], seconds)
-        for answer in told:
-            if isinstance(answer, NodeSilentError):
-                raise answer
-        return told
+        results = await self.call_each(task, [(node, args) for node in range(len(self))], seconds)
+        for result in results:
+            if isinstance(result, NodeSilentError):
+                raise result
+        return results
 
     async def _check_versions(self) -> None:
-        told = await self.client.run(version, workers=list(self.addresses), on_error="return")
+        versions = await self.client.run(version, workers=list(self.addresses), on_error="return")
         wrong = {
-            self.names[n]: "none" if isinstance(told.get(address), Exception) else str(told.get(address))
+            self.names[n]: "none" if isinstance(versions.get(address), Exception) else str(versions.get(address))
             for n, address in enumerate(self.addresses)
-            if told.get(address) != version()
+            if versions.get(address) != version()
         }
         if wrong:
-            which = ", ".join(f"{name} runs {theirs}" for name, theirs in wrong.items())
+            which = ", ".join(f"{name} runs {other}" for name, other in wrong.items())
             raise RefusedError(f"not all workers run idletrain {version()}: {which}; install the same everywhere")
 
 
 async def occupied(client: Client) -> str | None:
-    """What the cluster is busy with, in words, or None."""
+    """Return a phrase for what keeps the cluster busy, or None if it is idle."""
     run = await client.get_metadata(["idletrain"], None)
-    # Of a head that was killed the words stay, and its connection does not.
+    # The metadata of a killed head stays on the scheduler; its connection does not.
     if run and run["client"] in await client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients)):
         return f"a run of idletrain {run['version']} is using these workers"
     tasks = sum(len(keys) for keys in (await client.processing()).values())
@@ -141,6 +147,6 @@ async def occupied(client: Client) -> str | None:
 
 
 def _natural(name: str) -> tuple[Any, ...]:
-    """Names in the order that people count in: n2 before n10."""
+    """Return a sort key that puts names in counting order: n2 before n10."""
     parts = ["".join(part) for _, part in itertools.groupby(name, str.isdigit)]
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

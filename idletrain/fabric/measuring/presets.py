@@ -1,4 +1,4 @@
-"""What is measured between whom, how often and how long. Pure."""
+"""How much is measured: pairs of nodes, repetitions, sizes and time limits. Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-ALL_PAIRS = 32  # nodes: with more, pairs are sampled
-PARTNERS = 4  # of each node, when they are
+ALL_PAIRS = 32  # nodes up to which all pairs are measured; of more, a sample of the pairs
+PARTNERS = 4  # of each node in such a sample
 KB, MB, GB = 1000, 1000**2, 1000**3
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
-# Of a stream, what is not counted: slow start, and what a token bucket lets through at once.
+# The start of a stream is not counted: TCP's slow start, and the burst that a token bucket lets through.
 WARM_SECONDS = 0.1
-# NCCL's variants by the environment that makes them: without GPUDirect, data is staged through the host's memory.
+# Environment that turns NCCL's GPUDirect off: data is staged through the host's memory.
 STAGED = {"NCCL_NET_GDR_LEVEL": "LOC", "NCCL_P2P_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A network to train steps of: its name in `models`, and the batch sizes of each node."""
+    """A network whose training steps are timed: its name in `models`, and the batch sizes of each node."""
 
     name: str
     batch_sizes: tuple[int, ...]
@@ -31,19 +31,23 @@ class FabricPreset:
 
     Attributes:
         pings: Round trips of each pair.
-        pairs_seconds: For the streams of all pairs together, which sets each one's length within `stream_seconds`.
-        transfers: Of each kind over Dask and the exchange, of `transfer_seconds` and `transfer_most` bytes at most.
-        partners: With how many of the next nodes each does such transfers; 0 for two by two.
+        pairs_seconds: Time for the streams of all pairs together; it sets each stream's length within
+            `stream_seconds`.
+        stream_seconds: Shortest and longest stream.
+        transfers: Transfers of each kind over Dask and the exchange.
+        transfer_seconds: Aimed length of one transfer.
+        transfer_most: Largest transfer in bytes.
+        partners: With how many of the next nodes each node does such transfers; 0 for disjoint pairs.
         flows: Numbers of connections at once.
         sizes: Bytes of collective operations.
-        operation_seconds: For one operation of one size, beyond which larger sizes are left out.
-        repeats: Of operations, steps and halos, the least and the most.
-        step_seconds: For a network's steps of one kind; one that would take longer is computed instead.
-        models: What is trained.
-        image: Height and width of its images.
-        edge: Of the stencil's grid, each way (of a node's block when scaled weakly).
-        together_seconds: The most for all that nodes do together, of one backend.
-        thorough: Whether scaling is measured at every power of two, collectives too, and NCCL without GPUDirect.
+        operation_seconds: Time for one operation of one size; larger sizes than one that exceeds it are left out.
+        repeats: Fewest and most repetitions of operations, steps and halo exchanges.
+        step_seconds: Time for a network's steps of one kind; the cost of one that would take longer is computed.
+        models: Networks to train.
+        image: Height and width of their images in pixels.
+        edge: Cells along each edge of the stencil's grid (of a node's block in weak scaling).
+        together_seconds: Time limit of everything that nodes do together over one backend.
+        thorough: Whether scaling and collectives are measured at every power of two, and NCCL without GPUDirect.
     """
 
     name: str
@@ -120,27 +124,27 @@ PRESETS: Mapping[str, FabricPreset] = {preset.name: preset for preset in (QUICK,
 
 
 def preset_of(tree: Mapping[str, Any]) -> FabricPreset:
-    """A preset from its plain values, as `asdict` and JSON make them."""
+    """Rebuild a preset from its plain values, as `asdict` and JSON make them."""
     plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
     models = tuple(TimedModel(model["name"], tuple(model["batch_sizes"])) for model in tree["models"])
     return FabricPreset(**(plain | {"models": models}))
 
 
 def pairs(nodes: int) -> list[tuple[int, int]]:
-    """Who is measured with whom, each way on its own: all, or of many nodes some partners of each.
+    """Return (source, target) pairs to measure: all, or with many nodes some partners of each node.
 
-    The partners are so many places further on (1, 3, 9, 27, doubling back at the end): every node sends and receives as
-    often, and an odd one is seen by several.
+    The partners are 1, 3, 9 and 27 nodes further on (modulo the number of nodes): every node sends and receives
+    equally often, and several nodes notice a slow one.
     """
     if nodes <= ALL_PAIRS:
         return [(a, b) for a in range(nodes) for b in range(nodes) if a != b]
     steps = [3**i % nodes for i in range(PARTNERS)]
-    found = {(a, (a + step) % nodes) for a in range(nodes) for step in steps}
-    return sorted(found | {(b, a) for a, b in found})
+    forward = {(a, (a + step) % nodes) for a in range(nodes) for step in steps}
+    return sorted(forward | {(b, a) for a, b in forward})
 
 
 def partners(nodes: int, count: int) -> list[tuple[int, int]]:
-    """Pairs for what takes longer: each node with the `count` next to it, or two by two."""
+    """Return pairs for longer measurements: each node with the next `count`, or disjoint pairs if that is 0."""
     if nodes < 2:
         return []
     if count >= nodes - 1:
@@ -151,46 +155,46 @@ def partners(nodes: int, count: int) -> list[tuple[int, int]]:
 
 
 def stream_seconds(preset: FabricPreset, nodes: int) -> float:
-    """How long each pair's stream lasts, warming up included."""
-    least, most = preset.stream_seconds
-    return min(most, max(least, preset.pairs_seconds / max(1, len(pairs(nodes)))))
+    """Return the length of each pair's stream, warm-up included."""
+    shortest, longest = preset.stream_seconds
+    return min(longest, max(shortest, preset.pairs_seconds / max(1, len(pairs(nodes)))))
 
 
 def transfer_bytes(preset: FabricPreset, bytes_per_second: float) -> int:
-    """How large a transfer is that takes about as long as it should, at a link's speed."""
+    """Return the size of a transfer that takes about the preset's time at a link's speed; a multiple of 4."""
     return int(min(preset.transfer_most, max(64 * KB, bytes_per_second * preset.transfer_seconds))) // 4 * 4
 
 
 def worlds(preset: FabricPreset, nodes: int) -> list[int]:
-    """Numbers of nodes at which scaling is measured: one and all, and powers of two between."""
+    """Return the numbers of nodes at which scaling is measured: one, all, and if thorough powers of two between."""
     between = (2**i for i in range(1, nodes.bit_length()) if 2**i <= nodes)
     return sorted({1, nodes, *(between if preset.thorough else ())})
 
 
 def repeats(preset: FabricPreset, once_seconds: float, budget_seconds: float) -> int:
-    """How often something is done that took so long once; 0 if even the least would go beyond thrice the budget."""
-    least, most = preset.repeats
-    if once_seconds * least > 3 * budget_seconds:
+    """Return how often to repeat work that took `once_seconds`; 0 if the fewest exceed three times the budget."""
+    fewest, most = preset.repeats
+    if once_seconds * fewest > 3 * budget_seconds:
         return 0
-    return int(min(most, max(least, budget_seconds / max(once_seconds, 1e-9))))
+    return int(min(most, max(fewest, budget_seconds / max(once_seconds, 1e-9))))
 
 
 def backends(nodes: Sequence[Mapping[str, Any]], preset: FabricPreset) -> list[tuple[str, Mapping[str, str]]]:
-    """Backends of torch.distributed that all nodes have, with the environment of each."""
-    found: list[tuple[str, Mapping[str, str]]] = []
+    """Return the backends of torch.distributed that all nodes have, each with its environment variables."""
+    common: list[tuple[str, Mapping[str, str]]] = []
     if all(node["gloo"] for node in nodes):
-        found.append(("gloo", {}))
+        common.append(("gloo", {}))
     sharing = Counter(node["host"] for node in nodes)
     # No two processes may use the same GPU.
     if all(node["nccl"] and len(node["gpus"]) >= sharing[node["host"]] for node in nodes):
-        found.append(("nccl", {}))
+        common.append(("nccl", {}))
         if preset.thorough:
-            found.append(("nccl staged", STAGED))
-    return found
+            common.append(("nccl staged", STAGED))
+    return common
 
 
 def dims(nodes: int) -> tuple[int, int, int]:
-    """How a grid is cut among nodes: three factors as alike as can be, the largest first."""
+    """Return how to cut a 3-D grid among nodes: three factors, as equal as possible, the largest first."""
     cuts = [
         (a, b, nodes // (a * b))
         for a in range(1, nodes + 1)
@@ -204,7 +208,7 @@ def dims(nodes: int) -> tuple[int, int, int]:
 
 
 def neighbours(rank: int, cut: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """A node's neighbours in a grid that is cut so, as (axis, side, node), side -1 or 1; none beyond the edges."""
+    """Return a node's neighbours in a grid cut by `dims` as (axis, side -1 or 1, node); none beyond the edges."""
     at = (rank // (cut[1] * cut[2]), rank // cut[2] % cut[1], rank % cut[2])
     strides = (cut[1] * cut[2], cut[2], 1)
     return [

@@ -1,6 +1,6 @@
-"""A node's listening post: what others measure against, in a thread of its worker, until told to go or long unused.
+"""Serve other nodes' measurements from a thread of the worker, until closed or unused for long.
 
-A post costs nothing while nobody calls. It dies with its worker, and by itself when whoever measures is gone.
+An idle server costs nothing. It ends with its worker, and by itself when the measuring client is gone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,23 @@ from idletrain.fabric.measuring.sockets import SocketAddress
 
 PROBE_SERVER_KEY = "idletrain-fabric"  # among a worker's extensions
 IDLE_POLL_SECONDS = 0.5
-PROBE_SILENCE_SECONDS = 900.0  # after which whoever measured is gone, unless told otherwise
+PROBE_SILENCE_SECONDS = 900.0  # without a call, after which the measuring client counts as gone
 
 
 class ProbeServer:
-    """All servers of one node, on an event loop of their own: the worker's own serves the cluster meanwhile."""
+    """All servers of one node, on an event loop of their own, as the worker's own loop serves the cluster.
+
+    Args:
+        host: IP address to listen on.
+        token: Secret that callers must send.
+        cluster: The cluster's own security.
+        temporary: Certificates of this measurement alone, for the server over TLS; None for no such server.
+        plain: Whether to open a server without TLS as well.
+        silent_seconds: Time without a call after which the servers close.
+
+    Attributes:
+        address: Where other nodes reach the servers.
+    """
 
     def __init__(
         self,
@@ -47,10 +59,10 @@ class ProbeServer:
         if self._faults:
             self._plain.close()
             raise self._faults[0]
-        self.door = SocketAddress(host, self._plain.port, self._probe_servers.addresses)
+        self.address = SocketAddress(host, self._plain.port, self._probe_servers.addresses)
 
     def close(self) -> None:
-        """Serve no more; returns at once."""
+        """Stop serving; return at once."""
         self._ended.set()
 
     async def _serve(self, host: str, cluster: Security, temporary: Security | None, plain: bool) -> None:
@@ -69,14 +81,14 @@ class ProbeServer:
 
 
 def open_server(worker: Worker, **settings: Any) -> SocketAddress:
-    """Open a worker's post, in the place of one that an earlier measurement left."""
+    """Open a worker's probe server, closing one that an earlier measurement left; return its address."""
     close_server(worker)
-    post = ProbeServer(**settings, cluster=worker.security, plain=worker.address.startswith("tcp://"))
-    worker.extensions[PROBE_SERVER_KEY] = post
-    return post.door
+    server = ProbeServer(**settings, cluster=worker.security, plain=worker.address.startswith("tcp://"))
+    worker.extensions[PROBE_SERVER_KEY] = server
+    return server.address
 
 
 def close_server(worker: Worker) -> None:
-    """Close a worker's post, if it has one."""
-    if post := worker.extensions.pop(PROBE_SERVER_KEY, None):
-        post.close()
+    """Close a worker's probe server, if it has one."""
+    if server := worker.extensions.pop(PROBE_SERVER_KEY, None):
+        server.close()

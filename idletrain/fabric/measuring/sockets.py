@@ -1,7 +1,7 @@
-"""Plain TCP sockets between two nodes: what the link itself gives, with as little Python as possible.
+"""Measure the link between two nodes over plain TCP sockets, with as little Python as possible.
 
-A call is one line of JSON, `{"token": ..., "do": "echo", "sink", "source" or "cpu", "seconds": ...}`, and what follows.
-Who receives a stream measures it, so that what lies in buffers is not counted.
+A call is one line of JSON, `{"token": ..., "do": "echo", "sink", "source" or "cpu", "seconds": ...}`, and then the
+bytes of the measurement. The receiver of a stream measures it, so that bytes in send buffers are not counted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from idletrain.fabric.measuring.presets import WARM_SECONDS
 
 CHUNK = 1 << 18
 PING_BYTES = 8
-READY = b"."  # what came before it would be in the buffer that the call was read from
-SLICE_SECONDS = 0.02  # of a stream, in which its rate is one sample
+READY = b"."  # sent by the server once it has read the call: earlier bytes would end up in that read's buffer
+SLICE_SECONDS = 0.02  # of a stream; the rate in one slice is one sample
 SOCKET_CONNECT_SECONDS = 5.0
-SOCKET_SILENCE_SECONDS = 20.0  # of a stream: what is that slow is no link
-ByteMark = tuple[float, int]  # when, and how many bytes had come by then
+SOCKET_SILENCE_SECONDS = 20.0  # without a byte, after which a connection is given up
+ByteMark = tuple[float, int]  # a monotonic time, and the bytes received until then
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What came of a stream: a rate for each slice of time or transfer, and bytes."""
+    """A measured stream: its rates in bytes/s, one for each slice of time or transfer, and its bytes."""
 
     rates: tuple[float, ...]
     moved_bytes: int
@@ -41,28 +41,28 @@ class Stream:
 
 @dataclass(frozen=True)
 class SocketAddress:
-    """Where a node's listening post is reached.
+    """Where a node's probe server is reached.
 
     Attributes:
-        host: Its IP address.
-        port: Of the plain sockets.
-        addresses: Of its Dask servers and its store, by what they are for.
+        host: IP address.
+        port: Port of the plain sockets.
+        servers: Addresses of its Dask servers and its store, by purpose (`dask`, `dask tls`, `store`).
     """
 
     host: str
     port: int
-    addresses: dict[str, str]
+    servers: dict[str, str]
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Answers calls until it is shut down.
+    """Answer calls until closed.
 
     Args:
-        host: Where to listen, on a free port.
-        token: What callers must know.
+        host: IP address to listen on, on a free port.
+        token: Secret that callers must send.
 
     Attributes:
-        heard: When somebody called who knew it.
+        heard: Monotonic time of the last call with the right token.
     """
 
     allow_reuse_address = True
@@ -77,11 +77,11 @@ class Listener(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.server_address[1])
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self.shutdown()
         self.server_close()
 
@@ -106,20 +106,20 @@ class _Handler(socketserver.StreamRequestHandler):
                     _echo(self.connection)
                 case _:
                     self.connection.sendall(READY)
-                    marks, total = _receive(self.connection)
-                    self.wfile.write(json.dumps({"marks": marks, "bytes": total}).encode())
+                    byte_marks, total = _receive(self.connection)
+                    self.wfile.write(json.dumps({"marks": byte_marks, "bytes": total}).encode())
 
 
 def round_trips(host: str, port: int, token: str, count: int) -> tuple[float, ...]:
-    """Seconds that eight bytes take there and back.
+    """Return `count` round-trip times of eight bytes, in seconds.
 
     Raises:
-        OSError: there is no way to the post.
+        OSError: The node cannot be reached.
     """
     seconds = []
     with _called(host, port, {"token": token, "do": "echo"}) as line:
         _read_exactly(line, 1)
-        for _ in range(count + 1):  # the first finds the way
+        for _ in range(count + 1):  # the first warms the connection up and is dropped
             started = time.perf_counter()
             line.sendall(b"." * PING_BYTES)
             _read_exactly(line, PING_BYTES)
@@ -128,10 +128,10 @@ def round_trips(host: str, port: int, token: str, count: int) -> tuple[float, ..
 
 
 def stream(host: str, port: int, token: str, seconds: float) -> Stream:
-    """Send for so long.
+    """Send for `seconds`; return the stream as the receiver measured it.
 
     Raises:
-        OSError: there is no way to the post.
+        OSError: The node cannot be reached.
     """
     with _called(host, port, {"token": token, "do": "sink"}) as line:
         _read_exactly(line, 1)
@@ -142,52 +142,52 @@ def stream(host: str, port: int, token: str, seconds: float) -> Stream:
 
 
 def both_ways(host: str, port: int, token: str, seconds: float) -> tuple[Stream, Stream]:
-    """Send and receive at once, for so long; what went there and what came.
+    """Send and receive at once for `seconds`; return the outgoing and the incoming stream.
 
     Raises:
-        OSError: there is no way to the post.
+        OSError: The node cannot be reached.
     """
 
     def fetch() -> Stream:
         with _called(host, port, {"token": token, "do": "source", "seconds": seconds}) as line:
-            marks, total = _receive(line)
-        return Stream(slices(marks), total)
+            byte_marks, total = _receive(line)
+        return Stream(slices(byte_marks), total)
 
-    with ThreadPoolExecutor(1) as beside:
-        coming = beside.submit(fetch)
-        gone = stream(host, port, token, seconds)
-        return gone, coming.result()
+    with ThreadPoolExecutor(1) as pool:
+        incoming = pool.submit(fetch)
+        outgoing = stream(host, port, token, seconds)
+        return outgoing, incoming.result()
 
 
 def flows(host: str, port: int, token: str, seconds: float, count: int) -> list[Stream]:
-    """Send over so many connections at once.
+    """Send over `count` connections at once for `seconds`; return a stream for each.
 
     Raises:
-        OSError: there is no way to the post.
+        OSError: The node cannot be reached.
     """
-    with ThreadPoolExecutor(count) as beside:
-        return list(beside.map(lambda _: stream(host, port, token, seconds), range(count)))
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda _: stream(host, port, token, seconds), range(count)))
 
 
 def cpu_seconds(host: str, port: int, token: str) -> float:
-    """What the post's process has used of its CPUs so far.
+    """Return the CPU seconds that the other node's process has used so far.
 
     Raises:
-        OSError: there is no way to the post.
+        OSError: The node cannot be reached.
     """
     with _called(host, port, {"token": token, "do": "cpu"}) as line:
         return float(json.loads(_read_all(line)))
 
 
 def slices(byte_marks: Sequence[ByteMark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
-    """Rates in slices of time, without those of the beginning; all of a stream that was over before as one."""
+    """Return bytes/s in slices of time after the warm-up; one mean rate of a stream that ended during it."""
     if len(byte_marks) < 2:
         return ()
     times, totals = zip(*byte_marks, strict=True)
     start = times[0] + warm_seconds
     count = math.floor((times[-1] - start) / SLICE_SECONDS + 1e-6)
     edges = start + SLICE_SECONDS * np.arange(count + 1) if count > 0 else np.array([times[0], times[-1]])
-    rates = np.diff(np.interp(edges, times, totals)) / np.diff(edges)  # of equal length: a stall counts for what it is
+    rates = np.diff(np.interp(edges, times, totals)) / np.diff(edges)  # equal slices: a stall counts by its length
     return tuple(float(rate) for rate in rates)
 
 
@@ -212,17 +212,17 @@ def _send(line: socket.socket, seconds: float) -> None:
 
 
 def _receive(line: socket.socket) -> tuple[list[ByteMark], int]:
-    """Take all that comes; marks, the first when the first byte was there, and how many bytes there were."""
+    """Receive to the end of the stream; return byte marks, the first at the first bytes, and the number of bytes."""
     space = memoryview(bytearray(CHUNK))
-    marks: list[ByteMark] = []
+    byte_marks: list[ByteMark] = []
     total, now, due = 0, 0.0, 0.0
     while count := line.recv_into(space):
         total += count
         now = time.monotonic()
         if now >= due:
-            marks.append((now, total))
+            byte_marks.append((now, total))
             due = now + SLICE_SECONDS
-    return [*marks, (now, total)], total
+    return [*byte_marks, (now, total)], total
 
 
 def _read_exactly(line: socket.socket, count: int) -> None:

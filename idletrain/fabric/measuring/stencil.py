@@ -1,4 +1,4 @@
-"""A 3-D halo exchange with up to six neighbours around a 7-point stencil: the step of a flow solver, near enough."""
+"""Time a 7-point stencil with a 3-D halo exchange between up to six neighbours, much like a flow solver's step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from idletrain.fabric.analysis.samples import StencilSample
 from idletrain.fabric.measuring.presets import dims, neighbours
 from idletrain.fabric.measuring.timed_group import TimedGroup
 
-SHARE = 1 / 7  # of each of a cell's seven: the mean, which stays finite
+WEIGHT = 1 / 7  # of each of the seven cells: the mean, which stays finite
 
 
 class GridBlock:
@@ -30,32 +30,32 @@ class GridBlock:
         }
 
     def halo(self) -> None:
-        """Send the outermost cells to the neighbours, and have theirs."""
+        """Exchange the outermost cells with the neighbours."""
         self._wait(self._start())
 
     def compute(self) -> None:
-        """One step everywhere."""
+        """Compute one step of all cells."""
         self._update((1, 1, 1), self.edges)
 
     def step_blocking(self) -> None:
-        """Exchange, then compute."""
+        """Exchange the halo, then compute."""
         self.halo()
         self.compute()
-        self._turn()
+        self._swap()
 
     def step_overlapping(self) -> None:
-        """Compute what needs no halo while it comes, then the rest."""
-        going = self._start()
+        """Compute the cells that need no halo while it travels, then the rest."""
+        in_flight = self._start()
         self._update((2, 2, 2), tuple(edge - 2 for edge in self.edges))
-        self._wait(going)
+        self._wait(in_flight)
         for axis, side in itertools.product(range(3), (-1, 1)):
             start, count = [1, 1, 1], list(self.edges)
             start[axis], count[axis] = (1 if side < 0 else self.edges[axis]), 1
             self._update(tuple(start), tuple(count))
-        self._turn()
+        self._swap()
 
     def _start(self) -> list[distributed.Work]:
-        """Put all faces on their way, both ways."""
+        """Start sending and receiving all faces."""
         sends, receives = [], []
         for axis, side, node in self._neighbours:
             face = self._face(axis, side, halo=False).contiguous()
@@ -64,21 +64,21 @@ class GridBlock:
         works: list[distributed.Work] = distributed.batch_isend_irecv(sends + receives) if sends else []
         return works
 
-    def _wait(self, going: list[distributed.Work]) -> None:
-        for work in going:
+    def _wait(self, in_flight: list[distributed.Work]) -> None:
+        for work in in_flight:
             work.wait()
         for (axis, side), face in self._incoming.items():
             self._face(axis, side, halo=True).copy_(face)
 
     def _face(self, axis: int, side: int, *, halo: bool) -> Tensor:
-        """The outermost cells on a side, or the halo's beyond them; without its edges."""
+        """Return a view of the outermost cells on a side, or of the halo beyond them; without the halo's edges."""
         at = (0 if halo else 1) if side < 0 else self.edges[axis] + (1 if halo else 0)
         inner = [slice(1, edge + 1) for edge in self.edges]
         inner[axis] = slice(at, at + 1)
         return self._cells[tuple(inner)]
 
     def _update(self, start: tuple[int, ...], count: tuple[int, ...]) -> None:
-        """Cells of a box, by themselves and their six neighbours."""
+        """Set the cells of a box to the mean of themselves and their six neighbours."""
 
         def box(axis: int = 0, by: int = 0) -> tuple[slice, ...]:
             moved = [s + by if n == axis else s for n, s in enumerate(start)]
@@ -87,22 +87,22 @@ class GridBlock:
         total = self._next[box()].copy_(self._cells[box()])
         for axis, by in itertools.product(range(3), (-1, 1)):
             total.add_(self._cells[box(axis, by)])
-        total.mul_(SHARE)
+        total.mul_(WEIGHT)
 
-    def _turn(self) -> None:
+    def _swap(self) -> None:
         self._cells, self._next = self._next, self._cells
 
 
 def measure_stencil(ranks: TimedGroup, label: str) -> list[StencilSample]:
-    """Strong and weak scaling at this number of nodes, with the exchange waited for or hidden.
+    """Time strong and weak scaling at this number of nodes, with the exchange waited for or hidden.
 
     Args:
-        company: The nodes.
-        label: What results call their backend.
+        ranks: The nodes that take part.
+        label: Their backend's name in the results.
     """
     edge, budget = ranks.preset.edge, ranks.preset.operation_seconds
     cut = dims(ranks.nodes)
-    found = []
+    samples = []
     for scaling in ("strong", "weak"):
         edges = tuple(max(3, edge // n) for n in cut) if scaling == "strong" else (edge, edge, edge)
         block = GridBlock(ranks, (edges[0], edges[1], edges[2]))
@@ -112,5 +112,5 @@ def measure_stencil(ranks: TimedGroup, label: str) -> list[StencilSample]:
         kinds: dict[bool, Callable[[], None]] = {True: block.step_blocking, False: block.step_overlapping}
         for blocking, step in kinds.items():
             steps = tuple(ranks.samples(step, budget, least_once=True))
-            found.append(StencilSample(label, scaling, blocking, ranks.nodes, cells, compute, halo, steps))
-    return found
+            samples.append(StencilSample(label, scaling, blocking, ranks.nodes, cells, compute, halo, steps))
+    return samples

@@ -1,5 +1,5 @@
-"""The Dask tasks of a measurement: small words go in and come out. What is heavy is imported where a task runs, as a
-scheduler unpickles every task on its way.
+"""The Dask tasks of a measurement. Arguments and results are small, and heavy modules are imported where a task runs,
+as the scheduler unpickles every task.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ if TYPE_CHECKING:
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring.sockets import SocketAddress, Stream
 
-_parts: set[subprocess.Popen[bytes]] = set()  # this worker's processes of `collective_process`
-LEAST_BYTES = 8  # of what goes there and back as quickly as can be
+_parts: set[subprocess.Popen[bytes]] = set()  # this worker's running processes of `collective_process`
+MIN_BYTES = 8  # of the smallest transfer, which measures the round trip
 
 
 @dataclass(frozen=True)
 class LinkProbe:
-    """Who measures whom.
+    """One node's measurement against another.
 
     Attributes:
-        source: The number of the node that the task runs on.
-        target: The number of the node whose door it is.
-        token: Of this measurement.
-        secrets: Of its temporary certificates.
+        source: Number of the node that the task runs on.
+        target: Number of the node it connects to.
+        address: Where the target's probe server is reached.
+        token: Secret of this measurement.
+        secrets: Its temporary certificates and key, as arguments of Dask's `Security`.
     """
 
     source: int
     target: int
-    door: SocketAddress
+    address: SocketAddress
     token: str
     secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What came of a visit, or why nothing did."""
+    """The points of a probe, or why there are none."""
 
     points: tuple[Point, ...] = ()
     fault: str = ""
@@ -60,9 +61,10 @@ def describe() -> dict[str, Any]:
 
 
 def pace(seconds: float) -> float:
-    """Seconds of a training step of a small layer, on average over some time, as the clock tells: all nodes at once
-    shows what they leave each other of a machine that they share. That takes many turns of its scheduler, each of which
-    is longer than a step.
+    """Return the mean wall-clock seconds of a training step of a small layer, repeated for `seconds`.
+
+    Run on all nodes at once, it shows how much of a machine nodes leave each other. Averaging needs many time slices
+    of the kernel's scheduler, each longer than a step.
     """
     import torch
 
@@ -76,7 +78,7 @@ def pace(seconds: float) -> float:
 
 
 def open_probe_server(token: str, secrets: Mapping[str, str], silent_seconds: float) -> SocketAddress:
-    """See `probe_server.opened`."""
+    """See `probe_server.open_server`."""
     from distributed.security import Security
 
     from idletrain.fabric.measuring import inventory, probe_server
@@ -84,21 +86,21 @@ def open_probe_server(token: str, secrets: Mapping[str, str], silent_seconds: fl
     worker = get_worker()
     temporary = Security(require_encryption=True, **secrets)
     host = inventory.own_address()
-    door: SocketAddress = probe_server.open_server(
+    address: SocketAddress = probe_server.open_server(
         worker, host=host, token=token, temporary=temporary, silent_seconds=silent_seconds
     )
-    return door
+    return address
 
 
 def close_probe_server() -> None:
-    """See `probe_server.closed`."""
+    """See `probe_server.close_server`."""
     from idletrain.fabric.measuring import probe_server
 
     probe_server.close_server(get_worker())
 
 
 def link(probe: LinkProbe, pings: int, seconds: float) -> ProbeResult:
-    """Round trips, and a stream one way."""
+    """Measure `pings` round trips, and a one-way stream of `seconds`."""
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
 
@@ -106,39 +108,41 @@ def link(probe: LinkProbe, pings: int, seconds: float) -> ProbeResult:
         trips = sockets.round_trips(host, port, token, pings)
         return [
             Point("round trip", "socket", probe.source, probe.target, trips),
-            _accounted(probe, "one way", "socket", lambda: [sockets.stream(host, port, token, seconds)]),
+            _timed_with_cpu(probe, "one way", "socket", lambda: [sockets.stream(host, port, token, seconds)]),
         ]
 
-    return _visited(probe, measure)
+    return _probed(probe, measure)
 
 
 def both_ways(probe: LinkProbe, seconds: float) -> ProbeResult:
-    """Streams there and back at once."""
+    """Measure streams both ways at once."""
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
 
     def measure(host: str, port: int, token: str) -> list[Point]:
-        gone, come = sockets.both_ways(host, port, token, seconds)
+        outgoing, incoming = sockets.both_ways(host, port, token, seconds)
         return [
-            Point("both ways", "socket", probe.source, probe.target, gone.rates, moved_bytes=gone.moved_bytes),
-            Point("both ways", "socket", probe.target, probe.source, come.rates, moved_bytes=come.moved_bytes),
+            Point("both ways", "socket", probe.source, probe.target, outgoing.rates, moved_bytes=outgoing.moved_bytes),
+            Point("both ways", "socket", probe.target, probe.source, incoming.rates, moved_bytes=incoming.moved_bytes),
         ]
 
-    return _visited(probe, measure)
+    return _probed(probe, measure)
 
 
 def flows(probe: LinkProbe, seconds: float, count: int, what: str = "flows") -> ProbeResult:
-    """Streams over so many connections at once; a sample is a connection's mean rate."""
+    """Measure streams over `count` connections at once; a sample is a connection's mean rate."""
     from idletrain.fabric.measuring import sockets
 
     def measure(host: str, port: int, token: str) -> list[Point]:
-        return [_accounted(probe, what, "socket", lambda: sockets.flows(host, port, token, seconds, count))]
+        return [_timed_with_cpu(probe, what, "socket", lambda: sockets.flows(host, port, token, seconds, count))]
 
-    return _visited(probe, measure)
+    return _probed(probe, measure)
 
 
 def transfers(probe: LinkProbe, transport: str, size: int, repeats: int, pings: int = 0) -> ProbeResult:
-    """Arrays over Dask's comm layer, or pulls from or pushes to the target's store; and so many of hardly a byte."""
+    """Measure transfers of `size` bytes over Dask's comm layer, or pulls from or pushes to the target's store; with
+    `pings`, round trips of a few bytes as well.
+    """
     import asyncio
 
     from distributed.security import Security
@@ -146,31 +150,31 @@ def transfers(probe: LinkProbe, transport: str, size: int, repeats: int, pings: 
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import comms
 
-    # A task's thread belongs to a worker whose security it is that a run's pulls and pushes have.
+    # The worker's own security, as a run's pulls and pushes use it; only a task's thread can ask for its worker.
     cluster = get_worker().security
 
     def move(size: int, repeats: int) -> Stream:
         match transport:
             case "pull" | "push":
                 call = comms.pulled if transport == "pull" else comms.pushed
-                work = call(probe.door.addresses["store"], cluster, probe.token, size, repeats)
+                work = call(probe.address.servers["store"], cluster, probe.token, size, repeats)
             case _:
                 temporary = Security(require_encryption=True, **probe.secrets) if transport == "dask tls" else None
-                work = comms.sent(probe.door.addresses[transport], temporary, probe.token, size, repeats)
+                work = comms.sent(probe.address.servers[transport], temporary, probe.token, size, repeats)
         return asyncio.run(work)
 
     def measure(*_: object) -> list[Point]:
-        points = [_accounted(probe, "one way", transport, lambda: [move(size, repeats)])]
+        points = [_timed_with_cpu(probe, "one way", transport, lambda: [move(size, repeats)])]
         if pings:
-            seconds = tuple(LEAST_BYTES / rate for rate in move(LEAST_BYTES, pings).rates)
+            seconds = tuple(MIN_BYTES / rate for rate in move(MIN_BYTES, pings).rates)
             points.append(Point("round trip", transport, probe.source, probe.target, seconds))
         return points
 
-    return _visited(probe, measure)
+    return _probed(probe, measure)
 
 
 def free_port(host: str) -> int:
-    """A port on this node that was free a moment ago."""
+    """Return a port that was free on this node a moment ago."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -178,8 +182,8 @@ def free_port(host: str) -> int:
 
 
 def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run this node's process of `collective_process`; returns what it found, or its `fault`."""
-    # Programs that look for their address by the host's name do not find it in a container or a namespace.
+    """Run this node's process of `collective_process`; return its results so far, with a `fault` if it failed."""
+    # In a container or a network namespace, Gloo and NCCL would not find the address by the host's name.
     names = {f"{backend}_SOCKET_IFNAME": interface for backend in ("GLOO", "NCCL") if interface}
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile() as log:
@@ -193,10 +197,10 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
         assert process.stdin is not None
         assert process.stdout is not None
         _parts.add(process)
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def end() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
         limit = threading.Timer(orders["limit_seconds"], end)
@@ -214,45 +218,43 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
             process.kill()
             process.stdin.close()
             process.stdout.close()
-        found: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed else {}
+        results: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed else {}
         if code:
             log.seek(0)
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
             why = f"it ended with {code}" if code < 0 or not lines else lines[-1][:200]
-            found["fault"] = f"it took longer than {orders['limit_seconds']:.0f} s" if late.is_set() else why
-    return found
+            results["fault"] = f"it took longer than {orders['limit_seconds']:.0f} s" if timed_out.is_set() else why
+    return results
 
 
 def end_parts() -> None:
-    """End this node's processes of `collective_process`, as whoever asked for them is gone; called beside the tasks
-    that wait.
-    """
+    """Kill this node's processes of `collective_process`; called while the tasks that wait for them still run."""
     for process in list(_parts):
         process.kill()
 
 
-def _visited(probe: LinkProbe, measure: Callable[[str, int, str], Sequence[Point]]) -> ProbeResult:
+def _probed(probe: LinkProbe, measure: Callable[[str, int, str], Sequence[Point]]) -> ProbeResult:
     try:
-        return ProbeResult(tuple(measure(probe.door.host, probe.door.port, probe.token)))
+        return ProbeResult(tuple(measure(probe.address.host, probe.address.port, probe.token)))
     except (OSError, ValueError) as error:
         return ProbeResult(fault=str(error) or type(error).__name__)
 
 
-def _accounted(probe: LinkProbe, what: str, transport: str, move: Callable[[], Sequence[Stream]]) -> Point:
-    """What was moved, with the CPU seconds that it took both ends' processes, if the other tells."""
+def _timed_with_cpu(probe: LinkProbe, what: str, transport: str, move: Callable[[], Sequence[Stream]]) -> Point:
+    """Move bytes and return the point, with both processes' CPU seconds if the other end can report its own."""
     import statistics
 
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
 
     def both_ends() -> float:
-        door = probe.door
-        return time.process_time() + sockets.cpu_seconds(door.host, door.port, probe.token) if door.port else 0.0
+        host, port = probe.address.host, probe.address.port
+        return time.process_time() + sockets.cpu_seconds(host, port, probe.token) if port else 0.0
 
     before = both_ends()
-    moved = move()
+    streams = move()
     cpu = both_ends() - before
-    together = what in ("flows", "incast")
-    samples = tuple(statistics.fmean(s.rates or (0.0,)) for s in moved) if together else moved[0].rates
-    total = sum(stream.moved_bytes for stream in moved)
-    return Point(what, transport, probe.source, probe.target, samples, len(moved), total, cpu)
+    concurrent = what in ("flows", "incast")
+    samples = tuple(statistics.fmean(s.rates or (0.0,)) for s in streams) if concurrent else streams[0].rates
+    total = sum(stream.moved_bytes for stream in streams)
+    return Point(what, transport, probe.source, probe.target, samples, len(streams), total, cpu)

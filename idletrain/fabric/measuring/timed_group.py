@@ -1,4 +1,4 @@
-"""Nodes that do things together, and time them: a sample is what the slowest of them took."""
+"""Time work that several nodes do together: a sample is the time of the slowest node."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from idletrain.fabric.measuring.presets import FabricPreset
 
 @dataclass(frozen=True)
 class TimedGroup:
-    """The first so many nodes.
+    """The first `nodes` nodes of a measurement.
 
     Attributes:
-        group: Of torch.distributed; None for one node alone.
-        nodes: How many.
-        rank: This one's number among all nodes.
-        device: Where tensors are.
+        group: Their process group in torch.distributed; None for one node alone.
+        nodes: Number of nodes in the group.
+        rank: This node's number among all nodes.
+        device: Device of the tensors.
         preset: How much is measured.
     """
 
@@ -33,16 +33,20 @@ class TimedGroup:
     preset: FabricPreset
 
     @property
-    def has_me(self) -> bool:
-        """Whether this node is one of them."""
+    def includes_this_node(self) -> bool:
+        """Whether this node is in the group."""
         return self.rank < self.nodes
 
     def samples(
         self, work: Callable[[], Any], budget_seconds: float, *, least_once: bool = False, warm: bool = False
     ) -> list[float]:
-        """Seconds of the work, again and again within a budget; none where even a few times would take too long, or
-        with `least_once` the one that told so. It is done once before, for connections, buffers and caches, unless
-        these are `warm`.
+        """Repeat work within a time budget and return the seconds of each time.
+
+        Args:
+            work: What to time.
+            budget_seconds: Time for all repetitions.
+            least_once: Return one sample where even the preset's fewest would take too long; without it, none.
+            warm: Skip the untimed first time, which sets up connections, buffers and caches.
         """
         if not warm:
             self.timed(work)
@@ -53,27 +57,27 @@ class TimedGroup:
         return [once, *self.slowest([self.timed(work) for _ in range(count - 1)])]
 
     def timed(self, work: Callable[[], Any]) -> float:
-        """Seconds of the work, begun by all at once."""
-        self.meet()
+        """Return the seconds that the work takes on this node; all nodes start it together."""
+        self.barrier()
         started = time.perf_counter()
         work()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - started
 
-    def meet(self) -> None:
-        """Wait for the others."""
+    def barrier(self) -> None:
+        """Wait until all nodes of the group are here."""
         if self.group is not None:
             distributed.barrier(self.group)
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Of each value the largest of all nodes'; the same everywhere, so that all decide alike."""
+        """Return the maximum over all nodes of each value; every node gets the same, so that all decide alike."""
         if self.group is None:
             return list(values)
-        both = torch.tensor(values, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(both, distributed.ReduceOp.MAX, group=self.group)
-        return [float(value) for value in both]
+        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self.group)
+        return [float(value) for value in largest]
 
-    def all_can(self, own: bool) -> bool:
-        """Whether all of them can do something."""
+    def all_true(self, own: bool) -> bool:
+        """Return whether a condition holds on every node, given whether it holds on this one."""
         return self.slowest([0.0 if own else 1.0]) == [0.0]

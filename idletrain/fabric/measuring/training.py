@@ -1,4 +1,4 @@
-"""Data-parallel steps: arithmetic alone, the exchange of the same buckets alone, and both as torch's DDP does them."""
+"""Time data-parallel steps: computation alone, all-reduce of the same buckets alone, and both in torch's DDP."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from idletrain.fabric.measuring.timed_group import TimedGroup
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, give_back_pages
 from idletrain.worker.memory_limits import available_bytes
 
-# Of a network's bytes, what a step takes: values, gradients (in DDP's buckets), an update's scratch, the buckets that
-# are exchanged alone.
+# Memory of a step, in times the network's bytes: parameters, gradients (in DDP's buckets), scratch of the update, and
+# the buckets that are exchanged alone.
 TRAINING_COPIES = 4
-FIRST_STEPS = 2  # DDP lays its buckets out anew after the first, by the order in which gradients came
+FIRST_STEPS = 2  # after its first step DDP rebuilds its buckets in the order in which gradients became ready
 LEARNING_RATE = 1e-4
 
 
@@ -35,56 +35,58 @@ def measure_training(
     exchange_seconds: Callable[[int], float],
     alone: Sequence[TrainingSample] = (),
 ) -> tuple[list[TrainingSample], list[str]]:
-    """A network's samples for each batch size, and what is missing.
+    """Time a network's steps at each batch size; return the samples, and a sentence for each one left out.
 
     Args:
-        company: Who takes part.
-        backend: Its name.
+        ranks: The nodes that take part.
+        backend: Its name in the results.
         wanted: The network and its batch sizes.
-        sharing: How many of them share this machine's memory.
-        exchange_seconds: How long an all-reduce of so many bytes is expected to take.
-        alone: What one node measured, if it is this one: arithmetic is the same on many.
+        sharing: How many of the nodes share this machine's memory.
+        exchange_seconds: Expected seconds of an all-reduce, by its bytes.
+        alone: Samples of one node, on the node that took them: the computation is the same on many nodes.
     """
     size = sum(4 * p.numel() for p in models.on_meta(wanted.name).parameters())
-    if not ranks.all_can(TRAINING_COPIES * size * sharing < available_bytes()):
+    if not ranks.all_true(TRAINING_COPIES * size * sharing < available_bytes()):
         return [], [
             f"{wanted.name} on {ranks.nodes} nodes: there is too little memory for {TRAINING_COPIES} times {size} bytes"
         ]
     (expected,) = ranks.slowest([exchange_seconds(size)])
     longest = 3 * ranks.preset.step_seconds
     if ranks.nodes > 1 and expected * (ranks.preset.repeats[0] + FIRST_STEPS) > longest:
-        how = f"steps of {wanted.name} on {ranks.nodes} nodes are computed by one node's arithmetic, not measured"
-        why = f"exchanges of {size / 1e6:.0f} MB take longer than this preset's time"
-        return [replace(one, nodes=ranks.nodes) for one in alone if one.model == wanted.name], [f"{how}: {why}"]
-    found: list[TrainingSample] = []
+        how = f"steps of {wanted.name} on {ranks.nodes} nodes are computed from one node's times, not measured"
+        why = f"exchanges of {size / 1e6:.0f} MB take longer than this preset allows"
+        return [replace(sample, nodes=ranks.nodes) for sample in alone if sample.model == wanted.name], [
+            f"{how}: {why}"
+        ]
+    samples: list[TrainingSample] = []
     missing: list[str] = []
-    sample_bytes = 0.0  # of a sample's activations, as far as is known
+    sample_bytes = 0.0  # activations of one training sample, measured at the batch size before
     for batch_size in wanted.batch_sizes:
-        if found and statistics.median(found[-1].compute) * ranks.preset.repeats[0] > longest:
-            missing.append(f"{wanted.name}, batch {batch_size} and more: steps take longer than this preset's time")
+        if samples and statistics.median(samples[-1].compute) * ranks.preset.repeats[0] > longest:
+            missing.append(f"{wanted.name}, batch {batch_size} and more: steps take longer than this preset allows")
             break
         needed = TRAINING_COPIES * size + batch_size * sample_bytes
-        if not ranks.all_can(needed * sharing < available_bytes()):
+        if not ranks.all_true(needed * sharing < available_bytes()):
             missing.append(f"{wanted.name}, batch {batch_size} and more: needs {needed / 1e9:.1f} GB on each node")
             break
         module = models.materialized(models.on_meta(wanted.name), ranks.device)
         x, y = (part.to(ranks.device) for part in models.batch(wanted.name, batch_size, ranks.preset.image))
-        give_back_pages()  # what earlier steps left would hide what these take
+        give_back_pages()  # pages that earlier steps freed would hide the memory of these
         peak = ResidentPeak()
         compute = ranks.samples(_stepper(module, x, y), ranks.preset.step_seconds, least_once=True)
-        sample_bytes = max(0, peak.bytes - size) / batch_size  # beside gradients
-        one = TrainingSample(backend, wanted.name, ranks.nodes, batch_size, size, (), tuple(compute))
-        found.append(_exchanged(ranks, module, one, x, y) if ranks.nodes > 1 else one)
-    return found, missing
+        sample_bytes = max(0, peak.bytes - size) / batch_size  # without the gradients
+        sample = TrainingSample(backend, wanted.name, ranks.nodes, batch_size, size, (), tuple(compute))
+        samples.append(_with_exchange(ranks, module, sample, x, y) if ranks.nodes > 1 else sample)
+    return samples, missing
 
 
-def _exchanged(
-    ranks: TimedGroup, module: nn.Module, one: TrainingSample, x: torch.Tensor, y: torch.Tensor
+def _with_exchange(
+    ranks: TimedGroup, module: nn.Module, sample: TrainingSample, x: torch.Tensor, y: torch.Tensor
 ) -> TrainingSample:
-    """The same with its exchange alone, and its DDP steps."""
+    """Add times of the exchange alone and of DDP steps to a sample of the computation."""
     sizes: list[int] = []
     for parameter in module.parameters():
-        parameter.grad = None  # those of DDP lie in its buckets
+        parameter.grad = None  # DDP keeps gradients in its buckets
     ids = [ranks.device.index] if ranks.device.type == "cuda" else None
     parallel = DistributedDataParallel(
         module,
@@ -92,10 +94,10 @@ def _exchanged(
         process_group=ranks.group,
         gradient_as_bucket_view=True,
         broadcast_buffers=False,
-        init_sync=False,  # all have the same values
+        init_sync=False,  # all nodes have the same values
     )
-    # DDP wants no other annotations than its own, so none.
-    parallel.register_comm_hook(ranks.group, lambda group, bucket: _noted(sizes, group, bucket))
+    # DDP refuses a hook with other annotations than its own, so the lambda has none.
+    parallel.register_comm_hook(ranks.group, lambda group, bucket: _counted_all_reduce(sizes, group, bucket))
     step = _stepper(parallel, x, y)
     for _ in range(FIRST_STEPS):
         sizes.clear()
@@ -105,28 +107,28 @@ def _exchanged(
     for parameter in module.parameters():
         parameter.grad = None
     del parallel, step
-    alone = ranks.samples(_exchange(ranks, buckets), ranks.preset.step_seconds, least_once=True)
+    exchange = ranks.samples(_exchange(ranks, buckets), ranks.preset.step_seconds, least_once=True)
     return TrainingSample(
-        one.backend,
-        one.model,
-        one.nodes,
-        one.batch_size,
-        one.gradient_bytes,
+        sample.backend,
+        sample.model,
+        sample.nodes,
+        sample.batch_size,
+        sample.gradient_bytes,
         tuple(4 * bucket for bucket in buckets),
-        one.compute,
-        tuple(alone),
+        sample.compute,
+        tuple(exchange),
         tuple(steps),
     )
 
 
-def _noted(sizes: list[int], group: Any, bucket: Any) -> Any:
-    """What DDP does with a bucket by itself; its values are counted."""
+def _counted_all_reduce(sizes: list[int], group: Any, bucket: Any) -> Any:
+    """All-reduce a bucket as DDP does by default, and append its number of values to `sizes`."""
     sizes.append(bucket.buffer().numel())
     return allreduce_hook(group, bucket)
 
 
 def _stepper(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    """One step of SGD on the same batch."""
+    """Return a function that takes one SGD step on the same batch."""
     parameters = list(module.parameters())
 
     def step() -> None:
@@ -143,12 +145,12 @@ def _stepper(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[]
 
 
 def _exchange(ranks: TimedGroup, buckets: Sequence[int]) -> Callable[[], None]:
-    """All-reduces of buckets, all on their way at once, as DDP sends them."""
+    """Return a function that all-reduces buckets of these numbers of values, all in flight at once as in DDP."""
     tensors = [torch.zeros(bucket, device=ranks.device) for bucket in buckets]
 
     def exchange() -> None:
-        going = [distributed.all_reduce(tensor, group=ranks.group, async_op=True) for tensor in tensors]
-        for work in going:
+        in_flight = [distributed.all_reduce(tensor, group=ranks.group, async_op=True) for tensor in tensors]
+        for work in in_flight:
             work.wait()
 
     return exchange

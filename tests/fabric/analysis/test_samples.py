@@ -32,7 +32,7 @@ def test_a_node_is_known_by_its_name() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 2, "points": [{"what": 3}]}', "null"])
 def test_what_is_no_such_file_is_refused(text: str) -> None:
-    with pytest.raises(JobError, match=r"a\.json is no file of idletrain fabric; measure again with --out"):
+    with pytest.raises(JobError, match=r"a\.json is not a file of idletrain fabric; measure again with --out"):
         from_json(text, "a.json")
 
 

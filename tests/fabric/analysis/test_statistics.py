@@ -58,12 +58,12 @@ def test_cpu_seconds_are_told_per_gigabyte() -> None:
 
 def test_the_odd_node_is_found() -> None:
     fabric = Fabric({}, nodes(8), links(8, 100.0, {5: 40.0}))
-    assert statistics.odd_nodes(fabric) == [(5, pytest.approx(0.4))]
+    assert statistics.outlier_nodes(fabric) == [(5, pytest.approx(0.4))]
 
 
 def test_small_differences_are_not_odd_and_neither_is_one_of_two() -> None:
-    assert statistics.odd_nodes(Fabric({}, nodes(8), links(8, 100.0, {5: 95.0}))) == []
-    assert statistics.odd_nodes(Fabric({}, nodes(2), links(2, 100.0))) == []
+    assert statistics.outlier_nodes(Fabric({}, nodes(8), links(8, 100.0, {5: 95.0}))) == []
+    assert statistics.outlier_nodes(Fabric({}, nodes(2), links(2, 100.0))) == []
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7), st.integers(0, 100))

@@ -67,7 +67,7 @@ def test_everything_measured_is_in_the_tables() -> None:
         "nodes",
         "links",
         "collectives",
-        "fitted: t = alpha + beta * bytes",
+        "fit: seconds = alpha + beta * bytes",
         "data-parallel training",
         "break-even: the link speed for 90% efficiency",
         "stencil: a 3-D halo exchange with 6 neighbours",
@@ -79,7 +79,7 @@ def test_a_terminal_shows_faults_gaps_and_the_verdict_last() -> None:
     text = printed(tables.terminal_text(example()))
     assert "fault: n1 is odd" in text
     assert "left out: NCCL: no GPU" in text
-    assert "odd: n2" in text
+    assert "outlier: n2" in text
     assert "(computed)" in text
     assert text.strip().splitlines()[-1].startswith("Between these 3 nodes")
 

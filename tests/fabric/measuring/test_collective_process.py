@@ -38,7 +38,7 @@ def orders(nodes: int, **changes: Any) -> dict[str, Any]:
         "port": tasks.free_port(HOST),
         "nodes": nodes,
         "sharing": nodes,
-        "place": 0,
+        "local_rank": 0,
         "preset": asdict(TINY),
         "bytes_per_second": 1e9,
         "limit_seconds": 60.0,
