@@ -1,1 +1,1 @@
-"""Looks at a fleet, forecasts its rounds, and chooses the settings that a job leaves open."""
+"""Probe a fleet, forecast its rounds, and choose the settings that a job leaves open."""

@@ -1,8 +1,8 @@
-"""What a round will take on a fleet, and with which settings a job gets on fastest. Pure.
+"""Forecast the seconds of a round on a fleet, and find the settings with which a job trains fastest. Pure.
 
-A round is a pull, local steps, a push and a commit. Nodes pull in turns, as many at once as it takes to fill the head's
-link, and push likewise (`exchange.admission`; TCP): who pulled first computes and pushes while others still pull. With
-more subnets than nodes, a worker pulls the next and pushes the last while one trains.
+A round is a pull, local steps, a push and a commit. As many nodes pull at once as it takes to fill the head's link, and
+likewise push (`exchange.admission`; TCP): the node that pulled first computes and pushes while others still pull. With
+more subnets than nodes, a worker pulls the next subnet and pushes the last one while one trains.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from typing import Any, NamedTuple
 from idletrain.exchange.admission import MIN_HOLDERS
 from idletrain.observe.time_use import ROUND_PARTS
 
-# Local steps between two exchanges that are tried, and beyond which accuracy suffers: the most that paid in
+# Numbers of local steps to try, and the largest ones that do not cost accuracy: the most that paid off in
 # benchmarks/candidates.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
 TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
 MAX_STEPS = {"ist": 100, "local-sgd": 50}
-# Local steps that subnets need where the whole network needs one, to the same accuracy: as many as there are subnets,
-# beyond three only as their root grows (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight 1,000
-# to 200; results/planned.json: sixteen take 1.3 to 1.5 times the rounds of eight).
+# Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
+# subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
+# 1,000 to 200; results/planned.json: sixteen take 1.3 to 1.5 times the rounds of eight).
 ROOT_FROM = 3
-AMORTISED = 0.2  # of a round: more steps than leave that to the exchange gain less than a fifth
-CODED_BYTES_PER_SECOND = 0.6e9  # of float32, encoded and decoded (int8; results/codec.json); each end does one of them
+AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
+CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
-WORTH = 1.1  # times faster: less is within what a forecast may be wrong by, and the more exact or simpler is taken
+WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 
 @dataclass(frozen=True)
 class FleetFigures:
-    """Nodes and the way between them and the head; rates in bytes a second of payload.
+    """Measured speeds of a fleet; rates in bytes a second of payload.
 
     Attributes:
-        down: What one node alone pulls at.
-        up: What it pushes at.
-        down_all: What all of them together pull at.
-        up_all: What they push at.
-        call_seconds: From the head to a worker and back, through the scheduler.
-        commit_bytes_per_second: At which the head writes and reads updates.
-        memory_bytes: That every node has for a subnet.
-        step_seconds: Of a local step on the slowest node while all compute, by the `key_of` its way to train.
+        nodes: Number of nodes.
+        down: Rate at which one node alone pulls.
+        up: Rate at which one node alone pushes.
+        down_all: Rate at which all nodes together pull.
+        up_all: Rate at which all nodes together push.
+        call_seconds: Round trip from the head to a worker through the scheduler.
+        commit_bytes_per_second: Rate at which the head writes and reads updates.
+        memory_bytes: Memory that every node has for a subnet.
+        step_seconds: Seconds of a local step on the slowest node while all compute, by `option_key`.
     """
 
     nodes: int
@@ -56,15 +57,18 @@ class FleetFigures:
     step_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def sharing_cores(self, times: float) -> FleetFigures:
-        """The same where so many times the nodes share a machine's cores."""
-        return replace(self, step_seconds={way: seconds * times for way, seconds in self.step_seconds.items()})
+        """Return the figures with steps `times` as long, for nodes that share a machine's cores."""
+        return replace(self, step_seconds={key: seconds * times for key, seconds in self.step_seconds.items()})
 
 
 def slowest(paces: Iterable[tuple[str, float]]) -> float:
-    """Seconds of a step on the slowest processor, by what every node's steps took on which.
+    """Return the seconds of a step on the slowest processor.
 
-    Nodes that share one end together, whatever each had of it while it was looked at: what one that is done leaves, the
-    others take.
+    Args:
+        paces: Each node's processor, and the seconds of its steps.
+
+    Nodes sharing a processor finish together: a node that finishes early leaves its time to the rest. So the harmonic
+    mean of their steps counts.
     """
     shared: dict[str, list[float]] = {}
     for processor, seconds in paces:
@@ -73,19 +77,23 @@ def slowest(paces: Iterable[tuple[str, float]]) -> float:
 
 
 def option_key(method: str, subnets: int) -> str:
-    """A way to train, as far as it makes a step's time."""
+    """Return the key of a step's time: the method and number of subnets, on which alone it depends."""
     return f"{method} {subnets}"
 
 
 @dataclass(frozen=True)
 class TrainingOption:
-    """One way to train: settings, and what a subnet of them costs.
+    """Training settings to choose from, and the cost of a subnet with them.
 
     Attributes:
-        down_bytes: Of the largest subnet, as it travels.
-        up_bytes: Likewise.
-        plain_bytes: Of it in float32.
-        step_seconds: Of one local step on the slowest node while all compute.
+        method: `ist` or `local-sgd`.
+        subnets: Number of subnets.
+        pull: Encoding of pulls.
+        push: Encoding of pushes.
+        down_bytes: Bytes of the largest subnet's pull, encoded.
+        up_bytes: Bytes of the largest subnet's push, encoded.
+        plain_bytes: Bytes of the largest subnet in float32.
+        step_seconds: Seconds of one local step on the slowest node while all compute.
     """
 
     method: str
@@ -109,22 +117,22 @@ class RoundForecast:
 
     @property
     def round(self) -> float:
-        """Of all parts."""
+        """Seconds of all parts together."""
         return self.pull + self.compute + self.push + self.commit
 
     @property
     def exchange_share(self) -> float:
-        """Of a round, what is no compute."""
+        """Share of a round that is not computation."""
         return 1 - self.compute / self.round
 
     def as_record(self) -> dict[str, float]:
-        """By part, as events hold it."""
+        """Return the seconds by part, as a run's records hold them."""
         return {part: round(getattr(self, part), 6) for part in ROUND_PARTS}
 
 
 @dataclass(frozen=True)
 class AutotuneChoice:
-    """Settings, what they are expected to take, and why they were taken, in sentences."""
+    """The chosen settings, the forecast of their round, and the reasons as sentences."""
 
     option: TrainingOption
     local_steps: int
@@ -133,26 +141,26 @@ class AutotuneChoice:
 
     @property
     def name(self) -> str:
-        """The method as people call it."""
+        """The method's name for people."""
         return "data parallel" if is_data_parallel(self.option.method, self.local_steps) else self.option.method
 
 
 def is_data_parallel(method: str, local_steps: int) -> bool:
-    """Whether whole networks are averaged after every step: gradients would come to the same."""
+    """Return whether whole networks are averaged after every step, which equals averaging gradients."""
     return method == "local-sgd" and local_steps == 1
 
 
 def forecast_round(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> RoundForecast:
-    """The seconds of a round."""
+    """Forecast the seconds of a round by part."""
     active = min(option.subnets, fleet.nodes)
     turns = -(-option.subnets // fleet.nodes)
     down = _link_seconds(option.down_bytes, option.pull, option.plain_bytes, active, fleet.down, fleet.down_all)
     up = _link_seconds(option.up_bytes, option.push, option.plain_bytes, active, fleet.up, fleet.up_all)
     compute = local_steps * option.step_seconds
     commit = option.subnets * option.plain_bytes / fleet.commit_bytes_per_second + fleet.call_seconds
-    # The slower way is busy from one end to the other; of the other, the first turn or the last stands alone.
+    # The slower direction is busy all the time; of the other one only the first or last transfer is not hidden by it.
     exchange = max(down.all + up.one, down.one + up.all) + fleet.call_seconds
-    # Between the first pull and the last push, each turn takes what is longer.
+    # Between the first pull and the last push, each turn takes the longer of transfers and computation.
     exchange += (turns - 1) * max(0.0, down.all - compute, up.all - compute)
     share = down.all / (down.all + up.all)
     return RoundForecast(exchange * share, turns * compute, exchange * (1 - share), commit)
@@ -165,36 +173,36 @@ class _LinkSeconds(NamedTuple):
     all: float
 
 
-def _link_seconds(size: int, kind: str, plain: int, active: int, alone: float, together: float) -> _LinkSeconds:
-    coded = 0.0 if kind == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # at either end
+def _link_seconds(size: int, encoding: str, plain: int, active: int, alone: float, together: float) -> _LinkSeconds:
+    coding = 0.0 if encoding == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # seconds at either end
     at_once = min(active, max(MIN_HOLDERS, round(together / alone)))
-    one, every = (max(size / alone, nodes * size / together) + (1 + nodes) * coded for nodes in (at_once, active))
+    one, every = (max(size / alone, nodes * size / together) + (1 + nodes) * coding for nodes in (at_once, active))
     return _LinkSeconds(one, every)
 
 
 def min_steps(option: TrainingOption, fleet: FleetFigures, allowed: Sequence[int]) -> int:
-    """The fewest local steps that leave no more than a fifth of a round to the exchange, or the most there are."""
-    most = MAX_STEPS[option.method]
-    few = [steps for steps in sorted(allowed) if steps <= most] or [min(allowed)]
-    return next((s for s in few if forecast_round(option, s, fleet).exchange_share <= AMORTISED), few[-1])
+    """Return the fewest local steps whose rounds spend at most a fifth on the exchange, or else the most allowed."""
+    limit = MAX_STEPS[option.method]
+    candidates = [steps for steps in sorted(allowed) if steps <= limit] or [min(allowed)]
+    return next((s for s in candidates if forecast_round(option, s, fleet).exchange_share <= AMORTISED), candidates[-1])
 
 
 def progress(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> float:
-    """Steps of the whole network a second that a way to train is worth."""
+    """Return how many steps of the whole network a second an option is worth."""
     subnets = option.subnets
-    each = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
-    return local_steps * each / forecast_round(option, local_steps, fleet).round
+    step_worth = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
+    return local_steps * step_worth / forecast_round(option, local_steps, fleet).round
 
 
 def choose_option(
     options: Iterable[TrainingOption], fleet: FleetFigures, allowed: Sequence[int] = TRIED_STEPS
 ) -> AutotuneChoice:
-    """The way to train that gets on fastest.
+    """Choose the option that makes the fastest progress.
 
     Args:
-        options: What the job leaves open, the simplest and most exact first: a later one has to be worth it.
-        fleet: Where it trains.
-        allowed: Numbers of local steps.
+        options: What the job leaves open, the simplest and most exact first; a later one must be `WORTH` times faster.
+        fleet: Speeds of the nodes.
+        allowed: Numbers of local steps to try.
     """
     best: tuple[TrainingOption, int] | None = None
     tried: dict[str, float] = {}
@@ -208,8 +216,8 @@ def choose_option(
             best = option, steps
     assert best is not None
     option, steps = best
-    bare = AutotuneChoice(option, steps, forecast_round(option, steps, fleet), ())
-    return replace(bare, why=tuple(_reasons(bare, fleet, tried, wires)))
+    choice = AutotuneChoice(option, steps, forecast_round(option, steps, fleet), ())
+    return replace(choice, why=tuple(_reasons(choice, fleet, tried, wires)))
 
 
 def _reasons(
@@ -221,22 +229,22 @@ def _reasons(
         others = ", ".join(
             f"{pace / tried[option.method]:.2g} x by {name}" for name, pace in ranked if name != option.method
         )
-        yield f"{choice.name}: the most steps' worth a second ({others})"
-    over = "no more than" if share <= AMORTISED else "still"
-    yield f"{choice.local_steps} local steps: {over} {share:.0%} of a round goes to the exchange"
-    kept = "" if option.subnets <= fleet.nodes else ", of which some wait: pulls and pushes overlap compute"
-    yield f"{option.subnets} subnets on {fleet.nodes} nodes{kept}"
+        yield f"{choice.name} makes the fastest progress ({others})"
+    only = "only" if share <= AMORTISED else "still"
+    yield f"{choice.local_steps} local steps: {only} {share:.0%} of a round goes to the exchange"
+    queued = "" if option.subnets <= fleet.nodes else ", of which some wait: pulls and pushes overlap compute"
+    yield f"{option.subnets} subnets on {fleet.nodes} nodes{queued}"
     if len(wires) == 1:
-        yield f"parameters travel as {option.pull} down and {option.push} up: the job or the memory leaves no other way"
+        yield f"pulls are sent as {option.pull}, pushes as {option.push}: the job or the memory allows no other"
     elif (option.pull, option.push) == WIRES[0]:
-        yield "parameters travel as they are: coding them would save too little"
+        yield "pulls and pushes are sent as fp32: encoding them would save too little"
     else:
         saved = 1 - (option.down_bytes + option.up_bytes) / (2 * option.plain_bytes)
-        yield f"parameters travel as {option.pull} down and {option.push} up: {saved:.0%} fewer bytes on a slow link"
+        yield f"pulls are sent as {option.pull}, pushes as {option.push}: {saved:.0%} fewer bytes on a slow link"
 
 
 def training_settings(choice: AutotuneChoice) -> dict[str, Any]:
-    """A choice as the job file's `training` says it."""
+    """Return a choice as fields of the job file's `training`."""
     option = choice.option
     return {
         "method": option.method,

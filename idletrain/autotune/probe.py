@@ -1,4 +1,4 @@
-"""A quick look at a fleet for the forecast: under ten seconds, kept for a day."""
+"""Measure a fleet for the forecast in under ten seconds, and cache the result for a day."""
 
 from __future__ import annotations
 
@@ -35,69 +35,71 @@ from idletrain.job import Job
 from idletrain.worker import tasks as worker_tasks
 from idletrain.worker.lease_spec import version
 
-PROBE_KEPT_SECONDS = 24 * 3600.0
-SINGLE_REPEATS = 3  # nodes whose links are tried one by one
+PROBE_CACHE_SECONDS = 24 * 3600.0
+SINGLE_REPEATS = 3  # nodes whose links are measured one by one
 CALLS = 5
 PROBE_OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
-STEP_SECONDS = 3.0  # of all ways to train together: what is left of ten
-CONCURRENT_REPEATS = 18  # transfers of all at once, beside which the call takes little
-FIRST_BYTES, GROWTH = 64 * presets.KB, 4  # of transfers, which grow until they last long enough to tell the rate
-PROBE_BYTES, PROBES = 4_000_000, 3  # of the commit
+STEP_SECONDS = 3.0  # for the steps of all variants together: the rest of the ten seconds
+CONCURRENT_REPEATS = 18  # transfers of each node at once; with so many, the call's own time matters little
+FIRST_BYTES, GROWTH = 64 * presets.KB, 4  # the first transfer, and the factor until one lasts long enough to time
+PROBE_BYTES, PROBES = 4_000_000, 3  # size and number of the updates that time a commit
 HEAD_NODE = -1
-NO_PORT = 0  # of plain sockets: CPU seconds, for which they are, are of no use here
+NO_PORT = 0  # of plain sockets, which report CPU seconds; the forecast needs none
 
 
 async def probe_fleet(client: Client, job: Job, nodes: int | None = None) -> FleetFigures:
-    """How fast subnets get to a cluster's workers and back, and how fast they compute.
+    """Measure how fast a cluster's workers pull, push and compute a job's subnets.
 
     Args:
         client: An asynchronous client of the cluster.
-        job: What will be trained there.
-        nodes: For how many, if not for as many as there are.
+        job: The job to train.
+        nodes: Number of nodes to forecast for; as many as there are workers if None.
 
     Raises:
-        RunError: there is no worker, or one fails.
-        RefusedError: workers run other versions.
-        JobError: the job does not fit together, in no way that it leaves open.
+        RunError: There is no worker, or one fails.
+        RefusedError: Workers run other versions.
+        JobError: The job's settings contradict each other in every way that it leaves open.
     """
-    team = await MeasuredNodes.of(client)
+    workers = await MeasuredNodes.of(client)
     token = secrets.token_hex(16)
     host = get_ip(client.scheduler.address.split("://", 1)[-1].rsplit(":", 1)[0].strip("[]"))
-    posts = ProbeServers(token)
+    servers = ProbeServers(token)
     try:
-        await posts.open(host, client.security)
-        visits = [
-            LinkProbe(node, HEAD_NODE, SocketAddress(host, NO_PORT, posts.addresses), token)
-            for node in range(len(team))
+        await servers.open(host, client.security)
+        probes = [
+            LinkProbe(node, HEAD_NODE, SocketAddress(host, NO_PORT, servers.addresses), token)
+            for node in range(len(workers))
         ]
-        alone = {over: await _alone(team, visits, over) for over in ("pull", "push")}
-        # What one gets all get, in turns: their small payloads at once may tell less.
-        every = {over: max(rate, await _together(team, visits, over, rate)) for over, rate in alone.items()}
+        alone = {transport: await _alone(workers, probes, transport) for transport in ("pull", "push")}
+        # All together are at least as fast as one alone, in turns; small concurrent payloads may measure less.
+        together = {
+            transport: max(rate, await _together(workers, probes, transport, rate)) for transport, rate in alone.items()
+        }
     finally:
-        await posts.close()
-    calls = [await _timed(lambda: team.call(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
-    memory_bytes = min(told["memory_bytes"] for told in await team.call_all(worker_tasks.describe))
-    variants = await asyncio.to_thread(choose.variants, job, nodes or len(team), memory_bytes)
+        await servers.close()
+    calls = [await _timed(lambda: workers.call(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
+    memory_bytes = min(node["memory_bytes"] for node in await workers.call_all(worker_tasks.describe))
+    variants = await asyncio.to_thread(choose.variants, job, nodes or len(workers), memory_bytes)
     return FleetFigures(
-        nodes or len(team),
+        nodes or len(workers),
         alone["pull"],
         alone["push"],
-        every["pull"],
-        every["push"],
+        together["pull"],
+        together["push"],
         statistics.median(calls),
         await asyncio.to_thread(commit_rate),
         memory_bytes,
-        await _step_seconds(team, variants),
+        await _step_seconds(workers, variants),
     )
 
 
 async def _alone(workers: MeasuredNodes, probes: list[LinkProbe], transport: str) -> float:
-    """What one node gets, the median of some."""
+    """Return the bytes a second of one node alone, the median of a few nodes."""
     rates = []
-    for visit in probes[:SINGLE_REPEATS]:
+    for probe in probes[:SINGLE_REPEATS]:
         size = FIRST_BYTES
         while True:
-            (point,) = await _points(workers, visit, transport, size, QUICK.transfers)
+            (point,) = await _points(workers, probe, transport, size, QUICK.transfers)
             if size >= QUICK.transfer_most or size / statistics.rate(point) > QUICK.transfer_seconds / GROWTH:
                 break
             size = min(GROWTH * size, QUICK.transfer_most)
@@ -106,27 +108,29 @@ async def _alone(workers: MeasuredNodes, probes: list[LinkProbe], transport: str
 
 
 async def _together(workers: MeasuredNodes, probes: list[LinkProbe], transport: str, alone: float) -> float:
-    """What all nodes get at once, from the first's call to the last's answer (who is early is alone, and fast)."""
+    """Return the bytes a second of all nodes at once, from the first call to the last answer: a node that starts early
+    or ends late has the link to itself, so its own rate would be too high.
+    """
     size, started = presets.transfer_bytes(QUICK, alone / len(probes)), time.perf_counter()
-    found = await asyncio.gather(*(_points(workers, visit, transport, size, CONCURRENT_REPEATS) for visit in probes))
-    return sum(point.moved_bytes for (point,) in found) / (time.perf_counter() - started)
+    results = await asyncio.gather(*(_points(workers, probe, transport, size, CONCURRENT_REPEATS) for probe in probes))
+    return sum(point.moved_bytes for (point,) in results) / (time.perf_counter() - started)
 
 
 async def _points(
     workers: MeasuredNodes, probe: LinkProbe, transport: str, size: int, repeats: int
 ) -> tuple[Point, ...]:
-    found: tasks.ProbeResult = await workers.call(probe.source, tasks.transfers, probe, transport, size, repeats)
-    if found.fault:
+    result: tasks.ProbeResult = await workers.call(probe.source, tasks.transfers, probe, transport, size, repeats)
+    if result.fault:
         raise NodeSilentError(
-            f"{workers.names[probe.source]} cannot reach {probe.address.host}, this machine ({found.fault}); "
+            f"{workers.names[probe.source]} cannot reach {probe.address.host}, this machine ({result.fault}); "
             "let TCP through"
         )
-    return found.points
+    return result.points
 
 
 async def _step_seconds(workers: MeasuredNodes, variants: list[Variant]) -> dict[str, float]:
-    """Of a local step on the slowest node while all compute, for each way to train that fits."""
-    found: dict[str, float] = {}
+    """Return the seconds of a local step on the slowest node while all compute, for each variant that fits."""
+    seconds: dict[str, float] = {}
     fitting = [variant for variant in variants if variant.fits]
     for variant in fitting:
         try:
@@ -134,21 +138,21 @@ async def _step_seconds(workers: MeasuredNodes, variants: list[Variant]) -> dict
                 step_tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=PROBE_OPEN_SECONDS
             )
             paces = await workers.call_all(step_tasks.work_pace, STEP_SECONDS / len(fitting))
-            found[variant.key] = forecast.slowest(paces)
+            seconds[variant.key] = forecast.slowest(paces)
         finally:
             await workers.call_each(step_tasks.close_work, [(node, ()) for node in range(len(workers))])
-    return found
+    return seconds
 
 
 def commit_rate() -> float:
-    """Bytes a second at which updates that are written are synced, read and added to the network."""
+    """Measure the bytes a second at which written updates are synced, read and added to the network."""
     update = np.random.default_rng(0).random(PROBE_BYTES // 4, dtype=np.float32)
     network, seconds = np.zeros_like(update), []
     with tempfile.TemporaryDirectory(prefix="idletrain-survey-") as folder:
         for probe in range(PROBES):
             path = Path(folder) / str(probe)
             with path.open("wb") as file:
-                file.write(update.data)  # as it comes, before the round ends
+                file.write(update.data)  # not timed: in a run, updates are written before the round ends
                 file.flush()
                 started = time.perf_counter()
                 os.fsync(file.fileno())
@@ -164,24 +168,24 @@ async def _timed(work: Callable[[], Any]) -> float:
 
 
 def fleet_key(*arguments: object) -> str:
-    """A fleet's name in the cache, by what makes it the same: where, how many, which version."""
+    """Return a fleet's key in the cache, from the arguments that identify it and idletrain's version."""
     return hashlib.sha256(json.dumps([version(), *map(str, arguments)]).encode()).hexdigest()[:16]
 
 
 def load_figures(folder: Path, key: str, now: float) -> FleetFigures | None:
-    """What was seen of a fleet within a day, or None."""
+    """Return a fleet's figures measured within a day before `now` (Unix seconds), or None."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         tree = json.loads((folder / f"{key}.json").read_text())
-        if 0 <= now - tree["seen"] < PROBE_KEPT_SECONDS:
+        if 0 <= now - tree["seen"] < PROBE_CACHE_SECONDS:
             return FleetFigures(**tree["fleet"])
     return None
 
 
 def save_figures(folder: Path, key: str, fleet: FleetFigures, now: float) -> None:
-    """Keep what was seen; where there is no room for it, it is looked at again."""
+    """Cache a fleet's figures; if the disk has no room, they are measured again next time."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("*.json"):
-            if now - file.stat().st_mtime > PROBE_KEPT_SECONDS:
+            if now - file.stat().st_mtime > PROBE_CACHE_SECONDS:
                 file.unlink()
         (folder / f"{key}.json").write_text(json.dumps({"seen": now, "fleet": asdict(fleet)}))

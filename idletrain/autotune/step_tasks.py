@@ -8,14 +8,14 @@ from distributed import get_worker
 
 
 def open_work(content: bytes) -> None:
-    """See `step_time.opened`."""
+    """See `step_time.open_work`."""
     from idletrain.autotune import step_time
 
     step_time.open_work(get_worker(), content)
 
 
 def work_pace(seconds: float) -> tuple[str, float]:
-    """What computes, which other nodes may share, and the seconds of a step of what was opened."""
+    """Return the name of the node's processor, which other nodes may share, and the seconds of a step on it."""
     from idletrain.autotune import step_time
 
     worker = get_worker()
@@ -24,7 +24,7 @@ def work_pace(seconds: float) -> tuple[str, float]:
 
 
 def close_work() -> None:
-    """See `step_time.closed`."""
+    """See `step_time.close_work`."""
     from idletrain.autotune import step_time
 
     step_time.close_work(get_worker())

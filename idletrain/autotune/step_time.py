@@ -1,4 +1,4 @@
-"""How long a local step of a subnet takes on this machine."""
+"""Time a local step of a subnet on this machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
 from idletrain.worker.node import device_for
 
-MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after one to warm up; a plan should take a second, not a minute
-FIRST_SPREAD = 0.01  # of parameters whose values do not matter
+MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after a warm-up step; a plan should take a second, no minute
+FIRST_SPREAD = 0.01  # standard deviation of parameters whose values do not matter
 STEP_PROBE_KEY = "idletrain-fabric-work"  # among a worker's extensions
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """As a local worker computes."""
+    """Compute with one thread, as a local worker does, within the context."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -35,10 +35,10 @@ def one_thread() -> Iterator[None]:
 
 
 class StepProbe:
-    """A subnet whose steps are timed, with its data open and its first step done.
+    """A subnet whose steps are timed; its data is open and its first step done.
 
     Attributes:
-        on_gpu: Where it is.
+        on_gpu: Whether it trains on a GPU.
     """
 
     def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int) -> None:
@@ -54,7 +54,7 @@ class StepProbe:
         self.pace(1, 0.0)
 
     def pace(self, min_steps: int, seconds: float) -> float:
-        """Seconds of a step, on average over at least so many and over some time."""
+        """Return the mean seconds of a step, over at least `min_steps` steps and `seconds` seconds."""
         done, started = 0, time.perf_counter()
         while done < min_steps or time.perf_counter() - started < seconds:
             self._steps.step(self._samples, self._order, self._next)
@@ -65,13 +65,13 @@ class StepProbe:
 
 
 def typical(program: Program) -> Subnet:
-    """A subnet where all are of one size."""
+    """Return the first round's first subnet, with all subnets of equal size."""
     count = program.training.subnets
     return program.subnets(0, (1 / count,) * count)[0]
 
 
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
-    """Time of one local step of a subnet on this machine."""
+    """Return the seconds of one local step of a subnet on this machine."""
     program = prepared.program
     flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
@@ -79,7 +79,7 @@ def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
 
 
 def open_work(worker: Worker, content: bytes) -> None:
-    """Get a pickled program's typical subnet ready on a worker, on the device that a run would use."""
+    """Prepare a pickled program's typical subnet on a worker, on the device that a run would use."""
     program: Program = cloudpickle.loads(content)
     subnet = typical(program)
     flat = torch.zeros(program.buffer_size(subnet, persistent=False), device=device_for(program))
@@ -88,5 +88,5 @@ def open_work(worker: Worker, content: bytes) -> None:
 
 
 def close_work(worker: Worker) -> None:
-    """Forget it, if there is any."""
+    """Drop a worker's prepared subnet, if it has one."""
     worker.extensions.pop(STEP_PROBE_KEY, None)

@@ -161,10 +161,10 @@ def test_codes_are_taken_where_the_link_is_what_counts() -> None:
 def test_reasons_are_of_what_was_compared() -> None:
     plain = ist(8, 24_000_000, 0.005)
     coded = replace(plain, pull="int8", push="int4", down_bytes=6_100_000, up_bytes=3_100_000)
-    assert forecast.choose_option([plain, coded], LOOPBACK).why[-1].endswith("coding them would save too little")
+    assert forecast.choose_option([plain, coded], LOOPBACK).why[-1].endswith("encoding them would save too little")
     assert forecast.choose_option([plain, coded], FLEET).why[-1].endswith("fewer bytes on a slow link")
     for only in (plain, coded):
-        assert forecast.choose_option([only], FLEET).why[-1].endswith("the job or the memory leaves no other way")
+        assert forecast.choose_option([only], FLEET).why[-1].endswith("the job or the memory allows no other")
 
 
 def test_what_the_job_says_of_local_steps_is_kept() -> None:

@@ -26,8 +26,8 @@ def test_what_was_seen_is_kept_for_a_day(tmp_path: Path) -> None:
     key = probe.fleet_key("local", 2)
     assert probe.load_figures(tmp_path, key, 1000.0) is None
     probe.save_figures(tmp_path / "new", key, FLEET, 1000.0)
-    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_KEPT_SECONDS - 1) == FLEET
-    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_KEPT_SECONDS) is None
+    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_CACHE_SECONDS - 1) == FLEET
+    assert probe.load_figures(tmp_path / "new", key, 1000.0 + probe.PROBE_CACHE_SECONDS) is None
     assert probe.load_figures(tmp_path / "new", probe.fleet_key("local", 3), 1001.0) is None
 
 
