@@ -1,6 +1,6 @@
-"""What a run's machines cost, from its events alone; what they may cost, from its budget.
+"""Compute what a run's machines cost, from its events alone, and what they may cost, from its budget.
 
-Pure: `now` is handed in, in Unix seconds. The events are those of `observe.records`, among them
+Pure: `now` is an argument, in Unix seconds. Of the events of `observe.records` these count most:
 
     instance_launched   instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended      instance, reason
@@ -17,19 +17,19 @@ from typing import Any
 
 CostEvent = Mapping[str, Any]
 HOUR_SECONDS = 3600.0
-TEARDOWN_SECONDS = 60.0  # from a run's end to its machines'
-MOST_SPARES = 1  # recommendations are noisy, and half of those who get one stay (aws-node-termination-handler #141)
+TEARDOWN_SECONDS = 60.0  # from a run's end to its machines' end
+MOST_SPARES = 1  # rebalance recommendations are noisy: half of the machines stay (aws-node-termination-handler #141)
 BILLED_SECONDS = 60.0  # the least that EC2 bills for an instance (AWS, "Amazon EC2 On-Demand Pricing")
-# What every machine has besides: the root disk of Amazon's ECS-optimized image at gp3's price (AWS price list,
+# Billed with every machine: the root disk of Amazon's ECS-optimized image at gp3's price (AWS price list,
 # us-east-1, May 2025), and a public IPv4 address (AWS News Blog, July 2023; billed since February 2024).
 DISK_GIB = 30
 DISK_USD_PER_GIB_MONTH = 0.08
 MONTH_HOURS = 730.0
 PUBLIC_IPV4_USD_PER_HOUR = 0.005
 EXTRAS_USD_PER_HOUR = DISK_GIB * DISK_USD_PER_GIB_MONTH / MONTH_HOURS + PUBLIC_IPV4_USD_PER_HOUR
-STOP_LAUNCHING = 0.9  # of a budget: the rest pays for the machines that are there while they finish
-PREEMPTIONS = frozenset({"notice", "kill", "lease"})  # causes of `lost` that are a node's end or silence
-PACE_ROUNDS = 10  # the last ones tell how long the next will take: fleets grow and shrink
+STOP_LAUNCHING = 0.9  # share of a budget; the rest pays for the running machines while they finish
+PREEMPTIONS = frozenset({"notice", "kill", "lease"})  # causes of `lost` that mean a preempted or silent node
+PACE_ROUNDS = 10  # latest rounds from which the next ones' length is forecast, as fleets grow and shrink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class BillItem:
     """A machine's part of the bill.
 
     Attributes:
-        seconds: Those that are billed.
-        usd: With its disk and address.
-        on_demand_usd: The same on demand.
-        usd_per_hour: At present; nothing once it has ended.
+        seconds: Billed seconds.
+        usd: Cost, with disk and address.
+        on_demand_usd: Cost of the same machine on demand.
+        usd_per_hour: Present price; 0 once the machine has ended.
     """
 
     instance: str
@@ -56,37 +56,37 @@ class BillItem:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a run has cost so far."""
+    """A run's cost so far, machine by machine."""
 
     items: tuple[BillItem, ...]
 
     @property
     def spent_usd(self) -> float:
-        """All of it."""
+        """Cost of all machines."""
         return sum(item.usd for item in self.items)
 
     @property
     def on_demand_usd(self) -> float:
-        """What the same machines would have cost on demand."""
+        """Cost of the same machines on demand."""
         return sum(item.on_demand_usd for item in self.items)
 
     @property
     def usd_per_hour(self) -> float:
-        """What the machines that are there cost an hour."""
+        """Price of the running machines per hour."""
         return sum(item.usd_per_hour for item in self.items)
 
     @property
     def saving(self) -> float:
-        """The share of the on-demand price that was not paid."""
+        """Share of the on-demand price that was saved."""
         return 1 - self.spent_usd / self.on_demand_usd if self.on_demand_usd else 0.0
 
 
 def accrued(events: Iterable[CostEvent], now: float) -> Bill:
-    """The bill at a time; a machine whose end nobody saw counts until then."""
-    told = list(events)
-    launched, ended = bounds(told)
+    """Return the bill at `now`; a machine without a recorded end counts until then."""
+    recorded = list(events)
+    launched, ended = bounds(recorded)
     prices: dict[tuple[str, str], list[CostEvent]] = {}
-    for event in told:
+    for event in recorded:
         if event["kind"] == "spot_price":
             prices.setdefault((event["type"], event["zone"]), []).append(event)
     return Bill(
@@ -98,7 +98,7 @@ def accrued(events: Iterable[CostEvent], now: float) -> Bill:
 
 
 def bounds(events: Iterable[CostEvent]) -> tuple[dict[str, CostEvent], dict[str, float]]:
-    """Each machine's launch, and the ends of those that have ended, by instance."""
+    """Return each machine's launch event, and the end times of those that have ended, by instance."""
     launched: dict[str, CostEvent] = {}
     ended: dict[str, float] = {}
     for event in events:
@@ -106,7 +106,7 @@ def bounds(events: Iterable[CostEvent]) -> tuple[dict[str, CostEvent], dict[str,
             launched.setdefault(event["instance"], event)
         elif event["kind"] == "instance_ended":
             ended.setdefault(event["instance"], event["t"])
-        elif event["kind"] == "run_ended":  # the head takes down what is there, itself last, and nobody is left to tell
+        elif event["kind"] == "run_ended":  # the head ends all machines, itself last, and cannot record that
             for instance in launched:
                 ended.setdefault(instance, event["t"] + TEARDOWN_SECONDS)
     return launched, ended
@@ -138,9 +138,9 @@ def _item(launched: CostEvent, ended: float | None, changes: Sequence[CostEvent]
 
 
 def wasted_usd(events: Sequence[CostEvent], now: float) -> float:
-    """What the steps cost that were lost to preemption: their time at the nodes' pace, at the nodes' average price.
+    """Return the cost of steps lost to preemption: their time at the nodes' mean speed, at the nodes' mean price.
 
-    Nothing before the first subnet is home, as its pace is not known; never more than the nodes cost.
+    It is 0 before the first staged update, as the speed is not known, and never more than the nodes' cost.
     """
     nodes = [item for item in accrued(events, now).items if item.role == "worker"]
     spent, seconds = sum(item.usd for item in nodes), sum(item.seconds for item in nodes)
@@ -149,16 +149,16 @@ def wasted_usd(events: Sequence[CostEvent], now: float) -> float:
     steps = sum(event["steps"] for event in staged)
     if not steps or not seconds:
         return 0.0
-    # An update's steps are all those it holds, its seconds those of the last attempt alone.
+    # A staged update counts all of its steps but only the last attempt's seconds; `lost` events hold the others.
     trained = sum(e["train_seconds"] for e in staged) + sum(e["kept_seconds"] for e in lost)
     lost_steps = sum(event["lost_steps"] for event in lost if event["cause"] in PREEMPTIONS)
     return min(spent, float(lost_steps * (trained / steps) * (spent / seconds)))
 
 
 def forecast_usd(events: Sequence[CostEvent], now: float) -> float | None:
-    """What the run will have cost after its last round, at its present pace and price; None before a round is done.
+    """Forecast the run's cost after its last round, at its present speed and price; None before the first commit.
 
-    A target accuracy may end it earlier.
+    A target accuracy may end the run earlier.
     """
     bill = accrued(events, now)
     if any(event["kind"] == "run_ended" for event in events):
@@ -173,12 +173,12 @@ def forecast_usd(events: Sequence[CostEvent], now: float) -> float | None:
 
 
 def deadline_seconds(budget_usd: float | None, worst_usd_per_hour: float, max_duration_seconds: float) -> float:
-    """How long machines may live so that a budget holds even if everybody who could stop them is dead.
+    """Return the longest lifetime of machines that keeps a budget even if nothing is left to stop them.
 
     Args:
-        budget_usd: What is left of it, or None without one.
+        budget_usd: The rest of the budget; None without one.
         worst_usd_per_hour: The most that the whole fleet, head included, can cost.
-        max_duration_seconds: How long they may live at any price.
+        max_duration_seconds: The longest lifetime at any price.
     """
     if budget_usd is None or worst_usd_per_hour <= 0:
         return max_duration_seconds
@@ -186,20 +186,20 @@ def deadline_seconds(budget_usd: float | None, worst_usd_per_hour: float, max_du
 
 
 def launches_allowed(spent_usd: float, budget_usd: float | None) -> bool:
-    """Whether new machines may be asked for."""
+    """Return whether the budget allows to launch more machines."""
     return budget_usd is None or spent_usd < STOP_LAUNCHING * budget_usd
 
 
 def must_stop(spent_usd: float, budget_usd: float | None) -> bool:
-    """Whether the budget is used up."""
+    """Return whether the budget is used up."""
     return budget_usd is not None and spent_usd >= budget_usd
 
 
 def first_hour_fault(budget_usd: float | None, worst_usd_per_hour: float, spent_usd: float = 0.0) -> str | None:
-    """Why a budget is refused: what is left of it does not pay an hour, whatever prices do; None if it does."""
+    """Return why a budget is refused: its rest does not pay an hour at the worst price; None if it does."""
     if budget_usd is None or budget_usd - spent_usd >= worst_usd_per_hour:
         return None
-    needed_usd = math.ceil((spent_usd + worst_usd_per_hour) * 100) / 100  # to the cent above: it has to do
+    needed_usd = math.ceil((spent_usd + worst_usd_per_hour) * 100) / 100  # rounded up to the cent
     if spent_usd:
         return (
             f"nodes.budget_usd: ${spent_usd:.2f} of ${budget_usd:.2f} are spent, and the rest does not pay another "

@@ -1,4 +1,4 @@
-"""Sends what there is to show of a run from its head to its scheduler's page, as long as the run goes on."""
+"""Send a run's view from its head to its scheduler's page for as long as the run lasts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from idletrain.observe.page import PAGE_KEY, VIEW_KEY
 from idletrain.observe.status import view_of
 from idletrain.observe.summary import Summary
 
-PUBLISH_SECONDS = 0.5  # a person sees no more, and it costs the scheduler one message of some 30 KB with 100 workers
+PUBLISH_SECONDS = 0.5  # often enough for people; costs the scheduler a message of some 30 KB with 100 workers
 LAST_PUBLISH_SECONDS = 2.0
 
 
 class DashboardAddress(NamedTuple):
-    """A page's URL, and what there is to say of it."""
+    """The URL of a run's dashboard, and a note for the user about it ("" if there is nothing to say)."""
 
     url: str
     note: str
 
 
 async def page_of(client: Client, *, first_port: int | None) -> DashboardAddress:
-    """Where a cluster's dashboard shows the run: idletrain's page, or Dask's own where its scheduler does not have it.
+    """Return where a dashboard shows the run: idletrain's page, or Dask's own if the scheduler does not serve that.
 
     Args:
         client: An asynchronous client.
-        first_port: The port that idletrain's own scheduler tries first, None for another's. Its dashboard listens on
-            loopback alone, whatever address it has itself, and adds the page when it is asked for.
+        first_port: The port that idletrain's own scheduler tries first, or None for another scheduler. The dashboard
+            of idletrain's own listens on loopback alone and adds the page on the first request.
     """
     link = urllib.parse.urlsplit(client.dashboard_link)
     if first_port is not None:
@@ -42,31 +42,31 @@ async def page_of(client: Client, *, first_port: int | None) -> DashboardAddress
     if await client.get_metadata([PAGE_KEY], False):
         return DashboardAddress(link.geturl().replace("/status", "/idletrain"), "")
     return DashboardAddress(
-        link.geturl(), "idletrain's own page comes with `dask scheduler --preload idletrain.observe.page`"
+        link.geturl(), "for idletrain's own page, start `dask scheduler --preload idletrain.observe.page`"
     )
 
 
 @contextlib.asynccontextmanager
 async def publishing(client: Client, summary: Summary, *, allow_control: bool) -> AsyncIterator[None]:
-    """Keep the page up to date while the context lasts, and leave it as the run ended."""
+    """Keep the page up to date within the context, and send the final view at its end."""
 
     async def send() -> None:
         view = view_of(summary, time.time(), allow_control=allow_control and summary.status == "running")
         await client.set_metadata([VIEW_KEY], json.dumps(view))
 
-    async def keep() -> None:
+    async def repeat() -> None:
         while True:
             if summary.status != "starting":
-                with contextlib.suppress(OSError):  # a scheduler that is gone is noticed elsewhere
+                with contextlib.suppress(OSError):  # a lost scheduler is handled elsewhere
                     await send()
             await asyncio.sleep(PUBLISH_SECONDS)
 
-    keeping = asyncio.ensure_future(keep())
+    sending = asyncio.ensure_future(repeat())
     try:
         yield
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
         if client.status == "running":
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(send(), LAST_PUBLISH_SECONDS)

@@ -1,6 +1,6 @@
-"""The run as a person sees it while it goes on: a live screen on a terminal, plain lines elsewhere, JSON on demand.
+"""Show a run while it lasts: a live screen on a terminal, plain lines elsewhere, JSON on request.
 
-A display draws from a summary, which must take an event before the display does (`folding` sees to that).
+A display reads a summary, which must get an event before the display does (use `folding`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from idletrain.observe.summary import Summary
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
-TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # what a person must hear of, whatever is shown
-LINE_SECONDS = 10.0  # between plain lines when nothing else happens
+TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # events that people must see even with JSON output
+LINE_SECONDS = 10.0  # between plain progress lines when nothing else happens
 WORKER_STATES = {True: "[yellow]draining", False: "[green]training"}
 
 
 class LineDisplay:
-    """Plain log lines: evaluations, workers coming and going, and a sign of life."""
+    """Print plain log lines: evaluations, joining and leaving workers, and now and then the progress."""
 
     def __init__(self, out: TextIO, summary: Summary) -> None:
         self.summary = summary
@@ -53,7 +53,7 @@ class LineDisplay:
 
 
 class JsonDisplay:
-    """One JSON object a round, and the summary as the last."""
+    """Print one JSON object a round, and the summary at the end."""
 
     def __init__(self, out: TextIO, summary: Summary) -> None:
         self.summary = summary
@@ -79,7 +79,7 @@ class JsonDisplay:
 
 
 class ScreenDisplay:
-    """A live screen, redrawn a few times a second while the head has time for it."""
+    """Show a live screen, redrawn a few times a second."""
 
     def __init__(self, console: Console, summary: Summary) -> None:
         self.summary = summary
@@ -118,65 +118,65 @@ class ScreenDisplay:
 
 
 def describe_event(event: Record) -> str | None:
-    """An event in one line, or None where it is not news."""
-    teller = _DESCRIPTIONS.get(event["kind"])
-    return teller(event) if teller else None
+    """Return an event as one line, or None if it is not worth one."""
+    describe = _DESCRIPTIONS.get(event["kind"])
+    return describe(event) if describe else None
 
 
-def _tell_start(event: Record) -> str:
+def _describe_start(event: Record) -> str:
     resumed = f", from round {event['resumed_at']}" if event["resumed_at"] else ""
-    seen = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
-    seen += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
-    odd = event.get("data", {}).get("without_labels", 0)
-    seen += f"; {odd} rows of the data are without labels" if odd else ""
-    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{seen}"
+    notes = f"; watch it at {event['dashboard']}" if event["dashboard"] else ""
+    notes += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
+    unlabelled = event.get("data", {}).get("without_labels", 0)
+    notes += f"; {unlabelled} rows of the data have no labels" if unlabelled else ""
+    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{notes}"
 
 
-def _tell_left(event: Record) -> str | None:
+def _describe_left(event: Record) -> str | None:
     how = {"notice": "left after a notice", "kill": "was killed"}.get(event["cause"])
     return how and f"{event['name']} {how}"
 
 
-def _tell_lost(event: Record) -> str | None:
+def _describe_lost(event: Record) -> str | None:
     if event["cause"] != "lease":
         return None
-    return f"subnet {event['subnet']} of round {event['round']}: no sign of {event['worker']}, leased again"
+    return f"subnet {event['subnet']} of round {event['round']}: {event['worker']} is silent, leased again"
 
 
-def _tell_reason(event: Record) -> str:
+def _describe_reason(event: Record) -> str:
     return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
-    "run_started": _tell_start,
+    "run_started": _describe_start,
     "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'])}",
     "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
-    "worker_left": _tell_left,
-    "worker_refused": _tell_reason,
-    "warning": _tell_reason,
-    "paused": _tell_reason,
-    "resumed": _tell_reason,
-    "waiting": _tell_reason,
-    "stopping": _tell_reason,
+    "worker_left": _describe_left,
+    "worker_refused": _describe_reason,
+    "warning": _describe_reason,
+    "paused": _describe_reason,
+    "resumed": _describe_reason,
+    "waiting": _describe_reason,
+    "stopping": _describe_reason,
     "instance_launched": lambda e: f"{e['instance']} launched ({e['market']} {e['type']} in {e['zone']})",
     "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",
-    "worker_at_risk": lambda e: f"{e['worker']} is at risk: its state goes home, a spare comes",
-    "lost": _tell_lost,
+    "worker_at_risk": lambda e: f"{e['worker']} may be preempted soon: saving its progress, launching a spare",
+    "lost": _describe_lost,
     "refused": lambda e: f"subnet {e['subnet']} of round {e['round']}: a push was refused ({e['reply']})",
 }
 
 
 def final_lines(summary: Summary, status_text: str) -> list[str]:
-    """What is printed at the end."""
+    """Return the lines to print at a run's end; `status_text` is the first."""
     goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
     return [
         status_text,
         f"  {_last_score(summary)}",
         f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
-        f"  {summary.reissues} subnets went on elsewhere",
+        f"  {summary.reissues} subnets were leased again to other workers",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
-        f"  {summary.bytes_down / 1e6:.0f} MB down, {summary.bytes_up / 1e6:.0f} MB up",
+        f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         *(f"  warning: {reason}" for reason in summary.warnings),
         f"  {summary.run_dir}",
@@ -186,7 +186,7 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
 def score_text(
     accuracy: float | None, loss: float | None, calibration_error: float | None = None, temperature: float | None = None
 ) -> str:
-    """Accuracy, test loss, expected calibration error and best temperature, as far as there are any."""
+    """Format accuracy, test loss, expected calibration error and best temperature; None values are left out."""
     parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     parts += [f"calibration error {calibration_error:.4f}"] if calibration_error is not None else []
@@ -195,27 +195,27 @@ def score_text(
 
 
 def _last_score(summary: Summary) -> str:
-    """The last evaluation and the rounds done, which may be more."""
+    """Format the last evaluation, and the number of rounds done if there are more."""
     text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature)
     at = summary.curve[-1][0] if summary.curve else summary.rounds
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 
 
 def choose_display(as_json: bool, console: Console, summary: Summary) -> LineDisplay | JsonDisplay | ScreenDisplay:
-    """The display that fits where output goes."""
+    """Return the display that suits the output: JSON, a terminal, or plain lines."""
     if as_json:
         return JsonDisplay(sys.stdout, summary)
     return ScreenDisplay(console, summary) if console.is_terminal else LineDisplay(sys.stdout, summary)
 
 
 def folding(summary: Summary, *sinks: Sink) -> Sink:
-    """A sink that sums up before it hands on."""
+    """Return a sink that adds an event to the summary and then passes it to the sinks."""
 
-    def take(event: Record) -> None:
+    def forward(event: Record) -> None:
         for sink in (summary.add, *sinks):
             sink(event)
 
-    return take
+    return forward
 
 
 def _progress(summary: Summary, separator: str = "  ") -> str:
@@ -235,7 +235,7 @@ def _bar(share: float) -> str:
 
 
 def _spark(values: Sequence[float]) -> str:
-    """Accuracy over evaluations as a row of bars, its range beside it."""
+    """Draw accuracy over evaluations as a row of bars between its lowest and highest value."""
     if not values:
         return "accuracy: -"
     low, high = min(values), max(values)

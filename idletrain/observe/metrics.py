@@ -1,6 +1,6 @@
-"""A run as Prometheus sees it: families of metrics, from a view alone.
+"""Export a run's view (see `observe.status`) as Prometheus metrics.
 
-Names and units follow https://prometheus.io/docs/practices/naming/: base units, `_total` on what only grows.
+Names and units follow https://prometheus.io/docs/practices/naming/: base units, `_total` on counters.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 RunView = Mapping[str, Any]
-# name, help, label, what to read: a number, or numbers by the label's value; None is left out
+# Name, help, label, and a function of the view: a number, or numbers by the label's value; None leaves the metric out.
 Kinds = tuple[tuple[str, str, str, Callable[[RunView], Any]], ...]
 COUNTERS: Kinds = (
     ("rounds", "Rounds committed.", "", lambda v: v["rounds"]),
-    ("local_steps", "Local steps in the network.", "", lambda v: v["local_steps"]),
-    ("lost_steps", "Local steps that were lost, by why the lease ended.", "cause", lambda v: v["lost_by_cause"]),
-    ("salvaged_steps", "Steps of preempted workers that were kept.", "", lambda v: v["salvaged_steps"]),
-    ("preemptions", "Workers taken, with a notice or without.", "cause", lambda v: v["preemptions"]),
-    ("reissues", "Subnets that went on at another worker.", "", lambda v: v["reissues"]),
-    ("put", "Updates and marks pushed to the store, by its reply.", "reply", lambda v: v["puts"]),
+    ("local_steps", "Local steps of committed rounds.", "", lambda v: v["local_steps"]),
+    ("lost_steps", "Local steps lost, by the reason why the lease ended.", "cause", lambda v: v["lost_by_cause"]),
+    ("salvaged_steps", "Local steps of preempted workers that were kept.", "", lambda v: v["salvaged_steps"]),
+    ("preemptions", "Workers that were preempted, by notice or kill.", "cause", lambda v: v["preemptions"]),
+    ("reissues", "Subnets leased again to another worker.", "", lambda v: v["reissues"]),
+    ("put", "Updates and progress checkpoints pushed to the store, by its reply.", "reply", lambda v: v["puts"]),
     (
         "exchange_bytes",
-        "Parameters moved, down to workers and up to the store.",
+        "Bytes pulled by workers (down) and pushed to the store (up).",
         "direction",
         lambda v: {"down": v["bytes_down"], "up": v["bytes_up"]},
     ),
@@ -32,17 +32,17 @@ COUNTERS: Kinds = (
 GAUGES: Kinds = (
     (
         "goodput_ratio",
-        "Node-seconds whose steps are in the network, over node-seconds alive.",
+        "Node-seconds of committed steps over node-seconds alive.",
         "",
         lambda v: v["goodput"],
     ),
     ("planned_rounds", "Rounds that the job asks for.", "", lambda v: v["total_rounds"]),
-    ("round_duration_seconds", "Length of a round, smoothed.", "", lambda v: v["round_seconds"]),
-    ("accuracy_ratio", "Of the last evaluation.", "", lambda v: v["accuracy"]),
-    ("loss", "Of the last evaluation.", "", lambda v: v["loss"]),
+    ("round_duration_seconds", "Smoothed length of a round.", "", lambda v: v["round_seconds"]),
+    ("accuracy_ratio", "Accuracy at the last evaluation.", "", lambda v: v["accuracy"]),
+    ("loss", "Test loss at the last evaluation.", "", lambda v: v["loss"]),
     (
         "workers",
-        "Workers that are there, by state.",
+        "Workers in the cluster, by state.",
         "state",
         lambda v: {state: count for state, count in v["states"].items() if state != "gone"},
     ),
@@ -52,34 +52,34 @@ GAUGES: Kinds = (
         "",
         lambda v: v["link_bytes_per_second"],
     ),
-    ("cost_usd", "What the machines cost so far.", "", lambda v: _cost(v, "spent_usd")),
-    ("cost_usd_per_hour", "What the machines that are there cost.", "", lambda v: _cost(v, "usd_per_hour")),
-    ("budget_left_usd", "What is left of the budget.", "", lambda v: _cost(v, "left_usd")),
-    ("last_event_timestamp_seconds", "When the head last recorded something.", "", lambda v: v["updated"]),
+    ("cost_usd", "Cost of the machines so far.", "", lambda v: _cost(v, "spent_usd")),
+    ("cost_usd_per_hour", "Present cost of the machines per hour.", "", lambda v: _cost(v, "usd_per_hour")),
+    ("budget_left_usd", "Rest of the budget.", "", lambda v: _cost(v, "left_usd")),
+    ("last_event_timestamp_seconds", "Unix time of the last recorded event.", "", lambda v: v["updated"]),
 )
 
 
 class RunCollector(Collector):
-    """Prometheus' collector of the run on a scheduler.
+    """The Prometheus collector of a scheduler's run.
 
     Args:
-        view: Gives the view now, empty before there is one.
+        view: Returns the present view; empty before there is a run.
     """
 
     def __init__(self, view: Callable[[], RunView]) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+        """Yield the metrics of the present view."""
         return families(self._view())
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are known once there is a run."""
+        """Return no names: they are known only once there is a run."""
         return []
 
 
 def families(view: RunView) -> Iterator[Metric]:
-    """The metrics of a view; none before there is a run."""
+    """Yield the metrics of a view; none before there is a run."""
     if not view:
         return
     everything: tuple[tuple[Any, Kinds], ...] = ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES))
@@ -88,10 +88,10 @@ def families(view: RunView) -> Iterator[Metric]:
             value = read(view)
             if value is None:
                 continue
-            made = family(f"idletrain_{name}", text, labels=["run", label] if label else ["run"])
+            metric = family(f"idletrain_{name}", text, labels=["run", label] if label else ["run"])
             for key, number in value.items() if label else ((None, value),):
-                made.add_metric([view["run"], *([key] if label else [])], number)
-            yield made
+                metric.add_metric([view["run"], *([key] if label else [])], number)
+            yield metric
 
 
 def _cost(view: RunView, what: str) -> float | None:

@@ -1,7 +1,7 @@
-"""`/idletrain` on a Dask scheduler's dashboard, its metrics beside Dask's, and its link in Dask's navigation.
+"""Serve `/idletrain` on a Dask scheduler's dashboard, with metrics next to Dask's and a link in Dask's navigation.
 
-A run's head sends what there is to show as one JSON text into the scheduler's metadata; nothing here knows the events.
-Also a Dask preload, for a scheduler that is not idletrain's own:
+A run's head puts the view (see `observe.status`) as one JSON text into the scheduler's metadata; the page shows that.
+The module is also a Dask preload, for a scheduler that is not idletrain's own:
 
     dask scheduler --preload idletrain.observe.page
 """
@@ -28,14 +28,14 @@ from tornado.web import HTTPError, RequestHandler
 from idletrain.observe import charts
 from idletrain.observe.metrics import RunCollector
 
-VIEW_KEY = "idletrain-view"  # the scheduler's metadata: what there is to show, and that there is a page to show it
-PAGE_KEY = "idletrain-page"
+VIEW_KEY = "idletrain-view"  # of the scheduler's metadata: the view as JSON
+PAGE_KEY = "idletrain-page"  # of the scheduler's metadata: whether the scheduler serves the page
 SIGNALS = {"drain": signal.SIGTERM, "kill": signal.SIGKILL}
 DASK_TEMPLATES = Path(distributed.__file__).parent / "http" / "templates"
-CURVES = ("curve", "preempted", "target")  # of a view, what its curves are drawn of
-PAGE_SILENCE_SECONDS = 5.0  # ten views that did not come
-WAITING = "<p>No run has begun on this scheduler yet.</p>"
-_collectors: dict[str, RunCollector] = {}  # Prometheus' registry is the process', too
+CURVES = ("curve", "preempted", "target")  # fields of a view from which its charts are drawn
+PAGE_SILENCE_SECONDS = 5.0  # without a new view; a head sends ten in that time
+WAITING = "<p>No run has started on this scheduler yet.</p>"
+_collectors: dict[str, RunCollector] = {}  # by scheduler; a global, as Prometheus' registry is one
 
 
 def dask_setup(scheduler: Scheduler) -> None:
@@ -43,10 +43,10 @@ def dask_setup(scheduler: Scheduler) -> None:
     add_metrics(scheduler)
     page = DashboardPage(scheduler)
     routes = [
-        (r"(?:/.+)?/idletrain", _Whole, {"page": page}),
-        (r"(?:/.+)?/idletrain/now", _Now, {"page": page}),
-        (r"(?:/.+)?/idletrain/view\.json", _Json, {"page": page}),
-        (r"(?:/.+)?/idletrain/(drain|kill)", _Ask, {"page": page}),
+        (r"(?:/.+)?/idletrain", _PageHandler, {"page": page}),
+        (r"(?:/.+)?/idletrain/now", _ContentHandler, {"page": page}),
+        (r"(?:/.+)?/idletrain/view\.json", _ViewHandler, {"page": page}),
+        (r"(?:/.+)?/idletrain/(drain|kill)", _ControlHandler, {"page": page}),
     ]
     scheduler.http_application.add_handlers(r".*", routes)
     if "idletrain" not in page.navigation["pages"]:
@@ -55,30 +55,30 @@ def dask_setup(scheduler: Scheduler) -> None:
 
 
 def add_metrics(scheduler: Scheduler) -> None:
-    """Add the run's metrics, which cost no import of bokeh, to Dask's."""
+    """Add the run's metrics to Dask's; this does not import bokeh."""
     if scheduler.id not in _collectors:
         _collectors[scheduler.id] = RunCollector(lambda: json.loads(scheduler.get_metadata([VIEW_KEY], "") or "{}"))
         prometheus_client.REGISTRY.register(_collectors[scheduler.id])
 
 
 def dask_teardown(scheduler: Scheduler) -> None:
-    """Forget the metrics of a scheduler that ends."""
+    """Remove the metrics of a scheduler that ends."""
     if collector := _collectors.pop(scheduler.id, None):
         prometheus_client.REGISTRY.unregister(collector)
 
 
 class DashboardPage:
-    """What the page's handlers share.
+    """The page of one scheduler, shared by its request handlers.
 
     Args:
-        scheduler: The scheduler.
+        scheduler: The Dask scheduler whose metadata holds the view.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         from distributed.dashboard.scheduler import template_variables  # bokeh: two seconds
 
         self.scheduler = scheduler
-        self.navigation = template_variables(scheduler)  # the very one that Dask's own pages use
+        self.navigation = template_variables(scheduler)  # shared with Dask's own pages
         self._templates = charts.templates()
         assert self._templates.loader is not None
         self._templates.loader = ChoiceLoader([self._templates.loader, FileSystemLoader(DASK_TEMPLATES)])
@@ -88,17 +88,17 @@ class DashboardPage:
 
     @property
     def raw(self) -> str:
-        """The view as the head sent it; "" before there is one."""
+        """The view's JSON text as the head sent it; "" before there is one."""
         raw: str = self.scheduler.get_metadata([VIEW_KEY], "")
         return raw
 
     def view(self) -> dict[str, Any]:
-        """The view; empty before there is one."""
+        """Return the view; empty before there is one."""
         view: dict[str, Any] = json.loads(self.raw or "{}")
         return view
 
     def now(self) -> str:
-        """The page's content, drawn once however many look; also how long its head has been silent."""
+        """Return the content's HTML, rendered once for all readers; it says if the head is silent and for how long."""
         raw, now = self.raw, time.monotonic()
         if raw != self._raw:
             self._raw, self._since = raw, now
@@ -110,7 +110,7 @@ class DashboardPage:
         return self._drawn[1]
 
     def _draw_curves(self, view: dict[str, Any]) -> str:
-        """The curves, which are most of the work and change the least."""
+        """Render the charts if they changed: they take most of the time and change least often."""
         shown = {key: view[key] for key in CURVES}
         if shown != self._curves[0]:
             self._curves = shown, self._draw("curves", view)
@@ -120,13 +120,15 @@ class DashboardPage:
         return self._templates.get_template(f"{name}.html").render(v=view, silent=silent)
 
     def whole(self) -> str:
-        """The page within Dask's frame."""
+        """Return the HTML of the whole page, within Dask's layout."""
         return self._templates.get_template("page.html").render(now=self.now(), **self.navigation)
 
     async def request(self, what: str, worker: str) -> None:
-        """Signal a worker's process: SIGTERM drains it, SIGKILL is a loss without notice."""
+        """Signal a worker's process: SIGTERM (`drain`) lets it push its work first, SIGKILL (`kill`) does not."""
         message = {"op": "run", "function": dumps(signal.raise_signal), "args": dumps((SIGNALS[what],)), "wait": True}
-        await self.scheduler.broadcast(msg=message, workers=[worker], on_error="ignore")  # the dead do not answer
+        await self.scheduler.broadcast(
+            msg=message, workers=[worker], on_error="ignore"
+        )  # a killed worker does not answer
 
 
 class _Handler(RequestHandler):
@@ -138,25 +140,25 @@ class _Handler(RequestHandler):
         self.set_header("X-Content-Type-Options", "nosniff")
 
 
-class _Whole(_Handler):
+class _PageHandler(_Handler):
     def get(self) -> None:
         self.write(self.page.whole())
 
 
-class _Now(_Handler):
+class _ContentHandler(_Handler):
     def get(self) -> None:
         self.write(self.page.now())
 
 
-class _Json(_Handler):
+class _ViewHandler(_Handler):
     def get(self) -> None:
         self.set_header("Content-Type", "application/json")
         self.write(self.page.raw or "{}")
 
 
-class _Ask(_Handler):
+class _ControlHandler(_Handler):
     def check_xsrf_cookie(self) -> None:
-        """See `refusal`: a header that no other site's script may send stands for the cookie."""
+        """Skip tornado's cookie: `request_refusal` checks a header that no other site's script may send."""
 
     async def post(self, what: str) -> None:
         view = self.page.view()
@@ -165,7 +167,7 @@ class _Ask(_Handler):
         try:
             worker = str(json.loads(self.request.body)["worker"])
         except (ValueError, TypeError):
-            raise HTTPError(HTTPStatus.BAD_REQUEST, reason="asked with something else than a worker") from None
+            raise HTTPError(HTTPStatus.BAD_REQUEST, reason="send a JSON object with a worker") from None
         except KeyError:
             worker = ""
         if worker not in self.page.scheduler.workers:
@@ -178,15 +180,15 @@ class _Ask(_Handler):
 
 
 def request_refusal(what: str, headers: Mapping[str, str], view: Mapping[str, Any]) -> str | None:
-    """Why a request to drain or kill a worker is not done; None if it is.
+    """Return why a request to drain or kill a worker is refused; None if it is allowed.
 
-    Another site's script in the user's browser can reach a page on loopback, but may not send the header without
-    asking first, which is never allowed; and a name that it made point here is not one of this machine's.
+    Another site's script in the user's browser can reach a page on loopback. But it may not send the header without a
+    CORS preflight request, which is never allowed; and a host name that it points here is not one of this machine's.
     """
     if not view.get("allow_control"):
         return "the run was not started with --allow-control"
     if headers.get("X-Idletrain") != what:
-        return "asked by another page"
+        return "use the buttons of this page; another page sent this request"
     host = headers.get("Host", "")
     name = host.rsplit(":", 1)[0].strip("[]") if not host.endswith("]") else host.strip("[]")
     try:

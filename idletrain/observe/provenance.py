@@ -1,4 +1,4 @@
-"""What it takes to do a run again: the command, the job, versions and hardware, as its first record holds them."""
+"""Record what is needed to reproduce a run: the command, the job, versions and hardware."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SECRET_OPTIONS = ("--webhook",)
 
 
 def provenance(job: Job, command: str, dashboard: str, dashboard_note: str = "") -> dict[str, Any]:
-    """Fields of a run's first record.
+    """Return fields of a run's first record.
 
     Args:
-        job: The job, with what the command line said otherwise.
-        command: What was called, from `command_line`.
-        dashboard: Where the run can be watched.
-        dashboard_note: What there is to say of it.
+        job: The job, with the changes of the command line.
+        command: The command, from `command_line`.
+        dashboard: URL at which the run can be watched.
+        dashboard_note: A note for the user about that URL.
     """
     return {
         "dashboard": dashboard,
@@ -44,7 +44,7 @@ def provenance(job: Job, command: str, dashboard: str, dashboard_note: str = "")
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """A command as it can be given to a shell again, but for what is secret in it."""
+    """Return a command as a shell accepts it, with its secrets cut out."""
     name = Path(arguments[0]).name
     shown = ["idletrain" if name == "__main__.py" else name, *arguments[1:]]  # as `python -m idletrain`
     for n, word in enumerate(shown):
@@ -57,7 +57,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def _site(url: str) -> str:
-    """A URL without what is secret in it."""
+    """Return a URL's scheme and host; path and query may be secret."""
     parts = urllib.parse.urlsplit(url)
     return f"{parts.scheme}://{parts.hostname or ''}/..."
 

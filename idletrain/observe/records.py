@@ -1,7 +1,7 @@
-"""What happened in a run: one JSON line an event. Everything shown to a person is drawn from these alone.
+"""The records of a run: one JSON line for each event. All displays, reports and metrics are made from these alone.
 
 Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `s` (seconds since this head started)
-and `kind`; the kinds and their fields:
+and `kind`. The kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
                      run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, and with a
@@ -17,16 +17,16 @@ and `kind`; the kinds and their fields:
     leased           round, subnet, attempt, worker, step
     progress_saved   round, subnet, attempt, steps
     lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, norm_fraction (if
-                     above 0, what is kept is that share of an update's squared norm)
-    staged           round, subnet, attempt, worker, steps, train_seconds, norm_fraction (of its squared norm),
-                     missing_rows (share of its rows)
-    late_rows_added  round, subnet, attempt, bytes (of rows that an update lacked, to be added at the next commit)
+                     above 0, the kept part is that share of an update's squared norm)
+    staged           round, subnet, attempt, worker, steps, train_seconds, norm_fraction (share of the update's squared
+                     norm that arrived), missing_rows (share of its rows that did not)
+    late_rows_added  round, subnet, attempt, bytes (of rows missing from an earlier update, added at the next commit)
     refused          round, subnet, attempt, reply, where (the first tensor that is not finite)
-    attempt_ended    round, subnet, attempt, worker, ended, and what the worker tells of it, if it lives: steps, reply,
-                     pull_seconds, wait_seconds (for its turn to train), train_seconds, push_seconds, pull_bytes,
-                     push_bytes, pull_wait_seconds and push_wait_seconds (while another of its worker moves),
-                     transport, late_bytes (that its push left out), repaid_bytes (of earlier ones, sent now)
-                     and given_up_bytes (that nobody takes any more); of a very wide output sampler_draws and
+    attempt_ended    round, subnet, attempt, worker, ended, and the worker's report, if it lives: steps, reply,
+                     pull_seconds, wait_seconds (until it could train), train_seconds, push_seconds, pull_bytes,
+                     push_bytes, pull_wait_seconds and push_wait_seconds (while the worker moves another subnet),
+                     transport, late_bytes (left out of its push), repaid_bytes (of earlier pushes, sent now)
+                     and given_up_bytes (no longer accepted); of a very wide output sampler_draws and
                      sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), loss (mean training loss of the subnets' last steps), and with a
@@ -43,8 +43,8 @@ and `kind`; the kinds and their fields:
     run_ended        status, rounds, accuracy, loss, calibration_error, temperature, params_sha256,
                      run_dir, reason (where it failed)
 
-A reader passes over kinds and fields that it does not know. `v` rises when a known one changes its meaning; a reader
-refuses what is newer or older than itself.
+A reader ignores kinds and fields that it does not know. `v` increases when a known one changes its meaning; a reader
+refuses records of any other schema.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ Sink = Callable[[Record], None]
 
 
 class Recorder:
-    """Writes events to a file and hands them to sinks (displays, callbacks).
+    """Write events to a file and pass them to sinks (displays, callbacks).
 
     Args:
-        path: The run's `events.jsonl`; lines are added.
+        path: The run's `events.jsonl`; lines are appended.
         sinks: Called with every event, in order.
-        complete: Adds to an event, before anyone gets it.
+        complete: Called with every event first, to add fields.
     """
 
     def __init__(self, path: Path, sinks: Iterable[Sink] = (), complete: Sink = lambda _event: None) -> None:
-        cut = _ends_in_a_line(path)
+        cut = _ends_within_a_line(path)
         self._file = path.open("a", buffering=1)
         if cut:
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class Recorder:
         self._started = time.monotonic()
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Record an event. A full disk loses lines here, never the run: the ledger is what counts."""
+        """Record an event. A full disk loses lines here but never the run, which needs only the write-ahead log."""
         event = {"v": SCHEMA, "t": time.time(), "s": time.monotonic() - self._started, "kind": kind, **fields}
         self._complete(event)
         with contextlib.suppress(OSError):
@@ -97,8 +97,8 @@ class Recorder:
             self._file.close()
 
 
-def _ends_in_a_line(path: Path) -> bool:
-    """Whether a head was killed while it wrote one."""
+def _ends_within_a_line(path: Path) -> bool:
+    """Return whether the last line is incomplete, as a head was killed while it wrote it."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -107,21 +107,21 @@ def _ends_in_a_line(path: Path) -> bool:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The events of a run, also while it is going on.
+    """Yield the events of a run's file, which may still grow.
 
     Raises:
-        OSError: there is no such file.
-        RunError: a newer idletrain wrote it.
+        OSError: There is no such file.
+        RunError: An idletrain of another schema wrote it.
     """
     with path.open(errors="replace") as file:
         yield from parse(file)
 
 
 def parse(lines: Iterable[str | bytes]) -> Iterator[Record]:
-    """The events in lines; what is no whole line (the last may be half written, a full disk cuts others) is left out.
+    """Yield the events in lines, without incomplete lines (the last may be half written, a full disk cuts others).
 
     Raises:
-        RunError: an idletrain of another schema wrote them.
+        RunError: An idletrain of another schema wrote them.
     """
     for line in lines:
         try:

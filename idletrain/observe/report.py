@@ -1,4 +1,4 @@
-"""`idletrain report`: how runs went, as one HTML file that needs nothing else, and in a few lines."""
+"""Report on runs for `idletrain report`: as one self-contained HTML file, and as a few lines of text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from idletrain.observe.records import Record
 from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
 
-LIVE_SECONDS = 120.0  # since the last event of a run that did not end: beyond, its head is taken to be gone
-RUN_COLOURS = 5  # of lines in the style sheet
-LANES_ROUNDS = 2000  # rounds that a timeline gets to choose from
+LIVE_SECONDS = 120.0  # since the last event of a run that has not ended, after which its head counts as gone
+RUN_COLOURS = 5  # in the style sheet
+LANES_ROUNDS = 2000  # most rounds given to a timeline
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run as a report sees it."""
+    """A run for a report.
+
+    Attributes:
+        name: The run's name in the report.
+        events: All of its events.
+        summary: The sum of the events.
+        view: The view at the report's time.
+        shares: Shares of the workers' time, by purpose; those that round to zero are left out.
+        machines: Items of the bill, each with the reason why the machine ended ("" if unknown).
+        wasted_usd: Cost of steps lost to preemption; None without priced machines.
+    """
 
     name: str
     events: Sequence[Record]
@@ -35,15 +45,15 @@ class PastRun:
 
     @classmethod
     def of(cls, name: str, events: Sequence[Record], now: float) -> PastRun:
-        """A run's account from its events; `now`, in Unix seconds, tells what machines cost whose end nobody saw."""
+        """Build it from a run's events; machines without a recorded end are billed until `now` (Unix seconds)."""
         summary = summary_of(events)
         summary.run = summary.run or name
         view = view_of(summary, now)
         if summary.status == "running" and view["heard_seconds"] > LIVE_SECONDS:
             view["status"] = "interrupted"
         view["seconds"], view["heard_seconds"] = summary.seconds, 0.0
-        used = time_use.time_shares(events, summary.alive_seconds)
-        shares = {part: share for part, share in used.items() if share >= 0.0005}
+        all_shares = time_use.time_shares(events, summary.alive_seconds)
+        shares = {part: share for part, share in all_shares.items() if share >= 0.0005}
         ends = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
         items = cost.accrued(summary.machines, now).items
         wasted = cost.wasted_usd(events, now) if items else None
@@ -51,44 +61,44 @@ class PastRun:
 
     @property
     def job_yaml(self) -> str:
-        """The job file, as far as the records hold it."""
+        """The job file as YAML, as far as the records hold it."""
         job = self.summary.settings.get("job")
         return yaml.safe_dump(job, sort_keys=False, allow_unicode=True) if job else ""
 
     @property
     def cohorts(self) -> list[str]:
-        """Workers' hardware and libraries, as far as they decide bits; each once."""
+        """The workers' cohorts (hardware and libraries with the same bitwise results), each once."""
         return sorted({e["cohort"] for e in self.events if e["kind"] == "worker_joined" and e.get("cohort")})
 
     @property
     def rounds(self) -> list[tuple[str, float | None, float]]:
-        """By part, the seconds of a typical round as expected (None without a forecast) and as measured."""
-        told = [e for e in self.events if e["kind"] == "round_committed" and e.get("measured")]
-        foreseen = [e["expected"] for e in told if "expected" in e]
+        """Each part of a round with its median seconds as forecast (None without a forecast) and as measured."""
+        measured = [e for e in self.events if e["kind"] == "round_committed" and e.get("measured")]
+        forecasts = [e["expected"] for e in measured if "expected" in e]
         return [
             (
                 part,
-                statistics.median([expected[part] for expected in foreseen]) if foreseen else None,
-                statistics.median([e["measured"][part] for e in told]),
+                statistics.median([expected[part] for expected in forecasts]) if forecasts else None,
+                statistics.median([e["measured"][part] for e in measured]),
             )
-            for part in (time_use.ROUND_PARTS if told else ())
+            for part in (time_use.ROUND_PARTS if measured else ())
         ]
 
     @property
     def why(self) -> list[str]:
-        """The reasons for the settings that a launch chose."""
+        """The reasons for the settings that a launch chose, as sentences."""
         return next((list(e["why"]) for e in reversed(self.events) if e["kind"] == "run_started" and e.get("why")), [])
 
     @property
     def timeline(self) -> charts.Timeline:
-        """Workers and rounds over time."""
+        """The chart of workers and rounds over time."""
         summary = self.summary
         rounds = thinned(summary.round_ends, LANES_ROUNDS)
         return charts.worker_timeline(summary.everybody, rounds, summary.seconds)
 
 
 def report_page(runs: Sequence[PastRun], made: float | None = None) -> str:
-    """The file: one run's account, or several beside each other."""
+    """Return the report's HTML, dated `made` (Unix seconds): one run in full, or several side by side."""
     template = charts.templates().get_template("report.html")
     when = time.time() if made is None else made
     if len(runs) == 1:
@@ -97,17 +107,17 @@ def report_page(runs: Sequence[PastRun], made: float | None = None) -> str:
 
 
 def short(run: PastRun) -> list[str]:
-    """The report in a few lines."""
+    """Return the report as a few lines of text."""
     summary, view = run.summary, run.view
     lines = final_lines(summary, f"{summary.run}: {view['status']}")
     if run.shares:
-        spent = sorted(run.shares.items(), key=lambda part: -part[1])
+        ranked = sorted(run.shares.items(), key=lambda part: -part[1])
         lines.append(
-            "  the workers' time: " + ", ".join(f"{share:.0%} {part}" for part, share in spent if share >= 0.005)
+            "  the workers' time: " + ", ".join(f"{share:.0%} {part}" for part, share in ranked if share >= 0.005)
         )
     if fallbacks := sum(event.get("sampler_fallbacks", 0) for event in run.events):
-        of = sum(event.get("sampler_draws", 0) for event in run.events)
-        lines.append(f"  the sampler retrieved nothing, and drew uniformly, in {fallbacks:,} of {of:,} batches")
+        draws = sum(event.get("sampler_draws", 0) for event in run.events)
+        lines.append(f"  the sampler retrieved nothing, and drew uniformly, in {fallbacks:,} of {draws:,} batches")
     if view["cost"]:
         lines.append("  " + cost_line({**view["cost"], "wasted_usd": run.wasted_usd}))
     for item, reason in run.machines:
@@ -117,7 +127,7 @@ def short(run: PastRun) -> list[str]:
 
 
 def cost_line(totals: Mapping[str, Any]) -> str:
-    """The bill in one line."""
+    """Return the bill as one line."""
     return (
         f"cost ${totals['spent_usd']:.4f}; on demand it would have been ${totals['on_demand_usd']:.4f} "
         f"({totals['saving']:.0%} saved); preemption wasted ${totals['wasted_usd']:.4f}"
@@ -125,7 +135,7 @@ def cost_line(totals: Mapping[str, Any]) -> str:
 
 
 def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
-    """What is compared, one row a figure."""
+    """Return the rows of the comparison: a figure's name and its value in each run."""
     views = [run.view for run in runs]
     rows = [
         ("status", [view["status"] for view in views]),
@@ -138,11 +148,11 @@ def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         ("local steps", [charts.number(view["local_steps"]) for view in views]),
         ("goodput", [charts.percent(view["goodput"]) for view in views]),
         ("preemptions with notice", [charts.number(view["preemptions"]["notice"]) for view in views]),
-        ("preemptions without", [charts.number(view["preemptions"]["kill"]) for view in views]),
+        ("preemptions without notice", [charts.number(view["preemptions"]["kill"]) for view in views]),
         ("lost steps", [charts.number(view["lost_steps"]) for view in views]),
         ("salvaged steps", [charts.number(view["salvaged_steps"]) for view in views]),
-        ("moved down", [charts.size(view["bytes_down"]) for view in views]),
-        ("moved up", [charts.size(view["bytes_up"]) for view in views]),
+        ("bytes pulled", [charts.size(view["bytes_down"]) for view in views]),
+        ("bytes pushed", [charts.size(view["bytes_up"]) for view in views]),
     ]
     if any(view["cost"] for view in views):
         rows.append(("cost", [charts.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
@@ -151,7 +161,7 @@ def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
 
 
 def _differences(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
-    """Settings of the jobs that are not the same."""
+    """Return rows for the settings that differ between the jobs."""
     jobs = [_flat(run.summary.settings.get("job", {})) for run in runs]
     keys = dict.fromkeys(key for job in jobs for key in job)
     return [
@@ -170,7 +180,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _charts(runs: Sequence[PastRun]) -> list[charts.Chart]:
-    """The runs' curves on top of each other."""
+    """Return charts with the curves of all runs."""
 
     def lines(x: int, y: int) -> list[charts.Series]:
         points = [[(p[x], p[y]) for p in run.view["curve"] if p[y] is not None] for run in runs]

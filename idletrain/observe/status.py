@@ -1,8 +1,8 @@
-"""What there is to show of a run now, as plain JSON: the dashboard page, metrics and reports draw from this alone.
+"""Build a run's view: its present state as plain JSON, from which the dashboard page, metrics and reports are made.
 
     run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
     rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second, round_seconds, eta_seconds
-    accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, who]]
+    accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, name]]
     goodput, preemptions {notice, kill}, reissues, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
     bytes_down, bytes_up, bytes_per_second, link_bytes_per_second (the fastest transfer so far), puts {reply: count}
     cost {spent_usd, usd_per_hour, on_demand_usd, saving, budget_usd, left_usd} or null without priced machines
@@ -10,7 +10,7 @@
     workers [{address, name, state, device, memory_bytes, pace, link_bytes_per_second, age_seconds, usd_per_hour,
               subnet, steps}], states {joining, training, draining, gone: count}
 
-Pure; numbers that are not finite are null, times are in seconds.
+Pure. Numbers that are not finite are null; times are in seconds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from idletrain.observe.summary import Preemption, Summary, WorkerView
 
 T = TypeVar("T")
 View = dict[str, Any]
-CELLS = 240  # of the grid, in whole rounds, but two rounds at least
-CURVE_POINTS = 200  # of a curve: one for every other pixel of a chart
-PREEMPTION_MARKS = 120  # of preemptions on a time axis; what is closer together is one
+CELLS = 240  # most cells of the grid, in whole rounds, but at least two rounds
+CURVE_POINTS = 200  # most points of a curve: one for every other pixel of a chart
+PREEMPTION_MARKS = 120  # most marks on a time axis; preemptions closer together share one
 VIEW_STATES = ("joining", "training", "draining", "gone")
-GONE_SHOWN = 8  # of those who left last, beside those who are there
-VIEW_SILENCE_SECONDS = 60.0  # of a head, after which the run's clock stands still
+GONE_SHOWN = 8  # workers that left last, shown next to those that are alive
+VIEW_SILENCE_SECONDS = 60.0  # without an event, after which the view's clock stops
 
 
 def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> View:
-    """What to show at `now`, in Unix seconds."""
-    heard = max(0.0, now - summary.updated) if summary.updated else 0.0
+    """Return the view at `now`, in Unix seconds."""
+    silent = max(0.0, now - summary.updated) if summary.updated else 0.0
     live = summary.status == "running"
-    seconds = summary.seconds + (min(heard, VIEW_SILENCE_SECONDS) if live else 0.0)
+    seconds = summary.seconds + (min(silent, VIEW_SILENCE_SECONDS) if live else 0.0)
     gone = [worker for worker in summary.everybody if worker.left is not None]
     rows = _workers(summary, seconds, gone)
     traffic = ("bytes_down", "bytes_up", "bytes_per_second")
@@ -45,7 +45,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         **{key: getattr(summary, key) for key in ("run", "status", "note", "method", "policy", "run_dir")},
         "seconds": seconds,
         "updated": summary.updated,
-        "heard_seconds": heard if live else 0.0,
+        "heard_seconds": silent if live else 0.0,
         "allow_control": allow_control,
         **{key: getattr(summary, key) for key in ("rounds", "total_rounds", "subnets", "local_steps")},
         "local_steps_each": summary.local_steps_each,
@@ -62,7 +62,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "curve": [
             [e.round, e.seconds, _finite(e.accuracy), _finite(e.loss)] for e in thinned(summary.curve, CURVE_POINTS)
         ],
-        "preempted": _marks(summary),
+        "preempted": _preemption_marks(summary),
         "goodput": summary.goodput,
         "preemptions": {"notice": summary.notices, "kill": summary.kills},
         **{key: getattr(summary, key) for key in ("reissues", "salvaged_steps", "lost_steps")},
@@ -78,7 +78,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
 
 
 def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
-    """The bill so far, or None of a run without priced machines."""
+    """Return the totals of the bill at `now`, or None for a run without priced machines."""
     if not summary.machines or summary.machines[0]["kind"] == "run_ended":
         return None
     bill = cost.accrued(summary.machines, now)
@@ -94,22 +94,22 @@ def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
 
 
 def thinned(items: Sequence[T], limit: int) -> list[T]:
-    """At most about that many of them, evenly, the last one always."""
+    """Return about `limit` of the items at most, evenly spaced, always with the last one."""
     stride = -(-len(items) // limit) or 1
     return [*items[: len(items) - 1 : stride], *items[-1:]]
 
 
-def _marks(summary: Summary) -> list[list[Any]]:
+def _preemption_marks(summary: Summary) -> list[list[Any]]:
     marks: dict[int, list[Preemption]] = {}
-    # Of a width that doubles now and then: the same marks, most of the time, are not drawn again.
+    # The width is a power of two, so that most of the time the marks stay the same and are not drawn again.
     width = 2.0 ** math.ceil(math.log2(max(summary.seconds, 1.0) / PREEMPTION_MARKS))
-    for taken in summary.preempted:
-        marks.setdefault(int(taken.seconds / width), []).append(taken)
+    for preemption in summary.preempted:
+        marks.setdefault(int(preemption.seconds / width), []).append(preemption)
     return [
         [
             close[0].seconds,
             close[0].round,
-            "kill" if any(taken.cause == "kill" for taken in close) else "notice",
+            "kill" if any(preemption.cause == "kill" for preemption in close) else "notice",
             close[0].name if len(close) == 1 else f"{len(close)} workers",
         ]
         for close in marks.values()
@@ -131,12 +131,12 @@ def _grid(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> list[dict[str, Any]]:
-    """Those who are there, those to come, and those who left last."""
+    """Return the rows of alive workers, joining ones, and those that left last."""
     prices = {e["instance"]: e["usd_per_hour"] for e in summary.machines if e.get("usd_per_hour") is not None}
-    there = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
+    alive = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
     last = sorted(gone, key=lambda worker: -(worker.left or 0.0))[:GONE_SHOWN]
     return [
-        *(_worker(summary, address, worker, seconds, prices) for address, worker in there),
+        *(_worker(summary, address, worker, seconds, prices) for address, worker in alive),
         *(_row(address, address, "joining", seconds - since) for address, since in summary.joining.items()),
         *(_row("", name, "joining", None, usd_per_hour=prices.get(name)) for name in _booting(summary)),
         *(_worker(summary, "", worker, seconds, prices) for worker in last),
@@ -144,7 +144,7 @@ def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> li
 
 
 def _booting(summary: Summary) -> list[str]:
-    """A cloud's machines that no worker has joined from yet."""
+    """Return the cloud machines from which no worker has joined yet."""
     ended = {e["instance"] for e in summary.machines if e["kind"] == "instance_ended"}
     ended |= {machine_of(worker.name) for worker in summary.everybody}
     nodes = [e["instance"] for e in summary.machines if e["kind"] == "instance_launched" and e["role"] == "worker"]
@@ -180,7 +180,7 @@ def _row(address: str, name: str, state: str, age_seconds: float | None, **known
 
 
 def machine_of(worker: str) -> str:
-    """The machine that a worker of a cloud's node runs on: it names its workers `MACHINE-PID-NUMBER`."""
+    """Return the machine of a worker on a cloud node, which is named `MACHINE-PID-NUMBER`."""
     return worker.rsplit("-", 2)[0]
 
 

@@ -1,13 +1,13 @@
-"""Where the workers' time goes: every second of every worker in a round, by what it was for. Pure, from a run's events.
+"""Divide every second of every worker in a round by its purpose. Pure, from a run's events.
 
-compute  local steps that count
-push     an update on its way to the store, until it is durable
-pull     a subnet on its way from the store
-control  there is a subnet for the worker: its lease is on the way, or the worker gets ready
-lost     attempts that came to nothing, without the steps that were kept
-commit   the updates go into the network
-look     all is staged, but the committed network is still being evaluated or written
-wait     there is no subnet left for the worker: it waits for the slowest
+compute   local steps whose update is committed
+push      an update travels to the store, until it is durable
+pull      a subnet travels from the store
+control   the worker's lease is on its way, or the worker prepares to train
+lost      attempts that failed, without the steps that were kept
+commit    the head adds the updates to the network
+evaluate  all updates are staged, but the network of the last commit is still being evaluated or written
+wait      there is no subnet left for the worker: it waits for the slowest
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 
 from idletrain.observe.records import Record
 
-# Where a worker does two at a time, its second counts as the first of these; what is left is the wait.
+# A second in which a worker does two of these counts as the first of them; the rest is `wait`.
 TIME_PARTS = ("compute", "push", "pull", "control", "lost", "commit", "evaluate", "wait")
-ROUND_PARTS = ("pull", "compute", "push", "commit")  # of its seconds, one behind the other: forecast and measured
-OUTSIDE_ROUNDS = "outside committed rounds"  # before the first, while a head was away, behind the last
-Span = tuple[float, float]  # from and to, in seconds of the head's clock
+ROUND_PARTS = ("pull", "compute", "push", "commit")  # consecutive parts of a round, forecast and measured
+OUTSIDE_ROUNDS = "outside committed rounds"  # before the first, after the last, and while there was no head
+Span = tuple[float, float]  # start and end, in seconds of the head's clock
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class RoundTimes:
     """A committed round.
 
     Attributes:
-        number: From 0.
-        seconds: How long it took.
-        worker_seconds: By part, summed over the workers that were there; together, the time that they were.
+        number: The round's number, from 0.
+        seconds: Length of the round.
+        worker_seconds: Seconds of all workers by `TIME_PARTS`; their sum is the time that workers were alive.
         bytes_down: Payload from the store to the workers.
         bytes_up: Payload from the workers to the store.
-        down_seconds: The time in which at least one worker pulled.
-        up_seconds: The time in which at least one worker pushed.
+        down_seconds: Time in which at least one worker pulled.
+        up_seconds: Time in which at least one worker pushed.
     """
 
     number: int
@@ -51,7 +51,7 @@ class RoundTimes:
 
 @dataclass
 class AttemptTimes:
-    """A lease: who held it, from when to when on the head's clock, and what it reported of its time."""
+    """One attempt: its worker, its start and end on the head's clock, and the times that the worker reported."""
 
     worker: str
     leased: float
@@ -61,36 +61,39 @@ class AttemptTimes:
     report: Mapping[str, float] = field(default_factory=dict)
 
     def spans(self, end: float) -> dict[str, Span]:
-        """Its parts, in their order; `end` is that of all events. What was reported beyond the lease is left out."""
+        """Return its parts in their order; `end` is the last event's time. Reported time beyond the lease is cut."""
         until = max(self.leased, end if self.until is None else self.until)
-        left = until - self.leased
+        rest = until - self.leased
         if self.lost and not self.report:
-            kept = self.leased + min(left, self.kept_seconds)
+            kept = self.leased + min(rest, self.kept_seconds)
             return {"compute": (self.leased, kept), "lost": (kept, until)}
         seconds = {}
         for part in ("compute", "pull", "push", "turn", "hold"):
-            seconds[part] = min(left, self.report.get(part, 0.0))
-            left -= seconds[part]
-        pulling = self.leased + left
-        pulled = pulling + seconds["pull"]
-        computing = pulled + seconds["turn"]  # another subnet trained meanwhile
-        pushing = computing + seconds["compute"]
+            seconds[part] = min(rest, self.report.get(part, 0.0))
+            rest -= seconds[part]
+        pull_start = self.leased + rest
+        pull_end = pull_start + seconds["pull"]
+        compute_start = pull_end + seconds["turn"]  # the worker trains another subnet meanwhile
+        compute_end = compute_start + seconds["compute"]
         return {
-            "control": (self.leased, pulling),
-            "pull": (pulling, pulled),
-            "compute": (computing, pushing),
-            "push": (pushing + seconds["hold"], until),  # another was pulled meanwhile
+            "control": (self.leased, pull_start),
+            "pull": (pull_start, pull_end),
+            "compute": (compute_start, compute_end),
+            "push": (compute_end + seconds["hold"], until),  # the worker pulls another subnet meanwhile
         }
 
 
 @dataclass
 class HeadSession:
-    """What one head told, on its clock and with its numbers of attempts.
+    """The events of one head, on its clock and with its attempt numbers.
 
     Attributes:
-        there: Per worker, from when to when it was there.
-        unleased: Per round and subnet, when it began to wait for a lease, and when it got one.
-        staged: Per round, when its last update was durable.
+        alive: By worker, when it joined and left.
+        attempts: Attempts by number.
+        unleased: By round, for each lease when its subnet began to wait for it and when it was given.
+        staged: By round, when its last update was durable.
+        committed: The `round_committed` events.
+        end: Time of the last event.
     """
 
     alive: dict[str, Span] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class HeadSession:
     _lost: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def add(self, event: Record) -> None:
-        """Take the next event."""
+        """Add the next event."""
         now = self.end = event["s"]
         attempt = self.attempts.get(event.get("attempt", 0))
         match event["kind"]:
@@ -138,7 +141,7 @@ class HeadSession:
 
     @staticmethod
     def _report(attempt: AttemptTimes, event: Record) -> None:
-        """What a killed worker did, nobody knows; what a revoked one did is lost but for its marks."""
+        """Store the times that the worker reported, unless its attempt was lost: then only a drained one's count."""
         if "train_seconds" in event and (not attempt.lost or event["ended"] == "drained"):
             reported = (
                 ("compute", "train"),
@@ -151,21 +154,21 @@ class HeadSession:
 
 
 def round_times(events: Iterable[Record]) -> list[RoundTimes]:
-    """What became of the workers' time in every committed round of a run, of one or more sittings."""
-    sittings = [HeadSession()]
+    """Return how the workers' time was spent in every committed round of a run with one or more head sessions."""
+    sessions = [HeadSession()]
     for event in events:
         if event["kind"] == "run_started":
-            sittings.append(HeadSession())
-        sittings[-1].add(event)
-    return [round_ for sitting in sittings for round_ in _rounds_of(sitting)]
+            sessions.append(HeadSession())
+        sessions[-1].add(event)
+    return [round_ for session in sessions for round_ in _rounds_of(session)]
 
 
 def time_shares(events: Iterable[Record], alive_seconds: float) -> dict[str, float]:
-    """What all of the workers' time went into, by `PARTS` and `OUTSIDE`; empty before there is any.
+    """Return shares of the workers' whole time by `TIME_PARTS` and `OUTSIDE_ROUNDS`; empty if there is none.
 
     Args:
-        events: The run's.
-        alive_seconds: Node-seconds that workers were there.
+        events: The run's events.
+        alive_seconds: Node-seconds that workers were alive.
     """
     if alive_seconds <= 0:
         return {}
@@ -177,16 +180,16 @@ def time_shares(events: Iterable[Record], alive_seconds: float) -> dict[str, flo
 def _rounds_of(session: HeadSession) -> Iterator[RoundTimes]:
     windows = [(event["s"] - event["seconds"], event["s"]) for event in session.committed]
     for event, window, busy in zip(session.committed, windows, _busy(session, windows), strict=True):
-        number, begun = event["round"], event["s"] - event["commit_seconds"]
+        number, commit_start = event["round"], event["s"] - event["commit_seconds"]
         idle = {
             "control": merged_spans(session.unleased[number]),
-            "commit": [(begun, event["s"])],
-            "evaluate": [(session.staged.get(number, begun), begun)],
+            "commit": [(commit_start, event["s"])],
+            "evaluate": [(session.staged.get(number, commit_start), commit_start)],
         }
         total = dict.fromkeys(TIME_PARTS, 0.0)
         for worker, (since, until) in session.alive.items():
-            there = (max(window[0], since), min(window[1], until))
-            for part, seconds in divided(there, busy[worker], idle).items():
+            alive = (max(window[0], since), min(window[1], until))
+            for part, seconds in divided(alive, busy[worker], idle).items():
                 total[part] += seconds
         down, up = (
             sum(end - start for start, end in merged_spans(span for parts in busy.values() for span in parts[part]))
@@ -196,29 +199,29 @@ def _rounds_of(session: HeadSession) -> Iterator[RoundTimes]:
 
 
 def _busy(session: HeadSession, windows: Sequence[Span]) -> list[dict[str, dict[str, list[Span]]]]:
-    """Per window, by worker and part, what attempts did in it; one that was lost may reach into the next round's."""
+    """Return for each window the attempts' spans by worker and part; a lost attempt may reach into the next round."""
     busy: list[dict[str, dict[str, list[Span]]]] = [defaultdict(lambda: defaultdict(list)) for _ in windows]
     ends = [until for _, until in windows]
     for attempt in session.attempts.values():
         spans = attempt.spans(session.end)
         until = max(end for _, end in spans.values())
         for number in range(bisect.bisect_right(ends, attempt.leased), len(windows)):
-            since, by = windows[number]
-            if since >= until:
+            window_start, window_end = windows[number]
+            if window_start >= until:
                 break
             for part, (start, end) in spans.items():
-                if start < by and end > since:
-                    busy[number][attempt.worker][part].append((max(start, since), min(end, by)))
+                if start < window_end and end > window_start:
+                    busy[number][attempt.worker][part].append((max(start, window_start), min(end, window_end)))
     return busy
 
 
 def divided(alive: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, Sequence[Span]]) -> dict[str, float]:
-    """A worker's seconds by part: what its attempts did first, in the order of PARTS, then why it had none.
+    """Return a worker's seconds by part: first its attempts in the order of `TIME_PARTS`, then why it had none.
 
     Args:
-        there: When it was there.
-        busy: By part, what its attempts did.
-        idle: By part, what a worker without an attempt waits for.
+        alive: When the worker was alive.
+        busy: By part, the spans of its attempts.
+        idle: By part, the spans in which a worker without an attempt waits for that part.
     """
     seconds = dict.fromkeys(TIME_PARTS, 0.0)
     free = [alive] if alive[0] < alive[1] else []
@@ -233,7 +236,7 @@ def divided(alive: Span, busy: Mapping[str, Sequence[Span]], idle: Mapping[str, 
 
 
 def merged_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same time in spans that do not overlap, in order."""
+    """Return the union of spans as disjoint spans, in order."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:
@@ -243,8 +246,8 @@ def merged_spans(spans: Iterable[Span]) -> list[Span]:
     return result
 
 
-def _without(spans: Iterable[Span], taken: Span) -> list[Span]:
-    rest = ((s, e) for start, end in spans for s, e in ((start, min(end, taken[0])), (max(start, taken[1]), end)))
+def _without(spans: Iterable[Span], cut: Span) -> list[Span]:
+    rest = ((s, e) for start, end in spans for s, e in ((start, min(end, cut[0])), (max(start, cut[1]), end)))
     return [(start, end) for start, end in rest if start < end]
 
 

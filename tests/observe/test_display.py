@@ -100,7 +100,7 @@ def test_a_screen_without_any_event_is_drawn() -> None:
     [
         (started(resumed_at=7), "run demo: 3 rounds of 2 subnets, from round 7; watch it at http://127.0.0.1:1/status"),
         (event("worker_left", 1.0, worker="w", name="w", cause="end"), None),
-        (lost(1.0, 3, "lease", 0, 0, 0.0), "subnet 3 of round 0: no sign of tcp://a, leased again"),
+        (lost(1.0, 3, "lease", 0, 0, 0.0), "subnet 3 of round 0: tcp://a is silent, leased again"),
         (lost(1.0, 3, "kill", 0, 0, 0.0), None),
         (
             event("refused", 1.0, round=2, subnet=1, reply="corrupt"),
@@ -121,7 +121,7 @@ def test_the_last_lines_hold_every_number_of_the_record() -> None:
         assert part in text
     for part in (
         "1 without",
-        "2 subnets went on elsewhere",
+        "2 subnets were leased again to other workers",
         "goodput 64.3%",
         "30 steps",
         "5 lost",

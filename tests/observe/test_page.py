@@ -60,7 +60,7 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
     async def check(scheduler: Any, get: Get) -> None:
         code, empty = await get("/idletrain")
         assert code == 200
-        assert "No run has begun" in empty
+        assert "No run has started" in empty
         scheduler.set_metadata([VIEW_KEY], json.dumps(view()))
         _, page = await get("/idletrain")
         assert '<a href="idletrain">Idletrain</a>' in page
@@ -105,8 +105,8 @@ def test_this_machine_s_names_may_control(host: str) -> None:
     ("headers", "told"),
     [
         ({"X-Idletrain": "kill", "Host": "evil.example:8787"}, "open the page by this machine's address"),
-        ({"X-Idletrain": "drain", "Host": "127.0.0.1"}, "asked by another page"),
-        ({"Host": "127.0.0.1"}, "asked by another page"),
+        ({"X-Idletrain": "drain", "Host": "127.0.0.1"}, "another page sent this request"),
+        ({"Host": "127.0.0.1"}, "another page sent this request"),
     ],
 )
 def test_other_pages_and_names_may_not(headers: dict[str, str], told: str) -> None:
