@@ -1,6 +1,6 @@
-"""Where things go in charts, and numbers as text, for the page and for reports; pure.
+"""Compute the geometry of charts, and format numbers, for the page and for reports. Pure.
 
-The templates make SVG of it (`charts.html`); colours are the style sheet's.
+The template `charts.html` makes SVG from the geometry; colours are in the style sheet.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jinja2 import Environment, PackageLoader
 from idletrain.observe.summary import RoundEnd, WorkerView
 from idletrain.observe.time_use import OUTSIDE_ROUNDS, TIME_PARTS
 
-WIDTH, HEIGHT = 380, 190  # of a chart: the style sheet's pixels when four are in a row
+WIDTH, HEIGHT = 380, 190  # of a chart, in the style sheet's pixels when four are in a row
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
 TICKS = 4
 TIMELINE_WIDTH, EDGE = 1300, 20
-LANES = 200  # in a timeline; of more, the first
+LANES = 200  # most lanes of a timeline; further workers are counted, not drawn
 LANE_PIXELS = (5, 18)
-LANES_PIXELS = 600  # of all lanes, before they are at their thinnest
-NAMED_PIXELS, LETTER_PIXELS = 14, 7  # of a lane that has room for a worker's name, and of a letter of it
-BANDS = 100  # rounds that are told apart in a timeline
+LANES_PIXELS = 600  # height of all lanes until each is at its thinnest
+NAMED_PIXELS, LETTER_PIXELS = 14, 7  # height of a lane that has room for a worker's name; width of a letter
+BANDS = 100  # most rounds that a timeline marks
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 CLOCK = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 CAUSES = ("notice", "kill")  # classes of the style sheet
@@ -32,7 +32,7 @@ NOTHING = "-"
 
 
 class Series(NamedTuple):
-    """A series: points `(x, y)`, in the style sheet's colour of that number."""
+    """A named series of points `(x, y)`, with the number of a colour in the style sheet."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -40,7 +40,7 @@ class Series(NamedTuple):
 
 
 class AxisTick(NamedTuple):
-    """A text beside an axis, or a mark on it, with what it says when pointed at."""
+    """A label next to an axis, or a mark on it; of a mark the text is its tooltip."""
 
     at: float
     text: str
@@ -48,7 +48,7 @@ class AxisTick(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line in pixels, its last point, and what that says."""
+    """A line in pixels, its last point, and that point's tooltip."""
 
     path: str
     x: float
@@ -59,7 +59,7 @@ class Curve(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels, and what it says."""
+    """A rectangle in pixels, and its tooltip."""
 
     x: float
     y: float
@@ -86,7 +86,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Workers from their joining to their end, each in a lane that is free then, over bands for the rounds."""
+    """Workers from joining to leaving, each in a lane that is free at that time, over bands for the rounds."""
 
     height: int
     x: Sequence[AxisTick]
@@ -103,13 +103,13 @@ def chart(
     preempted: Sequence[tuple[float, str, str]] = (),
     target: float | None = None,
 ) -> Chart:
-    """A chart of lines `over` `rounds` or `time`.
+    """Lay out a chart of lines.
 
     Args:
-        what: What the lines are of.
-        over: `rounds` or `time` (in seconds).
+        what: Quantity of the y axis.
+        over: Quantity of the x axis; `time` is in seconds.
         lines: The series; one without points is left out.
-        preempted: Where on the x axis, cause and name of workers that were taken.
+        preempted: Place on the x axis, cause and name of each preempted worker.
         target: A value to reach.
     """
     lines = [line for line in lines if line.points]
@@ -135,7 +135,7 @@ def chart(
     return Chart(
         what,
         over,
-        x=[AxisTick(at_x(x), said) for x, said in axis(over, last)],
+        x=[AxisTick(at_x(x), label) for x, label in axis(over, last)],
         y=[AxisTick(at_y(y), f"{y:.3g}") for y in rules],
         marks=[AxisTick(at_x(x), f"{name}: {cause} at {text(x)}", _kind(cause)) for x, cause, name in preempted],
         curves=[curve(line) for line in lines],
@@ -144,19 +144,19 @@ def chart(
 
 
 def run_charts(view: Mapping[str, Any]) -> list[Chart]:
-    """A view's accuracy and loss, each over rounds and over time."""
-    made = []
+    """Return the charts of a view's accuracy and loss, each over rounds and over time."""
+    result = []
     for what, column in (("accuracy", 2), ("loss", 3)):
         for over, x, mark in (("rounds", 0, 1), ("time", 1, 0)):
             points = [(row[x], row[column]) for row in view["curve"] if row[column] is not None]
             preempted = [(row[mark], row[2], row[3]) for row in view["preempted"]]
             target = view["target"] if what == "accuracy" else None
-            made.append(chart(what, over, [Series(what, points)], preempted, target))
-    return made
+            result.append(chart(what, over, [Series(what, points)], preempted, target))
+    return result
 
 
 def worker_timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: float) -> Timeline:
-    """A timeline of workers, in the order that they joined in, until `end`, in seconds of the run."""
+    """Lay out a timeline of workers, in the order of joining, until `end` in seconds of the run."""
     end = end or 1.0
     packed = list(lanes(workers, end))
     count = min(LANES, max(packed, default=0) + 1)
@@ -173,23 +173,23 @@ def worker_timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], e
         roomy = pixels >= NAMED_PIXELS and width > LETTER_PIXELS * len(worker.name)
         return Box(at(worker.joined), lane * pixels + 1, width, pixels - 2, text, kind, worker.name if roomy else "")
 
-    def band(one: RoundEnd) -> Box:
-        began = at(one.seconds - one.round_seconds)
-        text = f"round {one.round}: {duration(one.round_seconds)}"
-        return Box(began, 0, round(max(0.3, at(one.seconds) - began), 1), count * pixels, text)
+    def band(ended: RoundEnd) -> Box:
+        start = at(ended.seconds - ended.round_seconds)
+        text = f"round {ended.round}: {duration(ended.round_seconds)}"
+        return Box(start, 0, round(max(0.3, at(ended.seconds) - start), 1), count * pixels, text)
 
     stride = -(-len(rounds) // BANDS) or 1
     return Timeline(
         height=count * pixels + BOTTOM,
-        x=[AxisTick(at(x), said) for x, said in axis("time", end)],
-        bands=[band(one) for one in rounds[::stride][::2]],
+        x=[AxisTick(at(x), label) for x, label in axis("time", end)],
+        bands=[band(ended) for ended in rounds[::stride][::2]],
         workers=[box(lane, worker) for lane, worker in zip(packed, workers, strict=True) if lane < LANES],
         more=sum(lane >= LANES for lane in packed),
     )
 
 
 def lanes(workers: Sequence[WorkerView], end: float) -> Iterator[int]:
-    """For each worker the first lane whose worker before has left by then."""
+    """Yield for each worker the first lane whose previous worker has left by then."""
     free: list[float] = []
     for worker in workers:
         lane = next((n for n, since in enumerate(free) if since <= worker.joined), len(free))
@@ -198,7 +198,7 @@ def lanes(workers: Sequence[WorkerView], end: float) -> Iterator[int]:
 
 
 def stack(shares: Mapping[str, float]) -> list[Box]:
-    """Shares of the workers' time, one behind the other, in a bar of a timeline's width; a part's colour is its own."""
+    """Lay out shares of the workers' time as one stacked bar of a timeline's width, each part in its own colour."""
     boxes: list[Box] = []
     x = 0.0
     for name, share in shares.items():
@@ -211,7 +211,7 @@ def stack(shares: Mapping[str, float]) -> list[Box]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers that span a range: steps of 1, 2 or 5 times a power of ten."""
+    """Return round numbers that span a range, in steps of 1, 2 or 5 times a power of ten."""
     span = (high - low) or abs(high) or 1.0
     rough = span / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
@@ -222,13 +222,13 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def axis(over: str, last: float) -> list[tuple[float, str]]:
-    """Where an x axis from zero has texts, all of one unit, and which."""
+    """Return places and labels of an x axis from zero, all labels in one unit."""
     unit, name = next(u for u in CLOCK if last >= u[0] * 3 or u is CLOCK[-1]) if over == "time" else (1, "")
     return [(x * unit, f"{x:g} {name}".strip()) for x in ticks(0.0, last / unit) if x * unit <= last]
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that fits."""
+    """Format seconds in the unit that fits."""
     if seconds is None:
         return NOTHING
     if seconds < 10 and seconds != round(seconds):
@@ -239,7 +239,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in the unit that fits."""
+    """Format bytes in the unit that fits."""
     if count is None:
         return NOTHING
     unit, name = next((u for u in UNITS if count >= u[0]), UNITS[-1])
@@ -247,31 +247,31 @@ def size(count: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of one."""
+    """Format a share of one as per cent."""
     return NOTHING if share is None else f"{share:.1%}"
 
 
 def number(value: float | None) -> str:
-    """A number, its thousands apart."""
+    """Format a number with thousands separators."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def fixed(value: float | None) -> str:
-    """A number with four places."""
+    """Format a number with four decimal places."""
     return NOTHING if value is None else f"{value:.4f}"
 
 
 def usd(value: float | None) -> str:
-    """An amount of money: cents, or four places below a dollar."""
+    """Format US dollars: with cents, or four decimal places below a dollar."""
     if value is None:
         return NOTHING
     return f"${value:,.2f}" if abs(value) >= 1 else f"${value:.4f}"
 
 
 def moment(unix_seconds: float) -> str:
-    """A time of day, UTC."""
+    """Format Unix seconds as date and time in UTC."""
     return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -283,15 +283,15 @@ FILTERS: Sequence[Callable[..., str]] = (duration, size, percent, number, fixed,
 
 
 def templates() -> Environment:
-    """The page's and the report's templates, every text escaped, with the formats above as filters."""
+    """Return the environment of the page's and the report's templates: texts escaped, the formats above as filters."""
     environment = Environment(
         loader=PackageLoader("idletrain.observe"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {shown.__name__: shown for shown in FILTERS}
+    environment.filters |= {function.__name__: function for function in FILTERS}
     environment.globals |= {"charts_of": run_charts, "stack_of": stack}
     return environment
 
 
 def _kind(cause: str) -> str:
-    """A cause as a class of the style sheet."""
+    """Return a cause's class in the style sheet."""
     return cause if cause in CAUSES else "kill"

@@ -1,6 +1,6 @@
-"""Who else hears of a run: TensorBoard, MLflow, W&B, the user's command or function after a round, a webhook.
+"""Report a run elsewhere: TensorBoard, MLflow, W&B, the user's command or function after a round, a webhook.
 
-Each listens in a thread of its own: what is slow or fails there costs the run nothing but a line in the log.
+Each sink runs in a thread of its own: a slow or failing one costs the run nothing but a line in the log.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from idletrain.observe.summary import Summary
 
 logger = logging.getLogger(__name__)
 TRACKERS = ("mlflow", "wandb")
-CLOSE_SECONDS = 20.0  # for what is still on its way at the run's end
+CLOSE_SECONDS = 20.0  # for metrics that are still queued at the run's end
 WEBHOOK_SECONDS = 10.0
 Callback = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """Who else is told of a run.
+    """Where else a run is reported.
 
     Attributes:
         on_round: A shell command, which gets a JSON object on its input, or a function, which gets it as its argument.
-        webhook: Where to POST a JSON object at the run's end; its path is taken for a secret.
-        log_to: Of `TRACKERS`.
+        webhook: URL to POST a JSON object to at the run's end; its path is treated as a secret.
+        log_to: Names of `TRACKERS`.
     """
 
     on_round: str | Callback | None = None
@@ -46,7 +46,7 @@ class WatchSettings:
     log_to: Sequence[str] = ()
 
     def faults(self) -> list[str]:
-        """What is wrong with it."""
+        """Return a sentence for each invalid setting."""
         faults = []
         if self.webhook:
             parts = urllib.parse.urlsplit(self.webhook)
@@ -61,7 +61,7 @@ class WatchSettings:
 
 
 class Metric(NamedTuple):
-    """Something to tell: `evaluated`, `round` or `end`, after `step` rounds, at `t` in Unix seconds."""
+    """Numbers to report of an `evaluated`, `round` or `end` event, after `step` rounds, at `t` in Unix seconds."""
 
     kind: Literal["evaluated", "round", "end"]
     step: int
@@ -74,7 +74,7 @@ Listener = Callable[[Metric], None]
 
 
 def metrics_of(summary: Summary, event: Record) -> Metric | None:
-    """What an event, which the summary holds already, means to listeners."""
+    """Return the metric of an event that the summary holds already; None if it has none."""
     record = summary.as_record()
     match event["kind"]:
         case "evaluated":
@@ -101,36 +101,36 @@ def metrics_of(summary: Summary, event: Record) -> Metric | None:
 
 @contextlib.contextmanager
 def watching(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> Iterator[Sink]:
-    """A sink that tells everybody; at the end, or when the run fails, what is on its way is waited for.
+    """Yield a sink that reports events everywhere; at the run's end or failure, wait for what is still queued.
 
     Args:
-        watch: Who.
-        summary: Of the run; must take an event before the sink does.
-        run_dir: Where TensorBoard finds its file; None where there is no run directory.
+        watch: Where to report.
+        summary: The run's summary; must get an event before the sink does.
+        run_dir: The run directory, where TensorBoard's file goes; None where there is none.
 
     Raises:
-        JobError: a tracker cannot be reached.
+        JobError: A tracker cannot be reached.
     """
-    asides = [_BackgroundSink(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
+    background_sinks = [_BackgroundSink(name, listener) for name, listener in _listeners(watch, summary, run_dir)]
     ended = False
 
-    def tell(event: Record) -> None:
+    def report(event: Record) -> None:
         nonlocal ended
         ended |= event["kind"] == "run_ended"
-        if event["kind"] in ("evaluated", "round_committed", "run_ended") and (news := metrics_of(summary, event)):
-            for aside in asides:
-                aside.put(news)
+        if event["kind"] in ("evaluated", "round_committed", "run_ended") and (metric := metrics_of(summary, event)):
+            for sink in background_sinks:
+                sink.put(metric)
 
     try:
-        yield tell
+        yield report
     except BaseException as error:
         record = {**summary.as_record(), "status": "failed", "reason": str(error) or type(error).__name__}
-        for aside in () if ended else asides:
-            aside.put(Metric("end", summary.rounds, summary.updated, {}, record))
+        for sink in () if ended else background_sinks:
+            sink.put(Metric("end", summary.rounds, summary.updated, {}, record))
         raise
     finally:
-        for aside in asides:
-            aside.close()
+        for sink in background_sinks:
+            sink.close()
 
 
 def _listeners(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> Iterator[tuple[str, Listener]]:
@@ -140,14 +140,14 @@ def _listeners(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> 
     for name in watch.log_to:
         yield name, trackers[name](summary)
     if watch.on_round:
-        told = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
-        yield "--on-round", lambda metric: told(metric.record)
+        callback = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
+        yield "--on-round", lambda metric: callback(metric.record)
     if watch.webhook:
         yield "--webhook", Webhook(watch.webhook)
 
 
 class _BackgroundSink:
-    """A listener in a thread."""
+    """Call a listener from a thread of its own."""
 
     def __init__(self, name: str, listener: Listener) -> None:
         self._name, self._listener = name, listener
@@ -166,22 +166,22 @@ class _BackgroundSink:
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            logger.warning("%s was not done %d s after the run's end", self._name, CLOSE_SECONDS)
+            logger.warning("%s did not finish within %d s of the run's end", self._name, CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while (news := self._queue.get()) is not None:
-            if self._name == "--on-round" and news is not self._newest:
-                continue  # one slower than rounds hears of the newest only
+        while (metric := self._queue.get()) is not None:
+            if self._name == "--on-round" and metric is not self._newest:
+                continue  # a command slower than a round gets only the newest one
             try:
-                self._listener(news)
-            except Exception as error:  # noqa: BLE001 (whatever it dies of, the run goes on)
+                self._listener(metric)
+            except Exception as error:  # noqa: BLE001 (the run goes on after any error)
                 if not self._failed:
                     logger.warning("%s: %s; the run goes on", self._name, _error_text(error))
                 self._failed = True
 
 
 def _error_text(error: Exception) -> str:
-    """An error without what may be secret in it: texts of URL errors can hold the URL."""
+    """Describe an error without secrets: the message of a URL error can contain the URL."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answered {error.code}"
     if isinstance(error, urllib.error.URLError | ValueError | OSError):
@@ -191,13 +191,13 @@ def _error_text(error: Exception) -> str:
 
 
 class Command:
-    """A shell command that gets a round's record on its input."""
+    """Run a shell command with a round's record on its input."""
 
     def __init__(self, command: str) -> None:
         self._command = command
 
     def __call__(self, record: Mapping[str, Any]) -> None:
-        """Run it to its end."""
+        """Run the command and wait for its end."""
         line = (json.dumps(record) + "\n").encode()
         done = subprocess.run(["/bin/sh", "-c", self._command], input=line, check=False)
         if done.returncode:
@@ -205,13 +205,13 @@ class Command:
 
 
 class Webhook:
-    """A POST at the run's end: its summary, and `text` for those who read (as Slack and Mattermost do)."""
+    """POST a run's summary at its end, with a sentence in `text`, which Slack and Mattermost show."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def __call__(self, metric: Metric) -> None:
-        """Send it."""
+        """Send the summary at the run's end."""
         if metric.kind != "end":
             return
         record = metric.record
@@ -219,21 +219,21 @@ class Webhook:
         text = f"idletrain {record['run']}: {record['status']} after {record['rounds']} rounds{score}"
         body = json.dumps({"text": text, **record}).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "idletrain"}
-        request = urllib.request.Request(self._url, body, headers, method="POST")  # noqa: S310 (checked in Watch)
+        request = urllib.request.Request(self._url, body, headers, method="POST")  # noqa: S310 (checked in WatchSettings)
         with urllib.request.urlopen(request, timeout=WEBHOOK_SECONDS):  # noqa: S310
             pass
 
 
 class TensorBoard:
-    """An event file in the run directory, one more for every sitting."""
+    """Write a TensorBoard event file in the run directory, a new one for each head session."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
 
     def __call__(self, metric: Metric) -> None:
-        """Write the points; the file is made with the first."""
-        from tensorboardX.event_file_writer import EventsWriter  # writes here and now, as we are in a thread already
+        """Write the metric's values; the file is created with the first."""
+        from tensorboardX.event_file_writer import EventsWriter  # without a thread of its own, as this is one already
         from tensorboardX.proto.event_pb2 import Event as Point
         from tensorboardX.summary import scalar
 
@@ -251,10 +251,10 @@ class TensorBoard:
 
 
 class Mlflow:
-    """A run of the experiment `idletrain` at the tracking server that MLflow's own settings name.
+    """Log to a run of the experiment `idletrain` at the tracking server that MLflow's own settings name.
 
     Raises:
-        JobError: it does not answer.
+        JobError: The server cannot be used.
     """
 
     def __init__(self, summary: Summary) -> None:
@@ -262,14 +262,14 @@ class Mlflow:
 
         self._summary, self._run_id = summary, ""
         try:
-            self._client = mlflow.MlflowClient()  # refuses some addresses itself: mlflow 3 a folder's
-            found = self._client.get_experiment_by_name("idletrain")
-            self._experiment = found.experiment_id if found else self._client.create_experiment("idletrain")
+            self._client = mlflow.MlflowClient()  # refuses some addresses itself: MLflow 3 those of a folder
+            known = self._client.get_experiment_by_name("idletrain")
+            self._experiment = known.experiment_id if known else self._client.create_experiment("idletrain")
         except (mlflow.MlflowException, OSError) as error:
             raise JobError(f"--log-to: mlflow cannot be used ({error}); set MLFLOW_TRACKING_URI") from None
 
     def __call__(self, metric: Metric) -> None:
-        """Log the points; the run is made with the first."""
+        """Log the metric's values; the run is created with the first."""
         if not self._run_id:
             self._run_id = self._client.create_run(self._experiment, run_name=self._summary.run).info.run_id
             for name, value in logged_settings(self._summary).items():
@@ -282,7 +282,7 @@ class Mlflow:
 
 
 class Wandb:
-    """A run of the project `idletrain`, where W&B's own settings (WANDB_MODE, WANDB_PROJECT, ...) say."""
+    """Log to a run of the project `idletrain`, as W&B's own settings (WANDB_MODE, WANDB_PROJECT, ...) say."""
 
     def __init__(self, summary: Summary) -> None:
         import wandb
@@ -291,7 +291,7 @@ class Wandb:
         self._run: Any = None
 
     def __call__(self, metric: Metric) -> None:
-        """Log the points; the run is made with the first."""
+        """Log the metric's values; the run is created with the first."""
         if self._run is None:
             settings = self._wandb.Settings(silent=True)
             self._run = self._wandb.init(
@@ -304,7 +304,7 @@ class Wandb:
 
 
 def logged_settings(summary: Summary) -> dict[str, Any]:
-    """A job's training settings, flat, for trackers' tables."""
+    """Return a job's training settings as a flat dict, for trackers' tables."""
     training = dict(summary.settings.get("job", {}).get("training", {}))
     optimizer = training.pop("optimizer", {})
     return {**training, **{f"optimizer.{key}": value for key, value in optimizer.items()}, "policy": summary.policy}

@@ -1,4 +1,4 @@
-"""The sum of a run's events: one fold, of which the display, the dashboard page, metrics and reports show parts."""
+"""Sum up a run's events, for the display, the dashboard page, metrics and reports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from idletrain.observe.records import Record, read
 
-GRID_ROUNDS = 6  # of which every subnet's state is kept: the open one, and enough to see what preemptions did
+GRID_ROUNDS = 6  # latest rounds with every subnet's state: enough to see the effect of preemptions
 
 
 class Evaluation(NamedTuple):
-    """A point of the curves."""
+    """An evaluation: a point of the accuracy and loss curves."""
 
     round: int
     seconds: float
@@ -23,7 +23,7 @@ class Evaluation(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A worker's taking, by `notice` or `kill`, when `round` rounds were done."""
+    """A worker's preemption, by `notice` or `kill`, when `round` rounds were done."""
 
     seconds: float
     cause: str
@@ -42,13 +42,13 @@ class RoundEnd(NamedTuple):
 
 @dataclass
 class WorkerView:
-    """A worker as the events tell of it; times are of the run's clock.
+    """A worker as known from events; times are seconds of the run.
 
     Attributes:
-        subnet: The lease it holds as `round/subnet`, or "".
+        subnet: Its present lease as `round/subnet`, or "".
         pace: Local steps a second in its last attempt, or None before there is one.
-        link_bytes_per_second: Its fastest transfer.
-        cause: Why it left.
+        link_bytes_per_second: Rate of its fastest transfer.
+        cause: Why it left: `notice`, `kill`, `end`, or "" while it is alive.
     """
 
     name: str
@@ -66,10 +66,12 @@ class WorkerView:
 
 @dataclass
 class Cell:
-    """A subnet in a round: `waiting`, `leased`, `marked`, `staged`, `accepted` (committed with its round) or `lost`.
+    """A subnet in a round.
 
     Attributes:
-        steps: As far as the head knows.
+        state: `waiting`, `leased`, `progress_saved`, `staged`, `accepted` (committed with its round) or `lost`.
+        worker: Address of the worker with its lease.
+        steps: Local steps that the head knows of.
         losses: How often its lease was lost.
     """
 
@@ -80,7 +82,7 @@ class Cell:
 
 
 class _Lease(NamedTuple):
-    """An attempt whose account is not here yet, and the step it began at."""
+    """An attempt that has not ended: its worker, and its initial step."""
 
     worker: str
     step: int
@@ -91,15 +93,16 @@ class Summary:
     """The sum of a run's events so far; `add` takes the next one.
 
     Attributes:
-        updated: When the last event was, in Unix seconds.
-        useful_seconds: Node-seconds whose steps are in the network or on their way there.
-        workers: By address; `former` are those whose address another has now.
-        joining: When workers that are not ready yet were first seen, by address.
-        grid: The last rounds' subnets.
-        puts: Pushes by the store's reply.
-        lost_by_cause: Steps.
-        machines: Events of a cloud's instances and of the end, for the bill.
-        settings: What only the first lines of a sitting tell: command, job, versions, hardware.
+        updated: Unix time of the last event.
+        head_sessions: How often a head started the run.
+        useful_seconds: Node-seconds of steps that are committed or staged.
+        workers: Workers by address; `former` holds those whose address another worker has now.
+        joining: By address, when a worker that is not ready yet was first seen.
+        grid: The subnets of the last rounds.
+        puts: Number of pushes by the store's reply.
+        lost_by_cause: Lost steps by the reason why the lease ended.
+        machines: Events of cloud instances and of the run's end, for the bill.
+        settings: Command, job, versions and hardware from the last `run_started` event.
     """
 
     run: str = ""
@@ -161,7 +164,7 @@ class Summary:
 
     @property
     def alive_seconds(self) -> float:
-        """Node-seconds that workers were there."""
+        """Node-seconds that workers were alive."""
         everybody = (*self.former, *self.workers.values())
         return sum((w.left if w.left is not None else self.seconds) - w.joined for w in everybody)
 
@@ -171,12 +174,12 @@ class Summary:
         return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None
 
     def add(self, event: Record) -> None:
-        """Take the next event."""
+        """Add the next event."""
         if event["kind"] == "run_started":
             self._before = self.seconds
             self.head_sessions += 1
             self.joining.clear()
-            for address, worker in self.workers.items():  # a head that was killed could not say that they left
+            for address, worker in self.workers.items():  # a killed head did not record that they left
                 if worker.left is None:
                     worker.left, worker.cause, worker.subnet = self.seconds, "end", ""
                 _end_leases(self, address)
@@ -187,13 +190,13 @@ class Summary:
             handler(self, event)
 
     def round_record(self, event: Record) -> dict[str, Any]:
-        """A committed round, which the summary holds already, in one JSON object."""
+        """Return a committed round, which the summary already holds, as one JSON object."""
         record = self.as_record()
         keys = ("rounds", "local_steps", "accuracy", "loss", "train_loss", "seconds", "goodput", "preemptions")
         return {"round": event["round"], "round_seconds": event["seconds"], **{key: record[key] for key in keys}}
 
     def as_record(self) -> dict[str, Any]:
-        """The run in one JSON object."""
+        """Return the run as one JSON object."""
         return {
             "status": self.status,
             "run": self.run,
@@ -219,16 +222,16 @@ class Summary:
 
 
 def summarise(path: Path) -> Summary:
-    """The sum of a run's events.
+    """Sum up the events of a run's file.
 
     Raises:
-        OSError: there is no such file.
+        OSError: There is no such file.
     """
     return summary_of(read(path))
 
 
 def summary_of(events: Iterable[Record]) -> Summary:
-    """The sum of events."""
+    """Sum up events."""
     summary = Summary()
     for event in events:
         summary.add(event)
@@ -246,7 +249,7 @@ def _started(summary: Summary, event: Record) -> None:
     summary.settings = {
         key: event[key] for key in ("version", "command", "job", "versions", "hardware") if key in event
     }
-    for cell in summary.grid.get(summary.rounds, ()):  # of the open round only what was staged is still there
+    for cell in summary.grid.get(summary.rounds, ()):  # of the present round only staged updates are left
         cell.state = cell.state if cell.state == "staged" else "waiting"
 
 
@@ -314,7 +317,9 @@ def _lost(summary: Summary, event: Record) -> None:
 
 def _staged(summary: Summary, event: Record) -> None:
     summary.useful_seconds += event["train_seconds"]
-    summary.puts["accepted"] += event.get("steps", 0) == summary.local_steps_each  # a mark was counted as it came
+    summary.puts["accepted"] += (
+        event.get("steps", 0) == summary.local_steps_each
+    )  # progress checkpoints are counted by their own event
     _set(summary, event, "staged", steps=event.get("steps", 0))
 
 
@@ -326,7 +331,7 @@ def _ended_attempt(summary: Summary, event: Record) -> None:
     summary.puts["duplicate"] += event.get("reply") == "duplicate"
     worker = summary.workers.get(event["worker"])
     lease = summary._leases.pop(event["attempt"], None)
-    if worker and worker.subnet == f"{event['round']}/{event['subnet']}":  # else it has its next lease already
+    if worker and worker.subnet == f"{event['round']}/{event['subnet']}":  # else it already has its next lease
         worker.subnet = ""
     if lease is None:
         return
@@ -388,7 +393,7 @@ def _ended(summary: Summary, event: Record) -> None:
 
 
 def _set(summary: Summary, event: Record, state: str, **known: Any) -> Cell:
-    """Set what a subnet of a round is in the grid, and drop rounds that are too old for it."""
+    """Set the state of a round's subnet in the grid and drop rounds that are too old; return its cell."""
     number = event["round"]
     if number not in summary.grid:
         summary.grid[number] = [Cell() for _ in range(summary.subnets)]

@@ -1,6 +1,6 @@
 "use strict";
-// Asks for the page's content twice a second and changes in place only what is new, so that a pointer that is down, a
-// selection and the keyboard's focus stay where they are.
+// Fetch the page's content twice a second and change in place only what is new, so that a pressed mouse button, a
+// selection and the keyboard focus stay where they are.
 const EVERY_MS = 500;
 const now = document.getElementById("now"), fault = document.getElementById("fault");
 
@@ -17,27 +17,27 @@ function children(old, fresh) {
   fresh.childNodes.forEach((node, n) => n < old.childNodes.length ? change(old.childNodes[n], node) : old.append(node.cloneNode(true)));
 }
 
-function say(text) { fault.textContent = text; fault.hidden = !text; }
+function showFault(text) { fault.textContent = text; fault.hidden = !text; }
 
-async function look() {
+async function refresh() {
   try {
     const answer = await fetch("idletrain/now", { cache: "no-cache" });
     if (!answer.ok) throw new Error(answer.statusText);
     const fresh = document.createElement("template");
     fresh.innerHTML = await answer.text();
     children(now, fresh.content);
-    say("");
+    showFault("");
   } catch (error) {
-    say("The scheduler does not answer: the run has ended, or the connection is gone. `idletrain report` tells how it went.");
+    showFault("The scheduler does not answer: the run has ended, or the connection is gone. `idletrain report` shows how it went.");
   }
-  setTimeout(look, EVERY_MS);
+  setTimeout(refresh, EVERY_MS);
 }
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-ask]");
   if (!button) return;
   const { ask, address } = button.dataset;
-  if (ask === "kill" && !confirm("Kill this worker? The steps behind its last mark are lost.")) return;
+  if (ask === "kill" && !confirm("Kill this worker? Its steps since the last progress checkpoint are lost.")) return;
   button.disabled = true;
   const answer = await fetch("idletrain/" + ask, {
     method: "POST", headers: { "Content-Type": "application/json", "X-Idletrain": ask }, body: JSON.stringify({ worker: address }),
@@ -45,4 +45,4 @@ document.addEventListener("click", async (event) => {
   if (!answer.ok) alert(await answer.text());
 });
 
-setTimeout(look, EVERY_MS);
+setTimeout(refresh, EVERY_MS);
