@@ -1,1 +1,1 @@
-"""What the network between nodes does, and what that means for training: measured, modelled, told, compared."""
+"""Measure the network between nodes, and say what it means for training."""

@@ -1,1 +1,1 @@
-"""What happened: records, the live display, summaries."""
+"""Show and report a run: its records, their summary, live displays, the dashboard page, reports and metrics."""

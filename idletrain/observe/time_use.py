@@ -65,8 +65,8 @@ class AttemptTimes:
         until = max(self.leased, end if self.until is None else self.until)
         rest = until - self.leased
         if self.lost and not self.report:
-            kept = self.leased + min(rest, self.kept_seconds)
-            return {"compute": (self.leased, kept), "lost": (kept, until)}
+            kept_until = self.leased + min(rest, self.kept_seconds)
+            return {"compute": (self.leased, kept_until), "lost": (kept_until, until)}
         seconds = {}
         for part in ("compute", "pull", "push", "turn", "hold"):
             seconds[part] = min(rest, self.report.get(part, 0.0))
