@@ -1,4 +1,4 @@
-"""Where things go in charts, and how numbers are told."""
+"""The geometry of charts, and the formats of numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from idletrain.observe.time_use import OUTSIDE_ROUNDS
     ],
 )
 def test_ticks_are_round_and_hold_the_range(low: float, high: float, expected: list[float]) -> None:
-    found = charts.ticks(low, high)
-    assert found == pytest.approx(expected)
-    assert found[0] <= low <= high <= found[-1] + 1e-9
+    ticks = charts.ticks(low, high)
+    assert ticks == pytest.approx(expected)
+    assert ticks[0] <= low <= high <= ticks[-1] + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_shares_stand_behind_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "text"),
+    ("formatted", "text"),
     [
         (charts.duration(None), "-"),
         (charts.duration(0.25), "0.2 s"),
@@ -122,8 +122,8 @@ def test_shares_stand_behind_each_other() -> None:
         (charts.moment(0), "1970-01-01 00:00 UTC"),
     ],
 )
-def test_numbers_are_told_in_the_unit_that_fits(told: str, text: str) -> None:
-    assert told == text
+def test_numbers_are_formatted_in_the_unit_that_fits(formatted: str, text: str) -> None:
+    assert formatted == text
 
 
 def test_what_a_peer_says_is_text_in_a_template() -> None:

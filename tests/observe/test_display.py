@@ -50,9 +50,9 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
 
 
 def test_what_there_is_to_say_of_the_dashboard_stands_behind_its_address() -> None:
-    told = describe_event({**CHURN[0], "dashboard_note": "port 8787 is in use"})
-    assert told is not None
-    assert told.endswith("; watch it at http://127.0.0.1:1/status (port 8787 is in use)")
+    line = describe_event({**CHURN[0], "dashboard_note": "port 8787 is in use"})
+    assert line is not None
+    assert line.endswith("; watch it at http://127.0.0.1:1/status (port 8787 is in use)")
 
 
 def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:

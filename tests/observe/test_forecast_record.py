@@ -28,15 +28,15 @@ def ended(pull: float, push: float) -> dict[str, Any]:
 
 
 def test_the_parts_of_a_round_add_up_to_it() -> None:
-    found = committed(ForecastTracker(EXPECTED), staged("a", 4.0), staged("b", 6.0), ended(1.0, 2.0), ended(1.0, 2.0))
-    assert found["expected"] == EXPECTED
-    assert found["measured"] == {
+    event = committed(ForecastTracker(EXPECTED), staged("a", 4.0), staged("b", 6.0), ended(1.0, 2.0), ended(1.0, 2.0))
+    assert event["expected"] == EXPECTED
+    assert event["measured"] == {
         "pull": pytest.approx(3.5 / 3),
         "compute": 6.0,
         "push": pytest.approx(7 / 3),
         "commit": 0.5,
     }
-    assert sum(found["measured"].values()) == pytest.approx(10)
+    assert sum(event["measured"].values()) == pytest.approx(10)
 
 
 def test_a_resumed_run_expects_what_its_first_sitting_did() -> None:
@@ -54,14 +54,14 @@ def test_a_resumed_run_expects_what_its_first_sitting_did() -> None:
 
 
 def test_a_worker_s_turns_are_added_up() -> None:
-    found = committed(ForecastTracker(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
-    assert found["measured"]["compute"] == 4.5
-    assert "expected" not in found
+    event = committed(ForecastTracker(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
+    assert event["measured"]["compute"] == 4.5
+    assert "expected" not in event
 
 
 def test_without_any_account_pulls_and_pushes_share_the_rest() -> None:
-    found = committed(ForecastTracker(), seconds=2.5)
-    assert found["measured"] == {"pull": 1.0, "compute": 0.0, "push": 1.0, "commit": 0.5}
+    event = committed(ForecastTracker(), seconds=2.5)
+    assert event["measured"] == {"pull": 1.0, "compute": 0.0, "push": 1.0, "commit": 0.5}
 
 
 def test_an_account_that_comes_behind_its_round_is_of_no_other() -> None:
@@ -70,15 +70,15 @@ def test_an_account_that_comes_behind_its_round_is_of_no_other() -> None:
     late = {**ended(100.0, 1.0)}
     expectation(late)
     assert not expectation._moved
-    found = {"kind": "round_committed", "round": 1, "seconds": 5.0, "commit_seconds": 1.0}
-    expectation(found)
-    assert found["measured"] == {"pull": 2.0, "compute": 0.0, "push": 2.0, "commit": 1.0}
+    event = {"kind": "round_committed", "round": 1, "seconds": 5.0, "commit_seconds": 1.0}
+    expectation(event)
+    assert event["measured"] == {"pull": 2.0, "compute": 0.0, "push": 2.0, "commit": 1.0}
 
 
 def test_compute_is_never_longer_than_its_round() -> None:
-    found = committed(ForecastTracker(), staged("a", 30.0))
-    assert found["measured"]["compute"] == 10
-    assert found["measured"]["pull"] == 0
+    event = committed(ForecastTracker(), staged("a", 30.0))
+    assert event["measured"]["compute"] == 10
+    assert event["measured"]["pull"] == 0
 
 
 def test_a_run_s_first_record_says_why() -> None:

@@ -33,32 +33,32 @@ def exposed(shown: dict[str, Any]) -> str:
 
 
 def samples(shown: dict[str, Any]) -> dict[tuple[str, str], float]:
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(exposed(shown)):
         for sample in family.samples:
             assert sample.labels["run"] == "demo"
             (label,) = [value for name, value in sample.labels.items() if name != "run"] or [""]
-            found[sample.name.removeprefix("idletrain_"), label] = sample.value
-    return found
+            values[sample.name.removeprefix("idletrain_"), label] = sample.value
+    return values
 
 
 def test_every_figure_of_the_view_is_a_metric() -> None:
     shown = view()
-    found = samples(shown)
-    assert found["goodput_ratio", ""] == pytest.approx(shown["goodput"])
-    assert found["rounds_total", ""] == 1
-    assert found["local_steps_total", ""] == 100
-    assert {key[1]: value for key, value in found.items() if key[0] == "lost_steps_total"} == {"notice": 0, "kill": 5}
-    assert {key[1]: value for key, value in found.items() if key[0] == "preemptions_total"} == {"notice": 1, "kill": 1}
-    assert {key[1]: value for key, value in found.items() if key[0] == "put_total"} == {"accepted": 2, "corrupt": 1}
-    assert found["exchange_bytes_total", "down"] == 1000
-    assert found["exchange_bytes_total", "up"] == 500
-    states = {key[1]: value for key, value in found.items() if key[0] == "workers"}
+    values = samples(shown)
+    assert values["goodput_ratio", ""] == pytest.approx(shown["goodput"])
+    assert values["rounds_total", ""] == 1
+    assert values["local_steps_total", ""] == 100
+    assert {key[1]: value for key, value in values.items() if key[0] == "lost_steps_total"} == {"notice": 0, "kill": 5}
+    assert {key[1]: value for key, value in values.items() if key[0] == "preemptions_total"} == {"notice": 1, "kill": 1}
+    assert {key[1]: value for key, value in values.items() if key[0] == "put_total"} == {"accepted": 2, "corrupt": 1}
+    assert values["exchange_bytes_total", "down"] == 1000
+    assert values["exchange_bytes_total", "up"] == 500
+    states = {key[1]: value for key, value in values.items() if key[0] == "workers"}
     assert states == {"training": 1, "draining": 0, "joining": 1}
-    assert found["cost_usd", ""] == pytest.approx(1.0, abs=0.01)
-    assert found["budget_left_usd", ""] == pytest.approx(4.0, abs=0.01)
-    assert found["last_event_timestamp_seconds", ""] == 1008.5
-    assert (found["accuracy_ratio", ""], found["loss", ""]) == (0.8, 0.5)
+    assert values["cost_usd", ""] == pytest.approx(1.0, abs=0.01)
+    assert values["budget_left_usd", ""] == pytest.approx(4.0, abs=0.01)
+    assert values["last_event_timestamp_seconds", ""] == 1008.5
+    assert (values["accuracy_ratio", ""], values["loss", ""]) == (0.8, 0.5)
 
 
 def test_names_and_units_follow_prometheus_conventions() -> None:
@@ -72,11 +72,11 @@ def test_names_and_units_follow_prometheus_conventions() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    found = samples(view_of(summary_of(stamped(CHURN[:1])), 1000.0))
+    values = samples(view_of(summary_of(stamped(CHURN[:1])), 1000.0))
     assert not {
-        key for key in found if key[0] in ("goodput_ratio", "accuracy_ratio", "cost_usd", "link_bytes_per_second")
+        key for key in values if key[0] in ("goodput_ratio", "accuracy_ratio", "cost_usd", "link_bytes_per_second")
     }
-    assert found["rounds_total", ""] == 0
+    assert values["rounds_total", ""] == 0
 
 
 def test_before_a_run_there_is_nothing() -> None:

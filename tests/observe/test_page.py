@@ -76,9 +76,9 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
             assert code == 200, stock
             if stock in ("/status", "/workers", "/tasks", "/groups"):
                 assert '<a href="idletrain">Idletrain</a>' in content, stock
-        found = {family.name: family for family in text_string_to_metric_families((await get("/metrics"))[1])}
-        assert found["idletrain_rounds"].samples[0].value == 1
-        assert "dask_scheduler_clients" in found
+        families = {family.name: family for family in text_string_to_metric_families((await get("/metrics"))[1])}
+        assert families["idletrain_rounds"].samples[0].value == 1
+        assert "dask_scheduler_clients" in families
         code, said = await get("/idletrain/kill", b"{}", {"X-Idletrain": "kill"})
         assert (code, said) == (403, "403: the run was not started with --allow-control")
         scheduler.set_metadata([VIEW_KEY], json.dumps(view(allow_control=True)))
@@ -102,18 +102,18 @@ def test_this_machine_s_names_may_control(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "told"),
+    ("headers", "reason"),
     [
         ({"X-Idletrain": "kill", "Host": "evil.example:8787"}, "open the page by this machine's address"),
         ({"X-Idletrain": "drain", "Host": "127.0.0.1"}, "another page sent this request"),
         ({"Host": "127.0.0.1"}, "another page sent this request"),
     ],
 )
-def test_other_pages_and_names_may_not(headers: dict[str, str], told: str) -> None:
-    assert told in (request_refusal("kill", headers, {"allow_control": True}) or "")
+def test_other_pages_and_names_may_not(headers: dict[str, str], reason: str) -> None:
+    assert reason in (request_refusal("kill", headers, {"allow_control": True}) or "")
 
 
 def test_nobody_may_without_the_run_s_consent() -> None:
-    asked = {"X-Idletrain": "kill", "Host": "127.0.0.1"}
-    assert request_refusal("kill", asked, {"allow_control": False}) == "the run was not started with --allow-control"
-    assert request_refusal("kill", asked, {}) is not None
+    headers = {"X-Idletrain": "kill", "Host": "127.0.0.1"}
+    assert request_refusal("kill", headers, {"allow_control": False}) == "the run was not started with --allow-control"
+    assert request_refusal("kill", headers, {}) is not None

@@ -132,8 +132,8 @@ def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
 
 def test_the_short_form_tells_how_often_a_sampler_found_nothing() -> None:
     about = {"round": 0, "subnet": 0, "attempt": 2, "worker": "tcp://b", "ended": "done"}
-    told = {"kind": "attempt_ended", "s": 6.0, **about}
-    ended = [{**told, "sampler_draws": 1500, "sampler_fallbacks": n} for n in (3, 0)]
+    report = {"kind": "attempt_ended", "s": 6.0, **about}
+    ended = [{**report, "sampler_draws": 1500, "sampler_fallbacks": n} for n in (3, 0)]
     line = "  the sampler retrieved nothing, and drew uniformly, in 3 of 3,000 batches"
     assert line in short(past([BEGUN, *CHURN[1:], *ended]))
     assert not any("sampler" in line for line in short(past([BEGUN, *CHURN[1:]])))
@@ -160,8 +160,8 @@ def test_what_peers_say_is_text() -> None:
 
 def test_a_round_is_told_as_it_was_expected_and_as_it_was() -> None:
     parts = {"pull": 0.25, "compute": 6.5, "push": 0.75, "commit": 0.5}
-    told = {"measured": parts, "expected": {part: 2 * seconds for part, seconds in parts.items()}}
-    events = [{**one, **told} if one["kind"] == "round_committed" else one for one in CHURN]
+    times = {"measured": parts, "expected": {part: 2 * seconds for part, seconds in parts.items()}}
+    events = [{**one, **times} if one["kind"] == "round_committed" else one for one in CHURN]
     content = report_page([past([{**BEGUN, "why": ["ist: because"]}, *events[1:]])])
     assert '<tr><td>compute</td><td class="n">13.000</td><td class="n">6.500</td></tr>' in content
     assert "ist: because" in content

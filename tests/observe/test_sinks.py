@@ -30,9 +30,9 @@ from idletrain.observe.sinks import WatchSettings, watching
 from idletrain.observe.summary import Summary
 
 
-def tell(asked: WatchSettings, run_dir: Path | None, events: list[dict[str, Any]] = CHURN) -> Summary:
+def tell(watch: WatchSettings, run_dir: Path | None, events: list[dict[str, Any]] = CHURN) -> Summary:
     summary = Summary()
-    with watching(asked, summary, run_dir) as sink:
+    with watching(watch, summary, run_dir) as sink:
         take = folding(summary, sink)
         for one in stamped(events):
             take(one)
@@ -41,25 +41,25 @@ def tell(asked: WatchSettings, run_dir: Path | None, events: list[dict[str, Any]
 
 def scalars(folder: Path) -> list[tuple[str, int, float, float]]:
     """What an event file holds: lengths and payloads as TensorFlow's record files have them."""
-    found = []
+    points = []
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
             event = TensorBoardEvent.FromString(content[12 : 12 + length])
             content = content[16 + length :]
-            found += [(v.tag, event.step, event.wall_time, v.simple_value) for v in event.summary.value]
-    return found
+            points += [(v.tag, event.step, event.wall_time, v.simple_value) for v in event.summary.value]
+    return points
 
 
 def test_tensorboard_finds_the_curves_in_the_run_directory(tmp_path: Path) -> None:
     tell(WatchSettings(), tmp_path)
-    found = {(tag, step): (at, value) for tag, step, at, value in scalars(tmp_path / "tensorboard")}
-    assert found["accuracy", 1] == (1008.5, pytest.approx(0.8))
-    assert found["loss", 1] == (1008.5, pytest.approx(0.5))
-    assert found["preemptions", 1] == (1008.0, 2.0)
-    assert found["round_seconds", 1] == (1008.0, 2.0)
-    assert {tag for tag, _ in found} >= {"goodput", "steps_per_second", "bytes_per_second", "workers", "lost_steps"}
+    points = {(tag, step): (at, value) for tag, step, at, value in scalars(tmp_path / "tensorboard")}
+    assert points["accuracy", 1] == (1008.5, pytest.approx(0.8))
+    assert points["loss", 1] == (1008.5, pytest.approx(0.5))
+    assert points["preemptions", 1] == (1008.0, 2.0)
+    assert points["round_seconds", 1] == (1008.0, 2.0)
+    assert {tag for tag, _ in points} >= {"goodput", "steps_per_second", "bytes_per_second", "workers", "lost_steps"}
 
 
 def test_a_command_gets_every_round_on_its_input(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_wandb_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch)
         def finish(self, exit_code: int) -> None:
             calls.append(exit_code)
 
-    def init(**asked: Any) -> Run:
-        calls.append((asked["project"], asked["name"], asked["config"]["policy"]))
+    def init(**settings: Any) -> Run:
+        calls.append((settings["project"], settings["name"], settings["config"]["policy"]))
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **_: None))

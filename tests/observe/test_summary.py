@@ -214,8 +214,8 @@ def test_the_grid_follows_a_subnet_from_its_lease_to_its_round_s_commit() -> Non
         summary.add(one)
         cells = summary.grid.get(0, [])
         seen.append(" ".join(f"{cell.state}{cell.losses}" for cell in cells))
-    told = [state for n, state in enumerate(seen) if state and state != (seen[n - 1] if n else "")]
-    assert told == [
+    states = [state for n, state in enumerate(seen) if state and state != (seen[n - 1] if n else "")]
+    assert states == [
         "leased0 waiting0",
         "leased0 leased0",
         "lost1 leased0",

@@ -24,8 +24,8 @@ def committed(s: float, round_: int = 0, seconds: float = 10.0, commit_seconds: 
 
 
 def ended(s: float, attempt: int, worker: str = "a", how: str = "done", **seconds: float) -> Event:
-    told = {f"{part}_seconds": seconds.get(part, 0.0) for part in ("pull", "train", "push")}
-    return event("attempt_ended", s, round=0, subnet=0, attempt=attempt, worker=worker, ended=how, **told)
+    reported = {f"{part}_seconds": seconds.get(part, 0.0) for part in ("pull", "train", "push")}
+    return event("attempt_ended", s, round=0, subnet=0, attempt=attempt, worker=worker, ended=how, **reported)
 
 
 def leased(s: float, attempt: int, worker: str = "a", subnet: int = 0) -> Event:
@@ -118,9 +118,9 @@ def test_an_update_whose_report_never_came_still_tells_its_steps() -> None:
     assert parts_of(events) == {"compute": 7.0, "control": 3.0}
 
 
-def test_every_sitting_has_a_clock_of_its_own() -> None:
-    sitting = [*joined("a"), leased(0.0, 1), staged(10.0, 1, train=10.0), committed(10.0)]
-    assert [round_.worker_seconds["compute"] for round_ in round_times(sitting + sitting)] == [10.0, 10.0]
+def test_every_head_session_has_a_clock_of_its_own() -> None:
+    session = [*joined("a"), leased(0.0, 1), staged(10.0, 1, train=10.0), committed(10.0)]
+    assert [round_.worker_seconds["compute"] for round_ in round_times(session + session)] == [10.0, 10.0]
 
 
 def test_of_two_things_at_once_a_second_is_the_one_that_matters_more() -> None:
@@ -220,8 +220,8 @@ def test_all_of_the_workers_time_has_its_share_also_outside_rounds() -> None:
         ended(18.0, 1, train=5.0),
         committed(20.0),
     ]
-    told = time_shares(events, alive_seconds=20.0)  # to 22 s
-    assert {part: share for part, share in told.items() if share} == pytest.approx(
+    shares = time_shares(events, alive_seconds=20.0)  # to 22 s
+    assert {part: share for part, share in shares.items() if share} == pytest.approx(
         {"compute": 5 / 20, "control": 3 / 20, "evaluate": 2 / 20, OUTSIDE_ROUNDS: 10 / 20}
     )
 

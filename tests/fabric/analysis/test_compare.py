@@ -52,9 +52,9 @@ def test_the_same_fabric_twice_shows_no_significant_effect(seed: int) -> None:
 def test_a_tenth_less_is_told_apart(seed: int) -> None:
     differences = compare.compare(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
     assert {d.outcome for d in differences} == {ComparisonOutcome.DIFFERENT}
-    told = compare.overall(differences)
-    assert "The two differ in 2 of 2 figures, most of all: step over computation, mlp" in told
-    assert "worse" in told
+    sentence = compare.overall(differences)
+    assert "The two differ in 2 of 2 figures, most of all: step over computation, mlp" in sentence
+    assert "worse" in sentence
 
 
 def test_better_is_called_better() -> None:
@@ -79,11 +79,11 @@ def pushes(rate: float, cpu: float) -> Fabric:
 
 
 def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
-    (told,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
-    assert told.outcome is ComparisonOutcome.NO_VERDICT
-    assert "processors differ by 15% of the time" in told.sentence
-    (told,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
-    assert told.outcome is ComparisonOutcome.DIFFERENT
+    (difference,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
+    assert difference.outcome is ComparisonOutcome.NO_VERDICT
+    assert "processors differ by 15% of the time" in difference.sentence
+    (difference,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
+    assert difference.outcome is ComparisonOutcome.DIFFERENT
 
 
 @pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])
@@ -91,15 +91,15 @@ def test_a_stencil_is_compared_where_every_node_has_its_cores(hosts: int, compar
     one, steps = fabric(100 * MBIT, 1), tuple(np.random.default_rng(2).normal(1, 0.01, 15))
     nodes = [{**node, "host": k % hosts} for k, node in enumerate(one.nodes)]  # of two cores each
     both = replace(one, nodes=nodes, stencil=[StencilSample("gloo", "weak", True, 4, 1000, steps, steps, steps)])
-    found = [difference.what for difference in compare.compare(both, both)]
-    assert any(what.startswith("stencil") for what in found) == compared
-    assert any(what.startswith("one way") for what in found)
+    figures = [difference.what for difference in compare.compare(both, both)]
+    assert any(what.startswith("stencil") for what in figures) == compared
+    assert any(what.startswith("one way") for what in figures)
 
 
 def test_too_few_samples_are_not_compared() -> None:
     few = [replace(one, step=one.step[:6]) for one in fabric(100 * MBIT, 1).training]
-    told = compare.compare(replace(fabric(100 * MBIT, 1), training=few), fabric(50 * MBIT, 2))
-    assert {difference.what for difference in told} == {"one way over socket"}
+    differences = compare.compare(replace(fabric(100 * MBIT, 1), training=few), fabric(50 * MBIT, 2))
+    assert {difference.what for difference in differences} == {"one way over socket"}
 
 
 def test_two_without_common_figures_get_no_verdict() -> None:
@@ -124,17 +124,17 @@ def test_other_hardware_is_unlike_and_another_link_is_not() -> None:
 
 
 def test_a_fabric_in_one_sentence() -> None:
-    told = compare.sentence(fabric(100 * MBIT, 1))
-    assert told.startswith("Between these 4 nodes, with links of 10")
-    assert "0 of 1 trainings compute for at least 90% of their steps" in told
-    assert "mlp, batch 32, gloo gives 9" in told
-    assert "would need" in told
+    sentence = compare.sentence(fabric(100 * MBIT, 1))
+    assert sentence.startswith("Between these 4 nodes, with links of 10")
+    assert "0 of 1 trainings compute for at least 90% of their steps" in sentence
+    assert "mlp, batch 32, gloo gives 9" in sentence
+    assert "would need" in sentence
 
 
 def test_a_fabric_that_is_fast_enough() -> None:
-    told = compare.sentence(fabric(1e6 * MBIT, 1))
-    assert "1 of 1 trainings" in told
-    assert "the network has no significant effect" in told
+    sentence = compare.sentence(fabric(1e6 * MBIT, 1))
+    assert "1 of 1 trainings" in sentence
+    assert "the network has no significant effect" in sentence
 
 
 def test_one_node_gets_no_verdict() -> None:

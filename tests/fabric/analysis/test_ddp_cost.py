@@ -76,5 +76,5 @@ def test_overlap_is_what_was_hidden(compute: float, exchange: float, step: float
 def test_overlap_and_exposure_undo_each_other(compute: float, exchange: float, overlap: float) -> None:
     step = DdpStep(compute, 1, 2, overlap)
     exposed = ddp_cost.exposed_seconds(step, exchange)
-    found = ddp_cost.overlap_of(compute, exchange, compute + exposed)
-    assert ddp_cost.exposed_seconds(DdpStep(compute, 1, 2, found), exchange) == pytest.approx(exposed, abs=1e-9)
+    overlap = ddp_cost.overlap_of(compute, exchange, compute + exposed)
+    assert ddp_cost.exposed_seconds(DdpStep(compute, 1, 2, overlap), exchange) == pytest.approx(exposed, abs=1e-9)

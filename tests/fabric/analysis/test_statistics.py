@@ -70,10 +70,10 @@ def test_small_differences_are_not_odd_and_neither_is_one_of_two() -> None:
 def test_a_line_through_times_is_found_again(alpha: float, beta: float, seed: int) -> None:
     sizes = [1e3 * 4**i for i in range(9)]
     noise = np.random.default_rng(seed).normal(1, 0.01, len(sizes))
-    found = statistics.fitted([(s, [(alpha + beta * s) * n]) for s, n in zip(sizes, noise, strict=True)])
-    assert found is not None
-    assert abs(found.beta - beta) < max(6 * found.beta_error, 0.05 * beta)
-    assert abs(found.alpha - alpha) < max(6 * found.alpha_error, 0.05 * alpha)
+    fit = statistics.fitted([(s, [(alpha + beta * s) * n]) for s, n in zip(sizes, noise, strict=True)])
+    assert fit is not None
+    assert abs(fit.beta - beta) < max(6 * fit.beta_error, 0.05 * beta)
+    assert abs(fit.alpha - alpha) < max(6 * fit.alpha_error, 0.05 * alpha)
 
 
 def test_a_line_needs_three_sizes() -> None:
@@ -83,11 +83,11 @@ def test_a_line_needs_three_sizes() -> None:
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     operations = [CollectiveSample("gloo", "all-reduce", 4, 1_000_000, (0.1, 0.2, 0.3))]
-    (found,) = statistics.bandwidths(Fabric({}, nodes(2), links(2, 10e6 * PAYLOAD), operations))
-    assert found.median == 0.2
-    assert found.algorithm == pytest.approx(5e6)
-    assert found.bus == pytest.approx(7.5e6)
-    assert found.line_share == pytest.approx(0.75)
+    (bandwidth,) = statistics.bandwidths(Fabric({}, nodes(2), links(2, 10e6 * PAYLOAD), operations))
+    assert bandwidth.median == 0.2
+    assert bandwidth.algorithm == pytest.approx(5e6)
+    assert bandwidth.bus == pytest.approx(7.5e6)
+    assert bandwidth.line_share == pytest.approx(0.75)
 
 
 def trained(nodes: int, compute: float, exchange: float | None = None, step: float | None = None) -> TrainingSample:

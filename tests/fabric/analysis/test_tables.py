@@ -89,9 +89,9 @@ def test_what_was_not_measured_has_no_table() -> None:
 
 
 def test_two_beside_each_other() -> None:
-    told = printed(tables.comparison_text(compare.compare(example(), example())))
-    assert "no significant effect" in told
-    assert "+0.0%" in told
+    text = printed(tables.comparison_text(compare.compare(example(), example())))
+    assert "no significant effect" in text
+    assert "+0.0%" in text
 
 
 @pytest.mark.parametrize(

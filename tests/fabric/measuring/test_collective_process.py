@@ -1,4 +1,4 @@
-"""Processes of two nodes that do things together, without a cluster around them."""
+"""Processes of two nodes that measure together, without a cluster."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ def orders(nodes: int, **changes: Any) -> dict[str, Any]:
 
 def together(nodes: int, **changes: Any) -> list[dict[str, Any]]:
     common = orders(nodes, **changes)
-    with ThreadPoolExecutor(nodes) as beside:
-        parts = [beside.submit(tasks.take_part, {**common, "rank": rank}, "lo", {}) for rank in range(nodes)]
+    with ThreadPoolExecutor(nodes) as pool:
+        parts = [pool.submit(tasks.take_part, {**common, "rank": rank}, "lo", {}) for rank in range(nodes)]
         return [part.result() for part in parts]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def results() -> dict[str, Any]:
     first, second = together(2)
     assert second == {}
     assert "fault" not in first
     return first
 
 
-def test_every_operation_of_every_size_is_sampled(found: dict[str, Any]) -> None:
-    done = {(one["operation"], one["moved_bytes"]) for one in found["collectives"]}
+def test_every_operation_of_every_size_is_sampled(results: dict[str, Any]) -> None:
+    done = {(one["operation"], one["moved_bytes"]) for one in results["collectives"]}
     assert done == {(operation, size) for operation in OPERATIONS for size in TINY.sizes}
-    assert all(min(one["seconds"]) > 0 and 2 <= len(one["seconds"]) <= 3 for one in found["collectives"])
+    assert all(min(one["seconds"]) > 0 and 2 <= len(one["seconds"]) <= 3 for one in results["collectives"])
 
 
-def test_steps_are_sampled_alone_and_together(found: dict[str, Any]) -> None:
-    done = {(one["model"], one["nodes"]): one for one in found["training"]}
+def test_steps_are_sampled_alone_and_together(results: dict[str, Any]) -> None:
+    done = {(one["model"], one["nodes"]): one for one in results["training"]}
     assert done.keys() == {(model, nodes) for model in ("mlp", "transformer") for nodes in (1, 2)}
     assert done["mlp", 1]["step"] == []
     both = done["mlp", 2]
@@ -75,14 +75,14 @@ def test_steps_are_sampled_alone_and_together(found: dict[str, Any]) -> None:
     assert sum(both["buckets"]) == both["gradient_bytes"]
 
 
-def test_the_stencil_is_sampled_both_ways(found: dict[str, Any]) -> None:
-    done = {(one["scaling"], one["blocking"], one["nodes"]) for one in found["stencil"]}
+def test_the_stencil_is_sampled_both_ways(results: dict[str, Any]) -> None:
+    done = {(one["scaling"], one["blocking"], one["nodes"]) for one in results["stencil"]}
     assert done == {
         (scaling, how, nodes) for scaling in ("strong", "weak") for how in (True, False) for nodes in (1, 2)
     }
 
 
-def test_steps_whose_exchange_takes_too_long_are_one_node_s_arithmetic() -> None:
+def test_steps_whose_exchange_takes_too_long_are_computed_from_one_node_s_times() -> None:
     hasty = replace(TINY, step_seconds=1e-9, models=(TimedModel("mlp", (8,)),), operation_seconds=0.01)
     first, second = together(2, preset=asdict(hasty))
     assert "fault" not in first | second
@@ -96,11 +96,11 @@ def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPa
     alone = TimedGroup(None, 1, 0, torch.device("cpu"), replace(TINY, step_seconds=10.0))
     room = 4 * 4 * sum(p.numel() for p in models.on_meta("mlp").parameters()) + (50 << 20)
     monkeypatch.setattr(training, "available_bytes", lambda: room)
-    found, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
-    assert [one.batch_size for one in found] == [512]
+    results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
+    assert [one.batch_size for one in results] == [512]
     assert missing[0].startswith("mlp, batch 65536 and more: needs ")
-    found, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (8,)), 8, lambda _: 0.0)
-    assert (found, len(missing)) == ([], 1)
+    results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (8,)), 8, lambda _: 0.0)
+    assert (results, len(missing)) == ([], 1)
 
 
 def test_one_node_trains_alone() -> None:
@@ -118,10 +118,10 @@ def listening(port: int) -> list[str]:
     ]
 
 
-def test_the_first_node_listens_on_its_address_alone_and_ends_with_who_asked() -> None:
+def test_the_first_node_listens_on_its_address_alone_and_ends_with_its_task() -> None:
     alone = orders(2, limit_seconds=600.0)
-    with ThreadPoolExecutor(1) as beside:
-        part = beside.submit(tasks.take_part, {**alone, "rank": 0}, "lo", {})
+    with ThreadPoolExecutor(1) as pool:
+        part = pool.submit(tasks.take_part, {**alone, "rank": 0}, "lo", {})
         try:
             assert until("the first node listens", lambda: listening(alone["port"])) == [HOST]
         finally:
@@ -135,6 +135,6 @@ def test_a_process_that_fails_says_why() -> None:
     assert "carrier pigeon" in only["fault"].lower() or "backend" in only["fault"].lower()
 
 
-def test_a_company_that_never_meets_is_ended() -> None:
-    found = tasks.take_part({**orders(2, limit_seconds=4.0), "rank": 0}, "lo", {})
-    assert found == {"fault": "it took longer than 4 s"}
+def test_a_process_whose_peers_never_join_is_ended() -> None:
+    results = tasks.take_part({**orders(2, limit_seconds=4.0), "rank": 0}, "lo", {})
+    assert results == {"fault": "it took longer than 4 s"}

@@ -1,4 +1,4 @@
-"""Dask's comm layer and the exchange, over loopback."""
+"""Transfers over Dask's comm layer and the exchange on loopback."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ TOKEN = "t" * 32
 SIZE = 1_000_000
 
 
-async def moved(over: str, token: str = TOKEN, nodes: int = 1) -> list[Stream]:
+async def moved(transport: str, token: str = TOKEN, nodes: int = 1) -> list[Stream]:
     temporary, cluster = Security.temporary(), Security()
-    posts = comms.ProbeServers(TOKEN)
-    await posts.open("127.0.0.1", cluster, temporary, plain=True)
+    servers = comms.ProbeServers(TOKEN)
+    await servers.open("127.0.0.1", cluster, temporary, plain=True)
 
     def by_one() -> Awaitable[Stream]:
-        if over in ("pull", "push"):
-            move = comms.pulled if over == "pull" else comms.pushed
-            return move(posts.addresses["store"], cluster, token, SIZE, 3)
-        return comms.sent(posts.addresses[over], temporary if over == "dask tls" else None, token, SIZE, 3)
+        if transport in ("pull", "push"):
+            move = comms.pulled if transport == "pull" else comms.pushed
+            return move(servers.addresses["store"], cluster, token, SIZE, 3)
+        return comms.sent(servers.addresses[transport], temporary if transport == "dask tls" else None, token, SIZE, 3)
 
     try:
         return await asyncio.gather(*(by_one() for _ in range(nodes)))
     finally:
-        await posts.close()
+        await servers.close()
 
 
-@pytest.mark.parametrize("over", ["dask", "dask tls", "pull", "push"])
-def test_every_way_moves_what_it_is_asked_to(over: str) -> None:
-    (found,) = asyncio.run(moved(over))
-    assert len(found.rates) == 3
-    assert min(found.rates) > 1e6
-    assert found.moved_bytes == 4 * SIZE
+@pytest.mark.parametrize("transport", ["dask", "dask tls", "pull", "push"])
+def test_every_transport_moves_all_bytes(transport: str) -> None:
+    (streams,) = asyncio.run(moved(transport))
+    assert len(streams.rates) == 3
+    assert min(streams.rates) > 1e6
+    assert streams.moved_bytes == 4 * SIZE
 
 
-@pytest.mark.parametrize("over", ["dask", "pull", "push"])
-def test_another_measurement_s_token_is_refused(over: str) -> None:
+@pytest.mark.parametrize("transport", ["dask", "pull", "push"])
+def test_another_measurement_s_token_is_refused(transport: str) -> None:
     with pytest.raises(Exception, match=r"token|not-leased"):
-        asyncio.run(moved(over, "another"))
+        asyncio.run(moved(transport, "another"))
 
 
-@pytest.mark.parametrize("over", ["pull", "push"])
-def test_several_at_once_do_not_get_in_each_other_s_way(over: str) -> None:
-    found = asyncio.run(moved(over, nodes=4))
-    assert [stream.moved_bytes for stream in found] == [4 * SIZE] * 4
+@pytest.mark.parametrize("transport", ["pull", "push"])
+def test_concurrent_transfers_do_not_disturb_each_other(transport: str) -> None:
+    streams = asyncio.run(moved(transport, nodes=4))
+    assert [stream.moved_bytes for stream in streams] == [4 * SIZE] * 4

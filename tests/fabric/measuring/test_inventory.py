@@ -1,4 +1,4 @@
-"""What a node tells of itself."""
+"""The description of a node."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from idletrain.fabric.measuring import inventory
 
 
 def test_this_node() -> None:
-    told = inventory.describe("127.0.0.1")
-    assert (told["interface"], told["mtu"]) == ("lo", psutil.net_if_stats()["lo"].mtu)
-    assert told["link_bits_per_second"] is None  # nothing is behind it
-    assert told["gloo"]
-    assert told["cores"] >= 1
-    assert told["torch"]
-    assert told["kernel"]
-    assert (told["gpudirect"] == "no GPU") == (not told["gpus"])
+    node = inventory.describe("127.0.0.1")
+    assert (node["interface"], node["mtu"]) == ("lo", psutil.net_if_stats()["lo"].mtu)
+    assert node["link_bits_per_second"] is None  # loopback has no device
+    assert node["gloo"]
+    assert node["cores"] >= 1
+    assert node["torch"]
+    assert node["kernel"]
+    assert (node["gpudirect"] == "no GPU") == (not node["gpus"])
 
 
 def test_an_address_that_is_not_here_has_no_interface() -> None:
     assert inventory.interface_of("203.0.113.9") == ("", None, None)
 
 
-def test_versions_that_are_not_the_same_everywhere_are_told_with_who_has_them() -> None:
+def test_differing_versions_are_named_with_their_nodes() -> None:
     nodes = [
         {"name": "a", "torch": "2.13", "distributed": "1", "python": "3.11"},
         {"name": "b", "torch": "2.12", "distributed": "1", "python": "3.11"},

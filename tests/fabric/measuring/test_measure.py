@@ -1,4 +1,4 @@
-"""Worker processes of a real cluster, measured in seconds; and a cluster that is not as it should be."""
+"""Measure real worker processes within seconds, and clusters with something wrong."""
 
 from __future__ import annotations
 
@@ -52,46 +52,48 @@ def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found() -> Fabric:
+def measured() -> Fabric:
     fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, lambda _: None))
     return fabric
 
 
-def test_every_pair_every_way_and_every_kind(found: Fabric) -> None:
-    assert found.faults == []
-    assert len(found.nodes) == 3
+def test_every_pair_every_way_and_every_kind(measured: Fabric) -> None:
+    assert measured.faults == []
+    assert len(measured.nodes) == 3
     pairs = set(presets.pairs(3))
     for what, over in (("round trip", "socket"), ("one way", "socket")):
-        assert {(p.source, p.target) for p in statistics.points_of_kind(found, what, over)} == pairs
+        assert {(p.source, p.target) for p in statistics.points_of_kind(measured, what, over)} == pairs
     for over in ("dask", "dask tls", "pull", "push"):
         for what in ("one way", "round trip"):
-            assert len(statistics.points_of_kind(found, what, over)) == 2
-        assert all(0 < statistics.median(p.samples) < 0.1 for p in statistics.points_of_kind(found, "round trip", over))
-    assert len(statistics.points_of_kind(found, "both ways")) >= 2
-    assert [(point.flows, point.target) for point in statistics.points_of_kind(found, "incast")] == [
+            assert len(statistics.points_of_kind(measured, what, over)) == 2
+        assert all(
+            0 < statistics.median(p.samples) < 0.1 for p in statistics.points_of_kind(measured, "round trip", over)
+        )
+    assert len(statistics.points_of_kind(measured, "both ways")) >= 2
+    assert [(point.flows, point.target) for point in statistics.points_of_kind(measured, "incast")] == [
         (2, 0),
         (2, 1),
         (2, 2),
     ]
-    (flows,) = statistics.points_of_kind(found, "flows")
+    (flows,) = statistics.points_of_kind(measured, "flows")
     assert flows.flows == 2
 
 
-def test_collectives_training_and_stencil_come_along(found: Fabric) -> None:
-    assert {one.operation for one in found.collectives} == set(presets.OPERATIONS)
-    assert {one.nodes for one in found.training} == {1, 2, 3}
-    assert {one.nodes for one in found.stencil} == {1, 2, 3}
-    assert statistics.costs(found)
-    assert compare.sentence(found).startswith("Between these 3 nodes")
+def test_collectives_training_and_stencil_come_along(measured: Fabric) -> None:
+    assert {one.operation for one in measured.collectives} == set(presets.OPERATIONS)
+    assert {one.nodes for one in measured.training} == {1, 2, 3}
+    assert {one.nodes for one in measured.stencil} == {1, 2, 3}
+    assert statistics.costs(measured)
+    assert compare.sentence(measured).startswith("Between these 3 nodes")
 
 
-def test_what_is_not_there_is_named(found: Fabric) -> None:
-    assert any(missing.startswith("NCCL: not there on all nodes") for missing in found.missing)
-    assert any(missing.startswith("MPI") for missing in found.missing)
+def test_what_is_not_there_is_named(measured: Fabric) -> None:
+    assert any(missing.startswith("NCCL: not there on all nodes") for missing in measured.missing)
+    assert any(missing.startswith("MPI") for missing in measured.missing)
 
 
-def test_it_survives_its_file(found: Fabric) -> None:
-    assert from_json(found.as_json(), "a.json") == found
+def test_it_survives_its_file(measured: Fabric) -> None:
+    assert from_json(measured.as_json(), "a.json") == measured
 
 
 def test_one_node_is_measured_as_far_as_it_goes() -> None:
@@ -106,48 +108,48 @@ async def _not_reached(client: Client) -> Fabric:
 
 
 def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = MeasuredNodes.call
+    original_call = MeasuredNodes.call
 
     async def cut(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
         if task is tasks.link and (args[0].source, args[0].target) == (1, 0):
             return ProbeResult(fault="timed out")
-        return await asked(self, node, task, *args, **more)
+        return await original_call(self, node, task, *args, **more)
 
     monkeypatch.setattr(MeasuredNodes, "call", cut)
-    found = on(2, _not_reached)
-    assert [fault for fault in found.faults if "cannot reach" in fault] == [
+    measured = on(2, _not_reached)
+    assert [fault for fault in measured.faults if "cannot reach" in fault] == [
         "1 cannot reach 0 at 127.0.0.1 (timed out); let TCP through between them, all ports"
     ]
-    assert found.collectives == []
-    assert any("every node must reach every other one" in missing for missing in found.missing)
+    assert measured.collectives == []
+    assert any("every node must reach every other one" in missing for missing in measured.missing)
 
 
-def test_a_node_that_is_gone_is_told_of_once_and_not_taken_for_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, visits = MeasuredNodes.call, []
+def test_a_lost_node_is_reported_once_and_not_as_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_call, visits = MeasuredNodes.call, []
 
     async def gone(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
         if args and isinstance(args[0], LinkProbe):
             visits.append((args[0].source, args[0].target))
             if node == 1:
                 raise NodeSilentError("1 did not end 'link' in 60 s; see its log")
-        return await asked(self, node, task, *args, **more)
+        return await original_call(self, node, task, *args, **more)
 
     monkeypatch.setattr(MeasuredNodes, "call", gone)
-    found = on(2, _not_reached)
-    assert found.faults == ["1 did not end 'link' in 60 s; see its log"]
+    measured = on(2, _not_reached)
+    assert measured.faults == ["1 did not end 'link' in 60 s; see its log"]
     assert visits[-1] == (1, 0)  # and nothing behind
-    assert found.collectives == []
-    assert any("every node must reach every other one" in missing for missing in found.missing)
+    assert measured.collectives == []
+    assert any("every node must reach every other one" in missing for missing in measured.missing)
 
 
 def test_a_worker_that_is_killed_among_all_holds_nobody_up() -> None:
     async def go(client: Client) -> tuple[Fabric, float, int]:
-        client.cluster.scheduler.allowed_failures = 3  # as a scheduler of others, which waits for it to come back
+        client.cluster.scheduler.allowed_failures = 3  # like an existing scheduler, which waits for it to come back
         processes = await client.run(os.getpid)
         killing: list[asyncio.Task[float]] = []
 
         async def kill() -> float:
-            await asyncio.sleep(2)  # into what all do together
+            await asyncio.sleep(2)  # during the collective measurements
             os.kill(processes[max(processes)], signal.SIGKILL)
             return time.monotonic()
 
@@ -156,14 +158,16 @@ def test_a_worker_that_is_killed_among_all_holds_nobody_up() -> None:
                 killing.append(asyncio.ensure_future(kill()))
 
         busy = replace(PRESET, together_seconds=600.0, operation_seconds=60.0, repeats=(1, 1000))
-        found = await measure_fabric(client, busy, say)
+        measured = await measure_fabric(client, busy, say)
         ended = time.monotonic()
         left = await client.run(lambda: len(tasks._parts))
-        return found, ended - await killing[0], sum(left.values())
+        return measured, ended - await killing[0], sum(left.values())
 
-    found, seconds, left = on(3, go)
-    assert any("was gone before 'take_part' ended" in fault for fault in found.faults)
-    assert any(missing.startswith("collectives, training and stencil over gloo: not all") for missing in found.missing)
+    measured, seconds, left = on(3, go)
+    assert any("was gone before 'take_part' ended" in fault for fault in measured.faults)
+    assert any(
+        missing.startswith("collectives, training and stencil over gloo: not all") for missing in measured.missing
+    )
     assert 0 < seconds < 60, "of 600 that all have together"
     assert left == 0
 
@@ -181,25 +185,25 @@ def test_a_cluster_without_workers_is_a_sentence() -> None:
 
 
 def test_a_cluster_that_works_is_known_by_its_run() -> None:
-    async def told(client: Client) -> tuple[str | None, ...]:
+    async def busy_with(client: Client) -> tuple[str | None, ...]:
         before = await occupied(client)
         async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as head:
             await client.set_metadata(["idletrain"], {"version": "1.2", "client": head.id})
             during = await occupied(client)
-        return before, during, await occupied(client)  # it went without a word
+        return before, during, await occupied(client)  # the head left without cleaning up
 
-    assert on(1, told) == (None, "a run of idletrain 1.2 is using these workers", None)
+    assert on(1, busy_with) == (None, "a run of idletrain 1.2 is using these workers", None)
 
 
 def test_a_cluster_that_works_is_known_by_its_tasks() -> None:
-    async def told(client: Client) -> str | None:
+    async def busy_with(client: Client) -> str | None:
         working = client.submit(time.sleep, 60)
         while not (busy := await occupied(client)):
             await asyncio.sleep(0.05)
         await working.cancel()
         return busy
 
-    assert on(1, told) == "the workers have 1 tasks to do"
+    assert on(1, busy_with) == "the workers have 1 tasks to do"
 
 
 def test_nodes_are_in_the_order_that_people_count_in() -> None:
@@ -228,9 +232,9 @@ def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path
             finally:
                 await fleet.close()
 
-    found = asyncio.run(go())
-    assert found.faults == []
+    measured = asyncio.run(go())
+    assert measured.faults == []
     for over in ("dask tls", "pull", "push"):
-        assert statistics.points_of_kind(found, "one way", over)
-    assert statistics.points_of_kind(found, "one way", "dask") == []
-    assert any("this cluster asks for TLS" in missing for missing in found.missing)
+        assert statistics.points_of_kind(measured, "one way", over)
+    assert statistics.points_of_kind(measured, "one way", "dask") == []
+    assert any("this cluster asks for TLS" in missing for missing in measured.missing)
