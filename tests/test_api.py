@@ -279,3 +279,22 @@ def test_a_regression_without_norm_ends_as_it_would_in_plain_torch_with_fit_s_de
     assert result.summary["loss"] == pytest.approx(mse, rel=1e-3)
     assert result.summary["train_loss"] < 0.02
     assert result.summary["warnings"] == []
+
+
+def test_a_run_whose_network_is_worse_than_its_subnets_says_so_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the scaling of sums: what the guard is there for."""
+    monkeypatch.setattr("idletrain.nn.checks.with_scaling", lambda _subject, layout: layout)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 16)).astype(np.float32)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    result = idletrain.fit(
+        module, (x, x[:, :1].copy()), loss="mse", rounds=10, subnets=4, local_steps=50, run_dir=tmp_path, workers=2,
+        optimizer={"name": "adamw", "lr": 1e-3},
+    )  # fmt: skip
+    (warning,) = result.summary["warnings"]
+    assert "the assembled network's training loss is" in warning
+    assert "they differ first in layer 2," in warning
+    assert [record["reason"] for record in result.records if record["kind"] == "warning"] == [warning]

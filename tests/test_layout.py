@@ -16,6 +16,11 @@ ELSEWHERE = {
     "cloud/aws/provider.py": "cli/test_cloud.py",
     "cloud/sandbox/provider.py": "cli/test_cloud.py",
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
+    "nn/ist/contractions.py": "nn/ist/test_scaling.py",
+    "nn/ist/scaling_trial.py": "nn/ist/test_scaling.py",
+    "nn/outofcore/executing/transfers.py": "nn/outofcore/executing/test_disk.py",
+    "nn/outofcore/planning/segments.py": "nn/outofcore/planning/test_simulate.py",
+    "nn/wide/sparse_autograd.py": "nn/wide/test_layers.py",
     "exchange/datagram/transfer.py": "exchange/datagram/test_protocol.py",
     "exchange/datagram/session.py": "exchange/test_store.py",
     "exchange/ddp_transport.py": "exchange/test_ddp.py",

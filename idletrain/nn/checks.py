@@ -25,7 +25,8 @@ from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist import discovery, groups
 from idletrain.nn.ist.groups import Layout, run_on_meta, weightless
 from idletrain.nn.ist.partition import draw, widths
-from idletrain.nn.ist.scaling import Subject, reason_to_keep_whole, with_scaling
+from idletrain.nn.ist.scaling import reason_to_keep_whole, with_scaling
+from idletrain.nn.ist.scaling_trial import Subject
 from idletrain.nn.ist.subnets import cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.optim.table import kind_of

@@ -28,7 +28,7 @@ from idletrain.observe.records import Recorder
 from idletrain.rounds import lockstep_rules, protocol, state, table
 from idletrain.rounds.downloads import Downloads
 from idletrain.rounds.durable.run_directory import RunDirectory
-from idletrain.rounds.evaluation import Evaluation
+from idletrain.rounds.evaluation import Evaluator
 from idletrain.rounds.leases import Leases
 from idletrain.rounds.membership import Membership
 from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
@@ -96,7 +96,7 @@ class Coordinator:
         )
         self._noticed: set[str] = set()
         self._sizing = SubnetSizing(job, prepared.program, self._membership.capacities)
-        self._evaluation = Evaluation(self._run, prepared)
+        self._evaluation = Evaluator(self._run, prepared)
         self._rendezvous = Rendezvous(self._roll_back)
         reassembly = Reassembly(prepared.program, salvage=job.preemption.policy == "salvage")
         self._downloads, self._uploads = Downloads(self._run), Uploads(self._run, reassembly)

@@ -12,7 +12,7 @@ from idletrain.nn.prepare import Prepared
 from idletrain.rounds.run_context import RunContext
 
 
-class Evaluation:
+class Evaluator:
     """The committed network's scores.
 
     Args:

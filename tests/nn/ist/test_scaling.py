@@ -237,7 +237,8 @@ def test_columns_of_cut_neurons_are_scaled_beside_columns_that_every_subnet_has(
     labels = {("a.weight", 0): np.arange(32), ("a.bias", 0): np.arange(32)}
     columns = np.append(np.arange(32), np.full(16, -1))
     from idletrain.nn.ist.groups import Group, layout_of, to_meta
-    from idletrain.nn.ist.scaling import Subject, with_scaling
+    from idletrain.nn.ist.scaling import with_scaling
+    from idletrain.nn.ist.scaling_trial import Subject
 
     found = layout_of(module, [(Group("h", 32), {**labels, ("out.weight", 1): columns})])
     meta = to_meta(module)
@@ -257,6 +258,31 @@ def test_hidden_units_below_a_very_wide_output_are_scaled_in_its_rows() -> None:
     assert {group.name for group in layout.groups} == {"h", "labels"}
     subnet = cut(layout, draw(0, 0, layout.sizes, [0.5, 0.5])[0])
     assert [f if f is None else f.item() for f in subnet.factors] == [None, None, 2.0, None]
+
+
+class Sides(nn.Module):
+    """Two cut layers of different widths side by side, added up by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(16, 10), nn.Linear(16, 32), nn.Linear(42, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(torch.cat([functional.relu(self.a(x)), functional.relu(self.b(x))], 1))
+        return logits
+
+
+def test_several_groups_in_one_dimension_have_each_their_own_factor() -> None:
+    module = Sides()
+    meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), CutSettings())
+    assert [group.size for group in layout.groups] == [10, 32]
+    assert scalings(layout) == {"out.weight.1": "weights"}
+    subnet = cut(layout, draw(0, 0, layout.sizes, [0.25] * 4)[0])
+    factor = next(f for f, t in zip(subnet.factors, layout.tensors, strict=True) if t.name == "out.weight")
+    assert factor is not None
+    assert factor.flatten().tolist() == pytest.approx([10 / 3] * 3 + [4.0] * 8)
+    mean = mean_of_subnets(module, layout, meta, X, [0.5, 0.5])
+    torch.testing.assert_close(mean, module(X), rtol=1e-5, atol=1e-5)
 
 
 class Cosine(nn.Module):
