@@ -25,7 +25,7 @@ from idletrain.observe.summary import Summary
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import WorkerProvider
 from idletrain.rounds.coordinator import Coordinator, RunOutcome
-from idletrain.rounds.durable.recovery import read_history
+from idletrain.rounds.durable.recovery import former_format, read_history
 from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.storage import CrashPoint, only_head, write_whole
 
@@ -152,6 +152,8 @@ def check_run(job: Job, options: RunOptions) -> None:
     faults = []
     if job.checkpoint.to.startswith("s3://"):
         faults.append(f"checkpoint.to: {job.checkpoint.to} is for runs in a cloud, with --spot; name a directory here")
+    if former := former_format(job.run_dir):
+        raise JobError(f"name: {former}")
     exists = (job.run_dir / "wal").exists()
     if exists and not options.resume:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")

@@ -47,6 +47,15 @@ def test_a_new_run_and_the_resumption_of_one_may_start(tmp_path: Path) -> None:
     check_run(existing(tmp_path), RunOptions(resume=True))
 
 
+def test_a_run_of_an_older_format_is_refused_also_to_resume(tmp_path: Path) -> None:
+    older = job(tmp_path)
+    older.run_dir.mkdir(parents=True)
+    (older.run_dir / "ledger").write_bytes(b"")
+    for options in (RunOptions(), RunOptions(resume=True)):
+        with pytest.raises(JobError, match=r"was written by an idletrain of format 1 and this one reads 2"):
+            check_run(older, options)
+
+
 def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
     (message,) = faults(existing(tmp_path))
     assert message == f"name: run t exists in {tmp_path}/t; add --resume to go on with it or name another"

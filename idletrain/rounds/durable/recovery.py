@@ -15,7 +15,8 @@ from idletrain.nn.program import Program
 from idletrain.rounds.durable import snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.updates import StagedUpdate
 
-FORMAT = 3  # of write-ahead log and updates; 1 had updates whose sums were not scaled, 2 other names in its records
+FORMAT = 2  # of write-ahead log and updates; 1 had updates whose sums were not scaled, in a file of another name
+FORMER_LOG = "ledger"  # where format 1 had its write-ahead log
 logger = logging.getLogger(__name__)
 READ_TRIES = 3  # a run may prune a snapshot while another process reads it; two in a row take two minutes
 
@@ -100,6 +101,16 @@ def _staged(record: write_ahead_log.LogRecord) -> StagedUpdate:
     return StagedUpdate(*(record[field] for field in ("subnet", "steps", "offset", "size_bytes", "checksum")))
 
 
+def former_format(run_dir: Path) -> str | None:
+    """Return a sentence if an idletrain of format 1 wrote the run, else None."""
+    if not (run_dir / FORMER_LOG).exists():
+        return None
+    return (
+        f"{run_dir} was written by an idletrain of format 1 and this one reads {FORMAT}; open it with that version, or "
+        "start again under another name"
+    )
+
+
 def read_history(run_dir: Path) -> History:
     """Read the write-ahead log of a run, also while it is going on.
 
@@ -107,6 +118,8 @@ def read_history(run_dir: Path) -> History:
         RunError: There is no such run.
         DamageError: The log is damaged.
     """
+    if fault := former_format(run_dir):
+        raise RunError(fault)
     if not (run_dir / "wal").exists():
         known = sorted(path.parent.name for path in run_dir.parent.glob("*/wal"))
         raise RunError(f"{run_dir} holds no run; in {run_dir.parent} there are: {', '.join(known) or 'none'}")

@@ -144,5 +144,11 @@ def test_a_run_of_an_older_format_is_refused_by_its_number(tmp_path: Path) -> No
     log = WriteAheadLog(tmp_path / "wal")
     log.append("epoch", epoch=1, round=0, shares=SHARES, drop=False)
     log.close()
-    with pytest.raises(RunError, match=r"with another format \(1, this one reads 3\)"):
+    with pytest.raises(RunError, match=r"with another format \(1, this one reads 2\)"):
+        recovery.read_history(tmp_path)
+
+
+def test_a_run_with_the_log_of_format_1_is_refused_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(b"")
+    with pytest.raises(RunError, match=r"written by an idletrain of format 1 and this one reads 2"):
         recovery.read_history(tmp_path)
