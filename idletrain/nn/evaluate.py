@@ -113,7 +113,9 @@ class Calibration:
         self._bins = torch.zeros(3, CONFIDENCE_BINS, dtype=torch.float64)
 
     def add(self, logits_NC: Tensor, labels_N: Tensor) -> None:
-        """Count a batch of logits `[N, C]` and their classes `[N]`."""
+        """Count a batch of logits `[N, C]` and their classes `[N]`, without rows of which either is none."""
+        usable = (labels_N >= 0) & (labels_N < logits_NC.shape[-1]) & logits_NC.isfinite().all(-1)
+        logits_NC, labels_N = logits_NC[usable], labels_N[usable]
         rows = min(len(labels_N), self._values_left // logits_NC.shape[-1])
         self._values_left -= rows * logits_NC.shape[-1]
         logits_NC, labels_N = logits_NC[:rows].double(), labels_N[:rows]

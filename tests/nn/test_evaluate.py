@@ -138,3 +138,17 @@ def test_a_regression_has_no_confidence() -> None:
     found = score(Echo(), ArraySource(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss)
     assert found.calibration_error is None
     assert found.temperature is None
+
+
+def test_a_network_that_diverged_has_no_calibration() -> None:
+    logits = np.full((40, 3), np.nan, np.float32)
+    found = score(Echo(), ArraySource(logits, np.arange(40) % 3), cross_entropy)
+    assert math.isnan(found.loss)
+    assert found.calibration_error is None
+    assert found.temperature is None
+
+
+def test_labels_that_are_no_classes_of_the_outputs_are_not_calibrated() -> None:
+    logits = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]] * 9
+    found = score(Echo(), ArraySource(logits, np.array([0, 1, 2, 7])), lambda out, _labels: out.mean())
+    assert found.calibration_error == pytest.approx(0, abs=0.01)
