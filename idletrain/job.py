@@ -91,7 +91,7 @@ class ModelSettings(_Settings):
     """The module to train: a factory `package.module:function` and its keyword arguments."""
 
     factory: str
-    """A function that returns an `nn.Module`, as `package.module:function`; the module may lie beside the job."""
+    """A function that returns an `nn.Module`, as `package.module:function`; the module may lie in the working directory."""
     args: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     exclude: tuple[str, ...] = ()
