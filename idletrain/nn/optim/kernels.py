@@ -183,16 +183,16 @@ def best_in_lists(
     """
     K = best_BK.shape[1]
     for b in range(len(query_BH)):
-        kept = 0
+        filled = 0
         for number in lists_BP[b]:
             for at in range(starts_L[number], starts_L[number + 1]):
                 row, score = rows_M[at], np.float32(0)
                 for h in range(query_BH.shape[1]):
                     score += query_BH[b, h] * rows_RH[row, h]
-                if kept == K and not score > scores_BK[b, K - 1]:
+                if filled == K and not score > scores_BK[b, K - 1]:
                     continue
-                kept = min(kept + 1, K)
-                place = kept - 1
+                filled = min(filled + 1, K)
+                place = filled - 1
                 while place > 0 and score > scores_BK[b, place - 1]:
                     scores_BK[b, place], best_BK[b, place] = scores_BK[b, place - 1], best_BK[b, place - 1]
                     place -= 1
