@@ -1,4 +1,4 @@
-"""What do loss, delay and a shallow buffer cost a push, over TCP (CUBIC, BBR, with turns or without) and as datagrams?
+"""Measure what loss, delay and a shallow buffer cost a push, over TCP (CUBIC, BBR, with turns or not) and datagrams.
 
 Nodes in network namespaces push at once to a store behind a link of 100 Mbit/s (`idletrain-testbed`; needs root):
 eight with 0.1, 0.5 and 2 MB each into a buffer of 32 or 64 KB, and one with 5 MB over a clean link, with loss, and with
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def trip_seconds(self) -> float:
-        """There and back."""
+        """Return the delay there and back."""
         return 2e-3 * float(self.one_way.removesuffix("ms")) if self.one_way else 0.0
 
     @property
@@ -67,8 +67,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way for payloads to travel."""
+class Transport:
+    """A transport of payloads."""
 
     name: str
     congestion: str = "cubic"
@@ -77,13 +77,13 @@ class Way:
     least: float = 1.0
 
 
-WAYS = (
-    Way("CUBIC"),
-    Way("BBR", "bbr"),
-    Way("CUBIC, turns", turns=True),
-    Way("BBR, turns", "bbr", turns=True),
-    Way("datagrams", datagrams=True),
-    Way("datagrams, p = 5 %", datagrams=True, least=0.95),
+TRANSPORTS = (
+    Transport("CUBIC"),
+    Transport("BBR", "bbr"),
+    Transport("CUBIC, turns", turns=True),
+    Transport("BBR, turns", "bbr", turns=True),
+    Transport("datagrams", datagrams=True),
+    Transport("datagrams, p = 5 %", datagrams=True, least=0.95),
 )
 CASES = (
     *(
@@ -96,7 +96,7 @@ CASES = (
     *(Case(f"{loss} loss, 20 ms", 1, 5000 * KB, 11, None, loss, "10ms") for loss in ("0%", "0.1%", "1%")),
 )
 TINY = (Case("incast, 1% loss, 2 ms, tiny", 2, 50 * KB, 2, "32KB", "1%", "1ms"),)
-TINY_WAYS = tuple(way for way in WAYS if way.name in ("CUBIC", "BBR", "datagrams"))
+TINY_TRANSPORTS = tuple(transport for transport in TRANSPORTS if transport.name in ("CUBIC", "BBR", "datagrams"))
 
 
 class Gate(BenchHead):
@@ -134,26 +134,26 @@ class Gate(BenchHead):
         return receipt
 
 
-async def be_head(host: str, asked: dict[str, Any]) -> None:
+async def be_head(host: str, settings: dict[str, Any]) -> None:
     """Serve until killed."""
-    case, way = Case(**asked["case"]), Way(**asked["way"])
-    turns = AdmissionQueue if way.turns else functools.partial(AdmissionQueue, max_holders=1 << 30)
+    case, transport = Case(**settings["case"]), Transport(**settings["transport"])
+    turns = AdmissionQueue if transport.turns else functools.partial(AdmissionQueue, max_holders=1 << 30)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        head = Gate(Path(folder), case.nodes, case.size, way.least)
+        head = Gate(Path(folder), case.nodes, case.size, transport.least)
         _print({"kind": "serving", "address": await StoreServer(head, Security(), turns).listen(host)})
         await asyncio.Event().wait()
 
 
-async def be_worker(store: str, asked: dict[str, Any]) -> None:
+async def be_worker(store: str, settings: dict[str, Any]) -> None:
     """Push so many times, each when all are there."""
-    case, way = Case(**asked["case"]), Way(**asked["way"])
+    case, transport = Case(**settings["case"]), Transport(**settings["transport"])
     client = StoreClient(store, {})
-    if way.datagrams:
+    if transport.datagrams:
         await client.use_datagrams()
     flat = torch.rand(case.size // 4)
     digest = checksum([flat.numpy().data.cast("B")])
     for number in range(case.repeats + 1):  # the first opens connections and finds the link's rate
-        lease = LeaseId("bench", 1, number, asked["number"], 100 * number + asked["number"])
+        lease = LeaseId("bench", 1, number, settings["number"], 100 * number + settings["number"])
         await client.join(lease, "", [])
         receipt = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
         assert receipt.reply is Reply.ACCEPTED
@@ -165,47 +165,51 @@ def _print(line: Line) -> None:
     sys.stdout.flush()
 
 
-def measure(case: Case, way: Way) -> list[float]:
-    """Completion over ideal, of each repeat.
+def measure(case: Case, transport: Transport) -> list[float]:
+    """Return each repeat's time to completion over the ideal.
 
     Raises:
         RuntimeError: links cannot be shaped here, or a process ended early.
     """
-    me, asked = [sys.executable, "-m", "benchmarks.bad_links"], {"case": asdict(case), "way": asdict(way)}
+    me, settings = (
+        [sys.executable, "-m", "benchmarks.bad_links"],
+        {"case": asdict(case), "transport": asdict(transport)},
+    )
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
         machines(
-            case.nodes, case.link, queue=case.queue, loss=case.loss, delay=case.one_way, congestion=way.congestion
+            case.nodes, case.link, queue=case.queue, loss=case.loss, delay=case.one_way, congestion=transport.congestion
         ) as bed,
         Cast(bed, Path(folder)) as cast,
     ):
-        cast.start("head", [*me, "head", bed.address("head"), json.dumps(asked)])
+        cast.start("head", [*me, "head", bed.address("head"), json.dumps(settings)])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
         for number in range(case.nodes):
-            told = json.dumps({**asked, "number": number})
-            cast.start(f"n{number}", [*me, "worker", serving["address"], told])
+            arguments = json.dumps({**settings, "number": number})
+            cast.start(f"n{number}", [*me, "worker", serving["address"], arguments])
         patience = START_SECONDS + 60 * case.ideal_seconds * case.repeats
         lines = cast.output.wait("done", case.repeats + 1, patience, lambda: cast.processes["head"].poll() is None)
     return [line["seconds"] / case.ideal_seconds for line in lines[1:]]
 
 
-def there_and_back(case: Case, ways: Sequence[Way]) -> dict[str, list[float]]:
-    """Half of each way's repeats, then the other half, the last way first: a machine that others use grows slow and
-    fast, and a way that had the slow time alone would look bad.
+def measure_interleaved(case: Case, transports: Sequence[Transport]) -> dict[str, list[float]]:
+    """Measure half of each transport's repeats, then the other half in reverse order.
+
+    A machine that others use grows slow and fast, and a transport that had the slow time alone would look bad.
     """
     half = case.repeats // 2
-    found: dict[str, list[float]] = {way.name: [] for way in ways}
-    for order, repeats in ((ways, case.repeats - half), (ways[::-1], half)):
-        for way in order:
-            found[way.name] += measure(replace(case, repeats=repeats), way)
-    return found
+    ratios: dict[str, list[float]] = {transport.name: [] for transport in transports}
+    for order, repeats in ((transports, case.repeats - half), (transports[::-1], half)):
+        for transport in order:
+            ratios[transport.name] += measure(replace(case, repeats=repeats), transport)
+    return ratios
 
 
-def figures_of(case: Case, found: dict[str, list[float]]) -> list[Figure]:
+def figures_of(case: Case, ratios: dict[str, list[float]]) -> list[Figure]:
     """Return a case's figures, with its targets."""
-    typical = {name: statistics.median(samples) for name, samples in found.items()}
-    datagrams = found["datagrams"]
-    figures = [Figure(f"{case.name}: {name}", typical[name], "x ideal", samples=found[name]) for name in found]
+    typical = {name: statistics.median(samples) for name, samples in ratios.items()}
+    datagrams = ratios["datagrams"]
+    figures = [Figure(f"{case.name}: {name}", typical[name], "x ideal", samples=ratios[name]) for name in ratios]
     better = min(value for name, value in typical.items() if not name.startswith("datagrams"))
     if case.nodes > 1:
         figures += [
@@ -227,25 +231,25 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command = parser(__doc__)
     command.add_argument("--only", help="cases whose name holds this")
     options = command.parse_args(argv)
-    among, ways = (TINY, TINY_WAYS) if options.tiny else (CASES, WAYS)
+    among, transports = (TINY, TINY_TRANSPORTS) if options.tiny else (CASES, TRANSPORTS)
     cases = [case for case in among if (options.only or "") in case.name]
     figures: list[Figure] = []
     every: dict[str, dict[str, list[float]]] = {}
     for case in cases:
-        found = every[case.name] = there_and_back(case, ways)
-        for name, samples in found.items():
+        ratios = every[case.name] = measure_interleaved(case, transports)
+        for name, samples in ratios.items():
             print(f"{case.name}: {name}: {statistics.median(samples):.2f} ({max(samples):.2f})", flush=True)
-        figures += figures_of(case, found)
+        figures += figures_of(case, ratios)
     return report("bad_links", options, figures, cases=[asdict(case) for case in cases], found=every)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["head", host, told]:
+        case ["head", host, settings]:
             dask_settings.apply()
-            asyncio.run(be_head(host, json.loads(told)))
-        case ["worker", store, told]:
+            asyncio.run(be_head(host, json.loads(settings)))
+        case ["worker", store, settings]:
             dask_settings.apply()
-            asyncio.run(be_worker(store, json.loads(told)))
+            asyncio.run(be_worker(store, json.loads(settings)))
         case _:
             main()

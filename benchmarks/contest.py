@@ -1,4 +1,4 @@
-"""One method, once, on a set of machines: start its processes, keep the clock and the byte counts, score what it kept.
+"""Run one method once on a set of machines: start processes, record times and bytes, and score its snapshots.
 
 The clock runs from the moment at which all nodes are ready; connecting and reading data come before it.
 """
@@ -36,15 +36,15 @@ START_SECONDS = 120.0  # eight interpreters that import torch on two cores
 
 
 def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_seconds: float) -> dict[str, Any]:
-    """idletrain's job for an entry: as many subnets as nodes unless the settings say otherwise."""
+    """Return idletrain's job for an entry: as many subnets as nodes unless the settings say otherwise."""
     settings = dict(entry.settings)
     local_steps = settings.pop("local_steps")
     subnets = settings.pop("subnets", nodes)
     preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
-    kept, exchange = settings.pop("exclude", ()), settings.pop("exchange", {})
+    excluded, exchange = settings.pop("exclude", ()), settings.pop("exchange", {})
     return {
         "name": "bench",
-        "model": {**case.model, "exclude": kept},
+        "model": {**case.model, "exclude": excluded},
         "data": case.data,
         "training": {
             "method": entry.method,
@@ -124,12 +124,12 @@ class Timed:
     """The times and counts of a run whose processes have ended.
 
     Attributes:
-        begun: When all nodes were ready.
+        started: When all nodes were ready.
         progress: Of `progress_of`.
         cores: Of `cores_shares`.
     """
 
-    begun: float
+    started: float
     progress: dict[int, tuple[int, float]]
     lines: list[Line]
     counter: Counter
@@ -178,7 +178,7 @@ def run(
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """A folder for what a run writes, in RAM where that can be: a snapshot should cost a copy, not a disk."""
+    """Yield a folder for a run's files, in RAM where possible: a snapshot should cost a copy, not a disk."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="idletrain-contest-", dir=place))
     try:
@@ -202,7 +202,7 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
             stage.start(node)
         ours = stage.method.ours
         ready = cast.output.wait("leased" if ours else "ready", 1 if ours else nodes, START_SECONDS, cast.all_alive)
-        begun = ready[0]["t"] if ours else max(line["t"] for line in ready)
+        started = ready[0]["t"] if ours else max(line["t"] for line in ready)
         counter, cores = Counter(bed), psutil.cpu_times()
         until = time.monotonic() + entry.budget_seconds
         ended = "run_ended" if ours else "done"
@@ -212,23 +212,23 @@ def _timed(bed: Bed, case: Case, entry: Entry, nodes: int, folder: Path) -> Time
         counter.close()
         cores_used = cores_shares(cores, psutil.cpu_times())
         if cast.output.of(ended) or not cast.all_alive():  # who writes the snapshots may be the last to be done
-            told = "head" if ours else "n0"
-            cast.output.wait(ended, 1, LAST_SNAPSHOT_SECONDS, lambda: True, told)
+            writer = "head" if ours else "n0"
+            cast.output.wait(ended, 1, LAST_SNAPSHOT_SECONDS, lambda: True, writer)
     lines = list(cast.output.lines)
     progress = progress_of(lines, ours, nodes)
     if not progress:
         raise NoStepError(f"no step in {entry.budget_seconds:g} s")
     steps, last = max(progress.values())
-    if not cast.output.of(ended) and left_at - last > STILL * (last - begun) / len(progress):
+    if not cast.output.of(ended) and left_at - last > STILL * (last - started) / len(progress):
         raise RuntimeError(f"it stood still after {steps} steps, for {left_at - last:.0f} s")
-    return Timed(begun, progress, lines, counter, cores_used)
+    return Timed(started, progress, lines, counter, cores_used)
 
 
 def progress_of(lines: Sequence[Line], ours: bool, nodes: int) -> dict[int, tuple[int, float]]:
-    """Steps of every node and when they were done, by a snapshot's number: idletrain's rounds, a peer's steps."""
+    """Return steps of every node and their time, by snapshot number: idletrain's rounds, a peer's steps."""
     if not ours:
-        mine = (line for line in lines if line["kind"] == "step" and line["machine"] == "n0")
-        return {line["steps"]: (line["steps"], line["t"]) for line in mine}
+        reports = (line for line in lines if line["kind"] == "step" and line["machine"] == "n0")
+        return {line["steps"]: (line["steps"], line["t"]) for line in reports}
     progress, steps = {}, 0
     for line in lines:
         if line["kind"] == "round_committed":
@@ -238,9 +238,9 @@ def progress_of(lines: Sequence[Line], ours: bool, nodes: int) -> dict[int, tupl
 
 
 def account(timed: Timed, ours: bool, nodes: int) -> dict[str, Any]:
-    """Steps, seconds, and what of them was local work and (idletrain's) pull and push, a node's mean."""
+    """Return steps, seconds, and a node's mean local work and (idletrain's) pull and push."""
     steps, ended = max(timed.progress.values())
-    seconds = ended - timed.begun
+    seconds = ended - timed.started
     lines = [line for line in timed.lines if line["t"] <= ended]
     parts: dict[str, float] = {}
     if ours:
@@ -251,7 +251,7 @@ def account(timed: Timed, ours: bool, nodes: int) -> dict[str, Any]:
     else:
         last = {line["machine"]: line["local_seconds"] for line in lines if line["kind"] == "step"}
         local = sum(last.values()) / len(last)
-    carried = timed.counter.between(timed.begun, ended)
+    carried = timed.counter.between(timed.started, ended)
     return {
         "steps": steps,
         "seconds": seconds,
@@ -264,21 +264,21 @@ def account(timed: Timed, ours: bool, nodes: int) -> dict[str, Any]:
 
 
 def curve(case: Case, entry: Entry, timed: Timed, folder: Path) -> list[list[float | None]]:
-    """Points `[steps, seconds, bytes over all links, accuracy]`, up to the first at the target."""
+    """Return points `[steps, seconds, bytes over all links, accuracy]`, up to the first at the target."""
     points: list[list[float | None]] = []
     for number, file in snapshots_of(entry, folder):
         if number not in timed.progress:
             continue
         steps, when = timed.progress[number]
         accuracy = evaluate(case, file)
-        points.append([steps, when - timed.begun, timed.counter.between(timed.begun, when), accuracy])
+        points.append([steps, when - timed.started, timed.counter.between(timed.started, when), accuracy])
         if accuracy >= case.target:
             break
     return points
 
 
 def seconds_to(record: dict[str, Any]) -> float:
-    """Until the accuracy was at the target, in a straight line from the snapshot before; infinite if it never was."""
+    """Return the seconds to the target, in a straight line from the snapshot before; infinite if never reached."""
     before, below = 0.0, 0.0
     for _, seconds, _, accuracy in record["curve"]:
         if accuracy >= record["target"]:
@@ -301,7 +301,7 @@ def snapshots_of(entry: Entry, folder: Path) -> list[tuple[int, Path]]:
 
 
 def evaluate(case: Case, file: Path) -> float:
-    """Accuracy on the test set of parameters in a file, BatchNorm's statistics estimated as idletrain does."""
+    """Return the test accuracy of parameters in a file, BatchNorm's statistics estimated as idletrain does."""
     torch.manual_seed(case.seed)
     module = build(case.model)
     shapes = [p.shape for p in module.parameters()]

@@ -1,12 +1,12 @@
-"""Does `idletrain fabric` find the links that the testbed shapes, and tell alike from unlike?
+"""Check that `idletrain fabric` finds the links that the testbed shapes, and distinguishes equal from unequal ones.
 
 Machines of the testbed (root only): a head with the scheduler, workers on nodes. What is measured between them is put
-beside what was asked of the testbed: rates, a delay, the same links twice, links a tenth slower.
+beside the settings of the testbed: rates, a delay, the same links twice, links a tenth slower.
 
     python -m benchmarks.fabric [--tiny] [--json FILE] [--nodes 2,4,8] [--links 10mbit,100mbit,1gbit]
 
-Targets: rates within 5 %, an added delay within 10 %, no significant effect between two looks at the same links, 90 and
-100 Mbit/s told apart, and the quick preset in a minute on eight nodes.
+Targets: rates within 5 %, an added delay within 10 %, no significant effect between two measurements of the same links,
+90 and 100 Mbit/s distinguished, and the quick preset in a minute on eight nodes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ DELAY_SECONDS = 0.005  # one way
 
 
 async def lead(host: str, nodes: int, preset: str, to: Path) -> None:
-    """A head: the scheduler, and the measurement once all workers are there."""
+    """Run a head: serve the scheduler, and measure once all workers have joined."""
     dask_settings.apply()
-    asked = LINKS_ALONE if preset == LINKS_ALONE.name else presets.PRESETS[preset]
+    settings = LINKS_ALONE if preset == LINKS_ALONE.name else presets.PRESETS[preset]
     async with dask_scheduler.started(to.parent, host=host) as address:
         _print({"kind": "serving", "address": address})
         async with Client(address, asynchronous=True, set_as_default=False) as client:
             await client.wait_for_workers(nodes)
-            found = await measure_fabric(client, asked, _say)
-    to.write_text(found.as_json())
+            measured = await measure_fabric(client, settings, _say)
+    to.write_text(measured.as_json())
     _print({"kind": "measured"})
 
 
@@ -63,7 +63,7 @@ def _print(line: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def shaped(nodes: int, link: str, delay: str | None = None) -> Iterator[Bed]:
-    """Machines with such links.
+    """Yield machines with such links.
 
     Raises:
         RuntimeError: links cannot be shaped here; it says what is missing.
@@ -76,7 +76,7 @@ def shaped(nodes: int, link: str, delay: str | None = None) -> Iterator[Bed]:
         yield Shaped(bed)
 
 
-def look(nodes: int, link: str, preset: str, delay: str | None = None) -> Fabric:
+def measure_machines(nodes: int, link: str, preset: str, delay: str | None = None) -> Fabric:
     """Measure machines with such links."""
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
@@ -101,24 +101,25 @@ def rates(nodes: Sequence[int], links: Sequence[str]) -> Iterator[Figure]:
     """Yield the measured rate of each link over its set rate."""
     for link in links:
         for count in nodes:
-            found = look(count, link, LINKS_ALONE.name)
+            measured = measure_machines(count, link, LINKS_ALONE.name)
             each = [
-                statistics.on_the_wire(found, p) / link_bytes(link) for p in statistics.points_of_kind(found, "one way")
+                statistics.on_the_wire(measured, p) / link_bytes(link)
+                for p in statistics.points_of_kind(measured, "one way")
             ]
-            typical = (statistics.link_rate(found) or 0.0) / link_bytes(link)
+            typical = (statistics.link_rate(measured) or 0.0) / link_bytes(link)
             yield at_most(f"{link}, {count} nodes: rate, off by", abs(typical - 1), "", RATE, each)
 
 
 def delays(link: str) -> Iterator[Figure]:
     """Yield the measured delay over the delay added in both directions."""
-    bare, late = (look(2, link, LINKS_ALONE.name, delay) for delay in (None, f"{DELAY_SECONDS * 1e3:g}ms"))
+    bare, late = (measure_machines(2, link, LINKS_ALONE.name, delay) for delay in (None, f"{DELAY_SECONDS * 1e3:g}ms"))
     added = (statistics.round_trip(late) or 0.0) - (statistics.round_trip(bare) or 0.0)
     yield at_most(f"{link}: an added delay, off by", abs(added / (2 * DELAY_SECONDS) - 1), "", DELAY)
 
 
 def verdicts(nodes: int) -> Iterator[Figure]:
     """Yield whether equal clusters compare as equal and different ones do not."""
-    first, again, slower = (look(nodes, link, "quick") for link in ("100mbit", "100mbit", "90mbit"))
+    first, again, slower = (measure_machines(nodes, link, "quick") for link in ("100mbit", "100mbit", "90mbit"))
     yield at_most(f"quick, {nodes} nodes", float(first.about["seconds"]), "s", QUICK_SECONDS)
     for name, other, wanted in (
         ("twice 100mbit", again, "No significant"),
@@ -137,8 +138,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = command.parse_args(argv)
     if options.tiny:
         return report("fabric", options, list(rates([2], ["100mbit"])))
-    found = [*rates(options.nodes, options.links), *delays("100mbit"), *verdicts(max(options.nodes))]
-    return report("fabric", options, found)
+    figures = [*rates(options.nodes, options.links), *delays("100mbit"), *verdicts(max(options.nodes))]
+    return report("fabric", options, figures)
 
 
 if __name__ == "__main__":

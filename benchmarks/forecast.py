@@ -1,14 +1,16 @@
-"""Does a round take what it was expected to take?
+"""Compare the time that rounds take with the forecast.
 
 Cases of the comparison on machines with links of a rate (`idletrain-testbed`; needs root, but for `none`). On each
-fleet, a few times: a look, as a launch takes it, and some rounds right behind it, which hold what they were expected to
-take. A case is as far off as its looks are in the median. A look at a machine whose host took more or less of it than
-it took in the rounds behind does not count, if any other does: another is taken. (Of the CPU time that programs wanted,
-what the host gave to others: "steal", as the kernel tells it, next to nothing on a machine of one's own.)
+fleet, a few times: a measurement, as a launch makes it, and some rounds right behind it, which record the time they
+were expected to take. A case's error is that of the median ratio of its measurements. A measurement of a machine whose
+host took more or less of it than in the rounds behind does not count, if any other does: another is made. (That is
+the share of CPU time that the host gave to others: "steal", as the kernel counts it, of what programs wanted; next to
+nothing on a machine of one's own.)
 
     python -m benchmarks.forecast [--tiny] [--json FILE] [--case a,b,c,d] [--nodes 4,8] [--link 1gbit]
 
-Targets: within 15 % of what was measured, every case; a fleet's first look, which a launch waits for, within 10 s.
+Targets: within 15 % of what was measured, every case; a fleet's first measurement, which a launch waits for, within
+10 s.
 """
 
 from __future__ import annotations
@@ -48,18 +50,18 @@ from idletrain.providers.scheduler import RunningCluster
 from idletrain.run import RunOptions, launch
 
 OFF, LOOK_SECONDS = 0.15, 10.0
-LOOKS = 5
-STEADY = 0.05  # of the CPU time: what a host may take more or less of in a look than in the rounds behind
-WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each look, at least; the first loads the program
+REPEATS = 5
+STEADY = 0.05  # of the CPU time: what a host may take more or less of in a measurement than in the rounds behind
+WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each measurement, at least; the first loads the program
 WARM_UP_SECONDS, SECONDS = 3.0, 4.0  # that short ones take together
 TRIES = 3  # for each that counts
-LOOKING_SECONDS = 180.0  # beyond which no other look is taken
+MEASURING_SECONDS = 180.0  # beyond which no other measurement is made
 TICK_SECONDS = 0.1
 START_SECONDS, CASE_SECONDS = 120.0, 900.0
 TRAININGS = (("ist", 50), ("local-sgd", 10))
 
 
-async def look(address: str, nodes: int, job: Job) -> tuple[FleetFigures, float]:
+async def measure_fleet(address: str, nodes: int, job: Job) -> tuple[FleetFigures, float]:
     """Measure a cluster as a launch does once all workers have joined; return the result and its seconds."""
     async with Client(address, asynchronous=True, set_as_default=False) as client:
         await client.wait_for_workers(nodes)
@@ -67,8 +69,8 @@ async def look(address: str, nodes: int, job: Job) -> tuple[FleetFigures, float]
         return await probe_fleet(client, job), time.monotonic() - started
 
 
-def tell(line: Line) -> None:
-    """Say something to who started this process."""
+def print_line(line: Line) -> None:
+    """Print a JSON line for the process that started this one."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -92,7 +94,7 @@ class Ticks(NamedTuple):
         return (later.stolen - self.stolen) / max(later.wanted - self.wanted, TICK_SECONDS)
 
 
-async def watched(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFigures, float, float]:
+async def measure_with_steal(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFigures, float, float]:
     """Return a measurement, its seconds, and the share of time stolen while it timed steps, which it does last."""
     ticks, looking = [Ticks.now()], asyncio.ensure_future(seen)
     while not looking.done():
@@ -103,30 +105,34 @@ async def watched(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFig
 
 def is_steady(line: Line) -> bool:
     """Return whether a measurement and its rounds had about the same share of the machine."""
-    in_look, in_rounds = line["stolen"]
-    return bool(abs(in_look - in_rounds) <= STEADY)
+    in_measurement, in_rounds = line["stolen"]
+    return bool(abs(in_measurement - in_rounds) <= STEADY)
 
 
-async def lead(host: str, nodes: int, tree: dict[str, Any], looks: int) -> None:
-    """A head: looks at its workers and trains some rounds on them, until so many looks count."""
+async def lead(host: str, nodes: int, tree: dict[str, Any], repeats: int) -> None:
+    """Run a head: measure its workers and train some rounds on them, until so many measurements count."""
     dask_settings.apply()
     job = parse_job(tree)
     prepared = replace(from_settings(job.model, job.data, job.training), test=None)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         async with dask_scheduler.started(Path(folder), host=host) as address:
-            tell({"kind": "serving", "address": address})
-            until = time.monotonic() + LOOKING_SECONDS
-            taken: list[Line] = []
-            while sum(map(is_steady, taken)) < looks and len(taken) < TRIES * looks and time.monotonic() < until:
-                mine = job.model_copy(update={"name": f"look-{len(taken)}"})
-                taken.append(await one_look(address, nodes, mine, prepared))
-                tell(taken[-1])
-            tell({"kind": "ended"})
+            print_line({"kind": "serving", "address": address})
+            until = time.monotonic() + MEASURING_SECONDS
+            measurements: list[Line] = []
+            while (
+                sum(map(is_steady, measurements)) < repeats
+                and len(measurements) < TRIES * repeats
+                and time.monotonic() < until
+            ):
+                own_job = job.model_copy(update={"name": f"look-{len(measurements)}"})
+                measurements.append(await measure_and_train(address, nodes, own_job, prepared))
+                print_line(measurements[-1])
+            print_line({"kind": "ended"})
 
 
-async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Line:
-    """The rounds behind a look, and what was stolen from it and from them."""
-    fleet, seconds, in_look = await watched(look(address, nodes, job))
+async def measure_and_train(address: str, nodes: int, job: Job, prepared: Prepared) -> Line:
+    """Measure a fleet, train some rounds, and return them with the shares of time stolen from both."""
+    fleet, seconds, in_measurement = await measure_with_steal(measure_fleet(address, nodes, job))
     _, choice = await asyncio.to_thread(choose.choose_settings, job, fleet)
     expectation = ForecastTracker(choice.expected.as_record(), choice.why)
     warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
@@ -147,23 +153,28 @@ async def one_look(address: str, nodes: int, job: Job, prepared: Prepared) -> Li
         job, prepared, RunOptions(provider=RunningCluster(address, Security()), sinks=(note,), forecast=expectation)
     )
     in_rounds = ticks[warm_up - 1].share_until(ticks[-1])
-    return {"kind": "look", "seconds": seconds, "rounds": rounds[warm_up:], "stolen": (in_look, in_rounds)}
+    return {
+        "kind": "measurement",
+        "seconds": seconds,
+        "rounds": rounds[warm_up:],
+        "stolen": (in_measurement, in_rounds),
+    }
 
 
-def looks_of(case: str, method: str, local_steps: int, nodes: int, link: str, looks: int) -> list[Line]:
-    """The rounds behind each look, as many as it takes until so many looks count."""
+def measurements_of(case: str, method: str, local_steps: int, nodes: int, link: str, repeats: int) -> list[Line]:
+    """Return the rounds after each measurement, repeated until so many measurements count."""
     rates = RATES.get(case, {"lr": 0.05})
-    told = {**rates, **WHOLE.get(case, {}), "state": "reset", "local_steps": local_steps}
-    entry = Entry(method=method, settings=told, steps=ROUNDS * local_steps)
+    settings = {**rates, **WHOLE.get(case, {}), "state": "reset", "local_steps": local_steps}
+    entry = Entry(method=method, settings=settings, steps=ROUNDS * local_steps)
     with run_folder() as folder, machines(nodes, link) as bed, Cast(bed, folder) as cast:
         tree = job_tree(CASES[case], entry, nodes, folder, 3600.0)
-        told_head = "head", bed.address("head"), str(nodes), json.dumps(tree), str(looks)
-        cast.start("head", [sys.executable, "-m", "benchmarks.forecast", *told_head])
+        arguments = "head", bed.address("head"), str(nodes), json.dumps(tree), str(repeats)
+        cast.start("head", [sys.executable, "-m", "benchmarks.forecast", *arguments])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
         for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
         cast.output.wait("ended", 1, CASE_SECONDS, cast.all_alive)
-    return cast.output.of("look")
+    return cast.output.of("measurement")
 
 
 def counting(lines: Sequence[Line]) -> list[list[Record]]:
@@ -173,8 +184,8 @@ def counting(lines: Sequence[Line]) -> list[list[Record]]:
 
 def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
     """Return the median error of a case's forecasts, and further figures."""
-    looks = counting(lines)
-    ratios = [_expected(rounds) / _measured(rounds) for rounds in looks]
+    counted = counting(lines)
+    ratios = [_expected(rounds) / _measured(rounds) for rounds in counted]
     yield Figure(f"{name}: off by", abs(statistics.median(ratios) - 1), "", samples=ratios)
     first, *later = (line["seconds"] for line in lines)
     yield Figure(f"{name}: the first look", first, "s")
@@ -184,14 +195,14 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
         yield Figure(f"{name}: stolen from {which}", statistics.median(shares), "", samples=shares)
     for part in ROUND_PARTS:
         for which in ("expected", "measured"):
-            each = [statistics.median(event[which][part] for event in rounds) for rounds in looks]
+            each = [statistics.median(event[which][part] for event in rounds) for rounds in counted]
             yield Figure(f"{name}: {part}, {which}", statistics.median(each), "s", samples=each)
 
 
 def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
     """Return a case's name for the table."""
-    looks = counting(lines)
-    seconds = (statistics.median(map(each, looks)) for each in (_expected, _measured))
+    counted = counting(lines)
+    seconds = (statistics.median(map(each, counted)) for each in (_expected, _measured))
     steady = sum(map(is_steady, lines))
     return [name, *(f"{value:.2f}" for value in seconds), f"{off:.0%}", f"{steady} of {len(lines)}"]
 
@@ -220,16 +231,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--nodes", type=numbers, default=[4, 8])
     command.add_argument("--link", default="1gbit")
     options = command.parse_args(argv)
-    cases, fleets, link, trainings, looks = options.case, options.nodes, options.link, list(TRAININGS), LOOKS
+    cases, fleets, link, trainings, repeats = options.case, options.nodes, options.link, list(TRAININGS), REPEATS
     if options.tiny:
-        cases, fleets, link, trainings, looks = ["tiny"], [2], "none", [("ist", 5)], 1
+        cases, fleets, link, trainings, repeats = ["tiny"], [2], "none", [("ist", 5)], 1
     figures: list[Figure] = []
     rows: list[list[str]] = []
     for nodes in fleets:
         for case in cases:
             for method, local_steps in trainings:
                 name = f"{link}: case {case}, {method}, {local_steps} steps, {nodes} nodes"
-                lines = looks_of(case, method, local_steps, nodes, link, looks)
+                lines = measurements_of(case, method, local_steps, nodes, link, repeats)
                 figures += figures_of(name, lines)
                 rows.append(row_of(name, lines, next(f.value for f in figures if f.what == f"{name}: off by")))
                 print(": ".join(rows[-1]), flush=True)
@@ -240,7 +251,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["head", host, nodes, tree, looks]:
-            asyncio.run(lead(host, int(nodes), json.loads(tree), int(looks)))
+        case ["head", host, nodes, tree, repeats]:
+            asyncio.run(lead(host, int(nodes), json.loads(tree), int(repeats)))
         case _:
             main()

@@ -1,4 +1,4 @@
-"""How much sooner is a network good over lossy links with shallow buffers, when its parameters are coded and datagrams?
+"""Measure how much faster coded parameters and datagrams reach an accuracy over lossy links with shallow buffers.
 
 Case b of the comparison (methods.py) with `ist` on eight nodes, links of 100 Mbit/s that lose 0.5 % and hold 64 KB
 (`idletrain-testbed`; needs root): parameters as float32 over TCP with CUBIC, coded over TCP, coded as datagrams with a
@@ -77,10 +77,10 @@ def train(preset: Preset, local_steps: int, exchange: dict[str, Any], faults: di
 
 
 def figures_of(where: str, records: dict[str, list[dict[str, Any]]]) -> Iterator[Figure]:
-    """Seconds with each exchange, and how many times fewer they are than with float32."""
-    found = {name: [seconds_to(record) for record in mine] for name, mine in records.items()}
-    typical = {name: statistics.median(seconds) for name, seconds in found.items()}
-    for name, seconds in found.items():
+    """Yield seconds with each exchange, and how many times fewer they are than with float32."""
+    seconds_by_exchange = {name: [seconds_to(record) for record in runs] for name, runs in records.items()}
+    typical = {name: statistics.median(seconds) for name, seconds in seconds_by_exchange.items()}
+    for name, seconds in seconds_by_exchange.items():
         yield Figure(f"{where}: {name}", typical[name], "s", samples=seconds)
     plain, *others = EXCHANGES
     for name in others:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-COUNT_SECONDS = 0.5  # one look costs a process of some 5 ms
+COUNT_SECONDS = 0.5  # one reading costs a process of some 5 ms
 LAST_LINE_SECONDS = 2.0  # from a process' end until what it printed has been read
 Line = dict[str, Any]
 
@@ -69,8 +69,9 @@ class Shaped:
 
 @contextlib.contextmanager
 def machines(nodes: int, link: str, head_link: str | None = None, **faults: Any) -> Iterator[Bed]:
-    """Machines with links of a rate such as `100mbit`, and their `loss`, `delay`, `queue` and `congestion` control as a
-    testbed takes them; `none` is loopback.
+    """Yield machines with links of a rate such as `100mbit`; `none` is loopback.
+
+    `faults` are the links' `loss`, `delay`, `queue` and `congestion` control as a testbed takes them.
 
     Raises:
         RuntimeError: links cannot be shaped here; it says what is missing.
@@ -178,7 +179,7 @@ class Cast:
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL every process of a session that we started: helpers that it made go with it."""
+    """Kill every process of a session that we started with SIGKILL: helpers that it made go with it."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
@@ -206,7 +207,7 @@ class Counter:
         self._thread.start()
 
     def _count(self) -> None:
-        last = False  # one look behind the end
+        last = False  # one reading behind the end
         while (carried := self._bed.carried_bytes()) is not None:
             self.samples.append((time.time(), carried))
             if last:
@@ -218,7 +219,7 @@ class Counter:
         self._thread.join()
 
     def between(self, start: float, end: float) -> float | None:
-        """Bytes from one time to another."""
+        """Return the bytes from one time to another."""
         if not self.samples:
             return None
         times, values = zip(*self.samples, strict=True)
@@ -226,7 +227,7 @@ class Counter:
 
 
 def cores_shares(before: Any, after: Any) -> dict[str, float]:
-    """What all cores did between two looks: programs, the kernel (which emulates the links, too), nothing."""
+    """Return the shares of all cores between two readings: programs, the kernel (which emulates links, too), idle."""
     spent = {name: getattr(after, name) - getattr(before, name) for name in before._fields if "guest" not in name}
     whole = max(sum(spent.values()), 1e-9)
     user = spent["user"] + spent.get("nice", 0.0)

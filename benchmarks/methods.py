@@ -1,4 +1,4 @@
-"""The comparison's parts: the networks and data (cases), the ways to train them (methods), one run of one (entry)."""
+"""The comparison's parts: networks and data (cases), training methods, and one run of one method (entry)."""
 
 from __future__ import annotations
 

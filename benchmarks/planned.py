@@ -1,8 +1,8 @@
-"""Are the settings that are chosen for a fleet as good as the best of a sweep by hand?
+"""Compare the settings that are chosen for a fleet with the best of a sweep by hand.
 
-A case of the comparison on machines with shaped links (`idletrain-testbed`; needs root): a look at the fleet, as a
-launch takes it, chooses method, subnets, local steps and wire; the same job with other numbers of subnets and of local
-steps, and with the other method, runs beside it. Seconds from the first lease to the case's target, between two
+A case of the comparison on machines with shaped links (`idletrain-testbed`; needs root): a measurement of the fleet, as
+a launch makes it, chooses method, subnets, local steps and codes; the same job with other numbers of subnets and of
+local steps, and with the other method, runs beside it. Seconds from the first lease to the case's target, between two
 snapshots in proportion. All of it runs there and back, the last setting first, with the planned one at both ends and in
 the middle: a machine that others use is faster at one minute than at the next. What takes 1.5 times as long as the
 planned one at first is ended, and counts with that, as if it had been there by then.
@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.candidates import IST_INTERVALS, RATES, STEPS, WHOLE
 from benchmarks.contest import NoStepError, job_tree, run, seconds_to
-from benchmarks.forecast import look, tell
+from benchmarks.forecast import measure_fleet, print_line
 from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.report import Figure, at_most, parser, report
@@ -45,12 +45,12 @@ START_SECONDS, LOOK_SECONDS = 120.0, 120.0
 
 
 async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
-    """A head: the scheduler, and a look at the fleet once all workers are there."""
+    """Run a head: serve the scheduler, and measure the fleet once all workers have joined."""
     dask_settings.apply()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         async with dask_scheduler.started(Path(folder), host=host) as address:
-            tell({"kind": "serving", "address": address})
-            tell({"kind": "fleet", "fleet": asdict((await look(address, nodes, parse_job(tree)))[0])})
+            print_line({"kind": "serving", "address": address})
+            print_line({"kind": "fleet", "fleet": asdict((await measure_fleet(address, nodes, parse_job(tree)))[0])})
 
 
 def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
@@ -60,8 +60,8 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
         machines(nodes, link) as bed,
         Cast(bed, Path(folder)) as cast,
     ):
-        words = "head", bed.address("head"), str(nodes), json.dumps(tree)
-        cast.start("head", [sys.executable, "-m", "benchmarks.planned", *words])
+        arguments = "head", bed.address("head"), str(nodes), json.dumps(tree)
+        cast.start("head", [sys.executable, "-m", "benchmarks.planned", *arguments])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
         for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
@@ -86,8 +86,8 @@ def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
 
 def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
     """Return the settings that a launch would choose, and why."""
-    asked = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
-    tree = job_tree(case, asked, nodes, Path(), BUDGET_SECONDS)
+    initial = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
+    tree = job_tree(case, initial, nodes, Path(), BUDGET_SECONDS)
     tree["training"] = {name: value for name, value in tree["training"].items() if name not in OPEN_SETTINGS}
     job, choice = choose.choose_settings(parse_job(tree), fleet_of(nodes, link, tree))
     training = job.training
@@ -97,7 +97,7 @@ def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
 
 
 def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
-    """By hand: both methods, numbers of subnets and of local steps, over the same wire."""
+    """Yield settings chosen by hand: both methods, numbers of subnets and of local steps, over the same codes."""
     for subnets in (nodes, 2 * nodes):
         for every in IST_INTERVALS:
             yield entry(case, "ist", {"subnets": subnets, "local_steps": every, "exchange": exchange}, nodes)
@@ -127,26 +127,26 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     case, nodes, link, slower = CASES[options.case], options.nodes, options.link, SLOWER
     if options.tiny:
         case, nodes, link, slower = replace(CASES["tiny"], target=0.3), 2, "none", math.inf
-    mine, why = planned(case, nodes, link)
-    among = sweep(case, nodes, mine.settings["exchange"])
-    others = [one for one in among if (one.method, one.settings) != (mine.method, mine.settings)]
+    chosen, why = planned(case, nodes, link)
+    among = sweep(case, nodes, chosen.settings["exchange"])
+    others = [one for one in among if (one.method, one.settings) != (chosen.method, chosen.settings)]
     others = others[:1] if options.tiny else others
     records: list[dict[str, Any]] = []
-    taken: dict[int, list[float]] = {}
+    seconds_by_setting: dict[int, list[float]] = {}
     budget = BUDGET_SECONDS
     for number in order(len(others)):
-        one = [mine, *others][number]
-        told, seconds = {}, budget
+        one = [chosen, *others][number]
+        record, seconds = {}, budget
         with contextlib.suppress(NoStepError):
-            told = run(case, replace(one, budget_seconds=budget), nodes, link)
-            seconds = min(seconds_to(told), budget)
-        records.append({"setting": number, "most_seconds": budget, **told})
-        taken.setdefault(number, []).append(seconds)
-        budget = min(budget, slower * taken[0][0])
-        print(f"{words(mine, one)}: {seconds:.1f} s", flush=True)
+            record = run(case, replace(one, budget_seconds=budget), nodes, link)
+            seconds = min(seconds_to(record), budget)
+        records.append({"setting": number, "most_seconds": budget, **record})
+        seconds_by_setting.setdefault(number, []).append(seconds)
+        budget = min(budget, slower * seconds_by_setting[0][0])
+        print(f"{words(chosen, one)}: {seconds:.1f} s", flush=True)
     figures = [
-        Figure(words(mine, [mine, *others][number]), statistics.median(seconds), "s", samples=seconds)
-        for number, seconds in sorted(taken.items())
+        Figure(words(chosen, [chosen, *others][number]), statistics.median(seconds), "s", samples=seconds)
+        for number, seconds in sorted(seconds_by_setting.items())
     ]
     best = min(figure.value for figure in figures[1:])
     figures.append(at_most("planned / best by hand", figures[0].value / best, "", BEHIND))

@@ -1,4 +1,4 @@
-"""How quick is a fleet? From launch to the first round, from a notice to a node that is gone, from a loss to its heir.
+"""Time a fleet: launch to first round, notice to a node that is gone, loss to the first lease of the replacement.
 
 Whole `launch --spot` runs in the rehearsal cloud: sandbox, head and four nodes share this machine's cores. In one, of
 a small network, a node is taken without a word; in another, whose subnets are of 10 MB, a node gets a notice.
@@ -57,7 +57,7 @@ TINY = Preset(runs=1, nodes=1, width=64)
 
 
 def tree(nodes: int, width: int) -> dict[str, Any]:
-    """Digits for as long as it takes."""
+    """Return a job on digits that trains for as long as it takes."""
     return {
         "name": "rehearsal",
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, width, width, 10]}},
@@ -145,8 +145,8 @@ def seconds_of(preset: Preset) -> tuple[float, float, float]:
         first = run.until("round_committed")[0]["t"] - run.started
         run.ask("take", instance=a_node_of(run))
         lost = run.until("worker_left")[0]["t"]
-        heir = run.until("worker_joined", preset.nodes + 1)[-1]["worker"]
-        while not (leases := [e["t"] for e in run.until("leased") if e["worker"] == heir]):
+        replacement = run.until("worker_joined", preset.nodes + 1)[-1]["worker"]
+        while not (leases := [e["t"] for e in run.until("leased") if e["worker"] == replacement]):
             time.sleep(POLL_SECONDS)
     with rehearsed(preset.nodes, preset.width) as run:
         noticed = time.time()

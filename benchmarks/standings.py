@@ -1,4 +1,4 @@
-"""Who is how quick: the arithmetic on a comparison's records, its figures and its tables. Pure."""
+"""Rank the methods of a comparison: the arithmetic on its records, its figures and its tables. Pure."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def at_best(standing: Record) -> float:
 
 
 def _rank(standing: Record) -> tuple[int, float]:
-    """The least of one method's settings counts. One that got nowhere by the end of its schedule never will: of such,
-    the longest tells for how long the method was given a chance.
+    """Rank one setting of a method: the least rank counts.
+
+    A setting that got nowhere by the end of its schedule never will: of such, the longest says for how long the method
+    was given a chance.
     """
     if standing["seconds"] is not None:
         return 0, at_best(standing)
@@ -108,7 +110,7 @@ def reached(record: Record, target: float) -> list[Any] | None:
 
 
 def figures_of(runs: Sequence[Record]) -> list[Figure]:
-    """Every standing, and what the targets ask for."""
+    """Return every standing, and the figures of the targets."""
     table = standings(runs)
     figures: list[Figure] = []
     for s in table:
@@ -166,7 +168,7 @@ def _ratio(what: str, ratio: float, rival: Record, limit: float) -> Figure:
 
 
 def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
-    """For RESULTS.md: one table a case, nodes and links, the best settings of every method and where its time goes."""
+    """Return tables for RESULTS.md by case, nodes and links: best settings of every method, and where time goes."""
     head = ["method", "seconds", "MB over the links", "steps a node", "s a step", "of which", "cores", "settings"]
     return [
         {"title": f"{place}, to {standings_[0]['target']:g}", "head": head, "rows": [_row(s) for s in standings_]}
@@ -175,7 +177,7 @@ def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
-    """Standings by their place in words."""
+    """Group standings by their place in words."""
     places: dict[str, list[Record]] = {}
     for s in table:
         places.setdefault(where(s), []).append(s)
@@ -183,14 +185,14 @@ def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
-    """For RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
+    """Return tables for RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
     levels = [by_place(standings(runs, below)) for below in LEVELS_BELOW]
     tables = []
     for place, at_target in levels[-1].items():
         rows = []
         for method in (s["method"] for s in at_target):
-            mine = [next(s for s in level[place] if s["method"] == method) for level in levels]
-            rows.append([method, *(seconds_of(s) for s in mine)])
+            by_level = [next(s for s in level[place] if s["method"] == method) for level in levels]
+            rows.append([method, *(seconds_of(s) for s in by_level)])
         head = ["method", *(f"to {level[place][0]['target']:.2f}" for level in levels)]
         tables.append(
             {"title": f"{place}: seconds to lower accuracies, too (~ is computed)", "head": head, "rows": rows}
@@ -220,5 +222,5 @@ def _row(s: Record) -> list[str]:
 
 
 def _shares(shares: dict[str, float]) -> str:
-    """Shares in percent, those that are known."""
+    """Return shares in percent, those that are known."""
     return ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares.items() if share)

@@ -90,11 +90,13 @@ def choice(results: list[dict[str, Any]]) -> str:
 
 def links(results: list[dict[str, Any]]) -> str:
     """Return a table by link: how long pushes took over the ideal by each transport, and which to take."""
-    found: dict[str, dict[str, list[float]]] = next((r["found"] for r in results if r["benchmark"] == "bad_links"), {})
+    by_case: dict[str, dict[str, list[float]]] = next(
+        (r["found"] for r in results if r["benchmark"] == "bad_links"), {}
+    )
     rows = []
-    for case, ways in found.items():
-        typical = {way: statistics.median(samples) for way, samples in ways.items()}
-        tcp = min(value for way, value in typical.items() if not way.startswith("datagrams"))
+    for case, transports in by_case.items():
+        typical = {name: statistics.median(samples) for name, samples in transports.items()}
+        tcp = min(value for name, value in typical.items() if not name.startswith("datagrams"))
         take = (
             "either"
             if abs(tcp / typical["datagrams"] - 1) <= AS_GOOD
@@ -102,8 +104,8 @@ def links(results: list[dict[str, Any]]) -> str:
             if tcp < typical["datagrams"]
             else "udp"
         )
-        rows.append([case, *(f"{typical[way]:.2f} ({max(ways[way]):.1f})" for way in ways), take])
-    return "\n".join(_table(["link", *next(iter(found.values()), {}), "take"], rows))
+        rows.append([case, *(f"{typical[name]:.2f} ({max(transports[name]):.1f})" for name in transports), take])
+    return "\n".join(_table(["link", *next(iter(by_case.values()), {}), "take"], rows))
 
 
 def _choice(place: str, ours: Record, best: Record) -> list[str]:

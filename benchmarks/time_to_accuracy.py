@@ -1,4 +1,4 @@
-"""How long, and how many bytes, until a network is good: idletrain beside what a user would pick instead.
+"""Measure the time and bytes until a network is good: idletrain beside what a user would pick instead.
 
 The same model, first values, data, order of samples and batch a node go through every method over the same links
 (contest.py says how machines are made and pinned). Every node takes `batch_size` samples a step; all nodes share each
@@ -55,7 +55,7 @@ does not normalise what its heads and neurons add up to. Case c keeps its stream
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """One invocation's runs."""
 
     cases: tuple[str, ...]
@@ -67,7 +67,7 @@ class Asked:
 
 
 def draw(runs: Sequence[Record], to: Path) -> None:
-    """Accuracy over wall time and over bytes, a row of two panels a case, of its slowest link and most nodes."""
+    """Draw accuracy over time and over bytes: a row of two panels a case, of its slowest link and most nodes."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -77,9 +77,9 @@ def draw(runs: Sequence[Record], to: Path) -> None:
     cases = sorted({s["case"] for s in shaped})
     figure, axes = plt.subplots(len(cases), 2, figsize=(10, 3.6 * len(cases)), squeeze=False)
     for row, case in zip(axes, cases, strict=True):
-        mine = [s for s in shaped if s["case"] == case]
-        place = max((s["nodes"], s["link"] == "100mbit") for s in mine)
-        for s in mine:
+        of_case = [s for s in shaped if s["case"] == case]
+        place = max((s["nodes"], s["link"] == "100mbit") for s in of_case)
+        for s in of_case:
             if (s["nodes"], s["link"] == "100mbit") == place and s["head_link"] == s["link"]:
                 _draw_one(row, s)
         row[0].set(title=f"case {case}, {place[0]} nodes", xlabel="seconds", ylabel="accuracy", xscale="log")
@@ -108,38 +108,38 @@ def add(runs: list[Record], record: Record) -> list[Record]:
     return [old for old in runs if any(old[name] != record[name] for name in same)] + [record]
 
 
-def asked_of(options: argparse.Namespace) -> Asked:
+def selection_of(options: argparse.Namespace) -> Selection:
     """Return the settings that the command line names.
 
     Raises:
         ValueError: it names an unknown method or case.
     """
     if options.tiny:
-        return Asked(("tiny",), (2,), ("none",), None, candidates("tiny", "none"), options.events)
+        return Selection(("tiny",), (2,), ("none",), None, candidates("tiny", "none"), options.events)
     if unknown := set(options.methods) - set(METHODS) | set(options.case) - set(CASES):
         raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join((*METHODS, *CASES))}")
     entries: tuple[Entry, ...] = ()
     if options.settings:
         goes = {"steps": options.steps, "snapshot_every": options.snapshot_every, "budget_seconds": options.budget}
         entries = tuple(Entry(method=m, settings=json.loads(options.settings), **goes) for m in options.methods)
-    return Asked(
+    return Selection(
         tuple(options.case), tuple(options.nodes), tuple(options.link), options.head_link, entries, options.events
     )
 
 
 def carry_out(
-    asked: Asked, methods: Sequence[str], keep: Callable[[list[Record]], Any], runs: list[Record]
+    selection: Selection, methods: Sequence[str], keep: Callable[[list[Record]], Any], runs: list[Record]
 ) -> list[Record]:
     """Run all requested entries, saving every record at once; return all runs."""
-    for name in asked.cases:
-        for nodes in asked.nodes:
-            for link in asked.links:
-                for entry in asked.entries or candidates(name, link):
+    for name in selection.cases:
+        for nodes in selection.nodes:
+            for link in selection.links:
+                for entry in selection.entries or candidates(name, link):
                     if entry.method not in methods:
                         continue
                     sys.stderr.write(f"case {name}, {nodes} nodes, {link}: {entry.method} {entry.settings}\n")
                     try:
-                        record = run(CASES[name], entry, nodes, link, asked.head_link, asked.events)
+                        record = run(CASES[name], entry, nodes, link, selection.head_link, selection.events)
                     except RuntimeError as error:
                         sys.stderr.write(f"  left out: {error}\n")
                         continue
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--report", action="store_true", help="run nothing")
     options = command.parse_args(argv)
     try:
-        asked = asked_of(options)
+        selection = selection_of(options)
     except ValueError as error:
         command.error(str(error))
     options.json = options.json or (None if options.tiny else RESULTS)
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         return report("time_to_accuracy", options, figures_of(runs), tables=tables, notes=NOTES, runs=runs, **dates)
 
     if not options.report:
-        runs = carry_out(asked, options.methods, keep, runs)
+        runs = carry_out(selection, options.methods, keep, runs)
     if options.json and runs:
         draw(runs, options.json.with_suffix(".svg"))
     return keep(runs)

@@ -1,4 +1,4 @@
-"""How much of the nodes' time counts when nodes come and go as on a recorded spot market?
+"""Measure how much of the nodes' time counts when nodes come and go as on a recorded spot market.
 
 Nodes of a trace (lines `milliseconds,add|remove,node`, such as the g4dn trace of Bamboo, NSDI'23) start and are killed
 (SIGKILL, without a notice) for every method alike, 100 times as fast as recorded; of a trace with many nodes every
@@ -53,7 +53,7 @@ FOREVER = 1_000_000
 
 
 def _ist(policy: str, subnets: int = 16, local_steps: int = 400) -> Entry:
-    """Rounds that begin with whoever is there, of more subnets than nodes."""
+    """Return an entry of rounds that begin with the nodes present, of more subnets than nodes."""
     preemption = {"policy": policy, "progress_every": "500ms"}
     settings = {"lr": 0.2, "local_steps": local_steps, "subnets": subnets, "count": 1, "preemption": preemption}
     return Entry(method="ist", settings=settings, steps=FOREVER, snapshot_every=1)
@@ -126,10 +126,10 @@ def turns_of(changes: Sequence[TraceChange], seconds: float) -> list[Turn]:
 
 
 def thinned(changes: Sequence[TraceChange]) -> tuple[TraceChange, ...]:
-    """Every third node's comings and goings."""
+    """Return every third node's changes."""
     order = list(dict.fromkeys(change.node for change in changes))
-    kept = set(order[OFFSET::EVERY])
-    return tuple(change for change in changes if change.node in kept)
+    chosen = set(order[OFFSET::EVERY])
+    return tuple(change for change in changes if change.node in chosen)
 
 
 @dataclass
@@ -182,16 +182,16 @@ def _play(
             lives[turn.machine] = Life(turn.machine, time.time())
         there = "worker_joined" if stage.method.ours else "ready"
         cast.output.wait(there, len(first), START_SECONDS, cast.all_alive)
-        began = time.time()
+        start = time.time()
         for turn in turns[len(first) :]:
-            time.sleep(max(0.0, began + turn.at - time.time()))
+            time.sleep(max(0.0, start + turn.at - time.time()))
             if turn.there:
                 stage.start(turn.machine)
                 lives[turn.machine] = Life(turn.machine, time.time())
             else:
                 cast.kill(turn.machine)
                 past.append(_over(lives.pop(turn.machine)))
-        time.sleep(max(0.0, began + scenario.seconds - time.time()))
+        time.sleep(max(0.0, start + scenario.seconds - time.time()))
         ended = time.time()
         lines = list(cast.output.lines)
     return past + [_over(life, ended) for life in lives.values()], lines, ended
@@ -215,13 +215,15 @@ def _of_idletrain(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _of_peer(lines: Sequence[Line], lives: Sequence[Life], ended: float) -> dict[str, float]:
-    """Each process' local work up to its last synchronisation that took place, and its time since it was ready."""
+    """Sum each process' local work up to its last synchronisation that took place, and its time since it was ready."""
     useful = alive = steps = 0.0
     for life in lives:
-        mine = [line for line in lines if line["machine"] == life.machine and life.started <= line["t"] <= life.ended]
-        ready = [line["t"] for line in mine if line["kind"] == "ready"]
+        reports = [
+            line for line in lines if line["machine"] == life.machine and life.started <= line["t"] <= life.ended
+        ]
+        ready = [line["t"] for line in reports if line["kind"] == "ready"]
         alive += min(life.ended, ended) - ready[0] if ready else 0.0
-        synced = [line for line in mine if line["kind"] == "step" and line.get("counted", True)]
+        synced = [line for line in reports if line["kind"] == "step" and line.get("counted", True)]
         if synced:
             useful += synced[-1]["local_seconds"]
             steps += synced[-1]["steps"]
@@ -229,7 +231,7 @@ def _of_peer(lines: Sequence[Line], lives: Sequence[Life], ended: float) -> dict
 
 
 def _reached(case: Case, entry: Entry, lines: Sequence[Line], folder: Path) -> float | None:
-    """Seconds from the first ready node to the first snapshot at the target."""
+    """Return the seconds from the first ready node to the first snapshot at the target."""
     ours = METHODS[entry.method].ours
     first = min((line["t"] for line in lines if line["kind"] == ("leased" if ours else "ready")), default=0.0)
     progress = progress_of(lines, ours, nodes=1)
@@ -240,7 +242,7 @@ def _reached(case: Case, entry: Entry, lines: Sequence[Line], folder: Path) -> f
 
 
 def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Goodputs against the targets, and what else was counted."""
+    """Return goodputs against the targets, and further counts."""
     figures: list[Figure] = []
     best: dict[str, dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: float(run["goodput"])):
@@ -262,7 +264,7 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
 
 
 def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Every setting that was tried, not only each contender's best."""
+    """Return a table of every setting tried, not only each contender's best."""
     target = f"seconds to {runs[0]['target']:g}"
     head = ["contender", "subnets or steps between meetings", "goodput", "with starting", target]
     rows = [
@@ -279,7 +281,7 @@ def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tiny_scenario() -> Scenario:
-    """Three nodes, of which one is killed and replaced."""
+    """Return a scenario of three nodes, of which one is killed and replaced."""
     text = "0,add,a\n0,add,b\n300000,remove,b\n350000,add,c\n"
     return Scenario(CASES["tiny"], read_trace(text), 8.0)
 

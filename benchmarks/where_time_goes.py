@@ -1,4 +1,4 @@
-"""Where do the workers' seconds go, and how much of the link is used while data moves?
+"""Divide the workers' seconds by what they went into, and measure how much of a link moving data uses.
 
     python -m benchmarks.where_time_goes RUN_DIR [--link 100mbit] [--json FILE]    of any run
     python -m benchmarks.where_time_goes [--tiny] [--json FILE]                    of a run of its own
@@ -61,7 +61,7 @@ def tree(tiny: bool) -> dict[str, Any]:
 
 
 def link_bytes(rate: str) -> float:
-    """Bytes a second of a link's rate as `tc` writes it, such as 100mbit."""
+    """Return the bytes a second of a link's rate as `tc` writes it, such as 100mbit."""
     match = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)", rate)
     if not match:
         raise argparse.ArgumentTypeError(f"{rate!r} should be a rate such as 100mbit or 1gbit")
@@ -75,7 +75,7 @@ def rate_text(rate: str) -> str:
 
 
 def rates(events: Sequence[Record]) -> dict[str, list[float]]:
-    """Bytes a second of every pull and push that came to its end: what a worker's own link carried."""
+    """Return the bytes a second of every finished pull and push: the load of a worker's own link."""
     ended = [e for e in of_kind(events, "attempt_ended") if e["round"] >= WARM_UP_ROUNDS and e.get("push_bytes")]
     return {
         "pull": [e["pull_bytes"] / e["pull_seconds"] for e in ended if e["pull_seconds"] > 0],
@@ -84,7 +84,7 @@ def rates(events: Sequence[Record]) -> dict[str, list[float]]:
 
 
 def figures_of(events: Sequence[Record], rate: str) -> list[Figure]:
-    """Shares of the workers' time, and rates, over links of a rate such as 100mbit (or none that is known)."""
+    """Return shares of the workers' time, and rates, over links of a rate such as 100mbit (or none that is known)."""
     link, where = link_bytes(rate) if rate else None, f"links of {rate}: " if rate else ""
     rounds = [r for r in time_use.round_times(events) if r.number >= WARM_UP_ROUNDS]
     alive = sum(sum(r.worker_seconds.values()) for r in rounds)

@@ -1,7 +1,7 @@
 """PyTorch's DistributedDataParallel on gloo: as it is, or with one of its communication hooks.
 
 Settings: `hook` (none, fp16 or powersgd), and of PowerSGD `rank` and `start_iter` (its docs: after some 10 % of the
-steps). BatchNorm's statistics are not broadcast: they are estimated anew before every evaluation.
+steps). BatchNorm's statistics are not broadcast: they are estimated again before every evaluation.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ READY = "requirements.txt"  # a copy, written last: what is installed
 
 
 def installed() -> bool:
-    """Whether the environment is there, with these very pins."""
+    """Return whether the environment exists with exactly these pins."""
     mark = HOME / READY
     return mark.exists() and mark.read_text() == REQUIREMENTS.read_text()
 
 
 def python() -> Path:
-    """The environment's interpreter, after making it if need be (250 MB, some minutes; pip shows its progress).
+    """Return the environment's interpreter, made if need be (250 MB, some minutes; pip shows its progress).
 
     Raises:
         RuntimeError: pip could not install the pins.

@@ -3,7 +3,7 @@
 Settings: `sync_every`, the steps of every node that make a target batch; `delay`: average in the background, hivemind's
 default; `timeout` in seconds (60, its default); `min_nodes`: how few may begin. 16 bits on the wire, which hivemind's
 guide recommends. Its other mode averages gradients instead and so has to meet (some seconds) at every step of the
-optimizer. It ends when the peers together have done as many steps as they were asked to, whoever did them.
+optimizer. It ends when the peers together have done as many steps as the spec says, whichever peer did them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ POLL_SECONDS = 0.1
 
 
 def wait_for(dht: hivemind.DHT, rank: int, nodes: int) -> None:
-    """Wait until so many nodes are there: whoever began sooner would train before the clock runs."""
+    """Wait until so many nodes are there: a node that began sooner would train before the clock runs."""
     dht.store("here", value=True, subkey=rank, expiration_time=get_dht_time() + 3600)
-    while (found := dht.get("here", latest=True)) is None or len(found.value) < nodes:
+    while (present := dht.get("here", latest=True)) is None or len(present.value) < nodes:
         time.sleep(POLL_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""What every peer's script shares: the task, one training step, the clock, snapshots for later evaluation.
+"""The parts that every peer's script shares: the task, one training step, the clock, snapshots for later evaluation.
 
 A script gets a `Spec` as JSON in its one argument and prints JSON lines: `ready` when it could begin, `step` at every
 synchronisation (steps done, seconds spent in local work: gradients and the local optimizer), `done`. Model, first
@@ -30,7 +30,7 @@ from idletrain.nn.program import cross_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What one node is to do.
+    """The orders of one node.
 
     Attributes:
         address: This node's.
@@ -58,7 +58,7 @@ class Spec:
 
 
 def read_spec() -> Spec:
-    """The spec in this process' argument; also settles what must be settled before any network is touched."""
+    """Read the spec in this process' argument, and set what must be set before any network is touched."""
     spec = Spec(**json.loads(sys.argv[1]))
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(spec.address)
     torch.set_num_threads(1)
@@ -66,7 +66,7 @@ def read_spec() -> Spec:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address; gloo would look the host's name up instead."""
+    """Return the network interface with an address; gloo would look the host's name up instead."""
     return next(name for name, has in psutil.net_if_addrs().items() if address in {entry.address for entry in has})
 
 
@@ -89,7 +89,7 @@ class Task:
         self.backward_seconds = self.optimizer_seconds = 0.0
 
     def optimizer(self, parameters: Iterable[nn.Parameter] | None = None) -> torch.optim.Optimizer:
-        """The local optimizer that all methods share, as the settings say it in a job's words; its steps are timed."""
+        """Make the local optimizer that all methods share, by the settings of a job; its steps are timed."""
         settings, parameters = self.spec.settings, parameters or self.module.parameters()
         made: torch.optim.Optimizer
         if settings.get("name") == "adamw":
@@ -114,18 +114,18 @@ class Task:
         optimizer.register_step_post_hook(end)
 
     def share_of_lr(self, step: int) -> float:
-        """What the schedule makes of the learning rate at a step, as idletrain's does."""
+        """Return the schedule's factor of the learning rate at a step, as in idletrain."""
         if self.spec.settings.get("schedule") != "cosine":
             return 1.0
         return (1 + math.cos(math.pi * step / self.spec.settings.get("horizon", self.spec.steps))) / 2
 
     def set_lr(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Follow the schedule."""
+        """Set the learning rate of a step by the schedule."""
         for group in optimizer.param_groups:
             group["lr"] = self.spec.settings["lr"] * self.share_of_lr(step)
 
     def backward(self, step: int, module: nn.Module | None = None) -> None:
-        """Gradients of one step's batch."""
+        """Compute the gradients of one step's batch."""
         started = time.perf_counter()
         module = module or self.module
         index = self._order.batch(self.spec.rank % self.spec.nodes, step)
@@ -152,14 +152,14 @@ def write_snapshot(folder: Path, steps: int, parameters: list[Tensor]) -> None:
 
 
 def build(model: dict[str, Any]) -> nn.Module:
-    """The module that a job's `model` section describes."""
+    """Build the module that a job's `model` section describes."""
     path, _, name = model["factory"].partition(":")
     module: nn.Module = getattr(importlib.import_module(path), name)(**model.get("args", {}))
     return module.train()
 
 
 def open_data(data: dict[str, Any]) -> tuple[Samples, Samples]:
-    """Training and test samples that a job's `data` section describes."""
+    """Open the training and test samples that a job's `data` section describes."""
     if data.get("name") == "digits":
         return FactorySource(digits, 0).open(), FactorySource(digits, 1).open()
     if data.get("name") == "fashion-mnist":

@@ -22,7 +22,7 @@ CHURN_COLLECTIVE = timedelta(seconds=10)  # a dead neighbour is noticed by its c
 
 
 def manager_of(spec: Spec, task: Task) -> Any:
-    """This node's manager, with a store for itself alone."""
+    """Make this node's manager, with a store for itself alone."""
     store = TCPStore(spec.address, 0, is_master=True, wait_for_workers=False)
     elastic = "min_nodes" in spec.settings
     timeout = CHURN_COLLECTIVE if elastic else COLLECTIVE
@@ -48,7 +48,7 @@ def manager_of(spec: Spec, task: Task) -> Any:
 
 
 def algorithm_of(spec: Spec, task: Task, manager: Any) -> tuple[contextlib.AbstractContextManager[Any], Any]:
-    """What synchronises, and the local optimizer whose steps it counts."""
+    """Return the synchronising algorithm, and the local optimizer whose steps it counts."""
     settings, every = spec.settings, spec.settings["sync_every"]
     optimizer = task.optimizer()
     if settings["algorithm"] == "local-sgd":

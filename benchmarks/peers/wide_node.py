@@ -39,7 +39,7 @@ class Dense(nn.Module):
 
 
 def batches(spec: Spec) -> Any:
-    """This node's rows of every step."""
+    """Yield this node's rows of every step."""
     samples = SparseFiles(tuple(spec.data["train"])).open()
     order = BatchOrder(spec.seed, len(samples), spec.batch_size, spec.nodes)
     for step in range(1 + spec.steps):
@@ -47,7 +47,7 @@ def batches(spec: Spec) -> Any:
 
 
 def train_dense(spec: Spec, report: Any) -> None:
-    """A step is a backward pass with its all-reduce, and Adagrad."""
+    """Train densely: a step is a backward pass with its all-reduce, and Adagrad."""
     module = DistributedDataParallel(Dense(**spec.model), gradient_as_bucket_view=True)
     optimizer = torch.optim.Adagrad(module.parameters(), lr=spec.settings["lr"])
     for x, y in batches(spec):
@@ -59,7 +59,7 @@ def train_dense(spec: Spec, report: Any) -> None:
 
 
 def train_rows(spec: Spec, report: Any) -> None:
-    """A step is a backward pass, an all-gather of every gradient's rows, and row-wise Adagrad."""
+    """Train by rows: a step is a backward pass, an all-gather of every gradient's rows, and row-wise Adagrad."""
     module = wide(**spec.model, sampler=spec.settings["sampler"], start="random")
     module.output.learn_counts(np.ones(spec.model["labels"], np.int64))
     optimizer = RowAdagrad(module.parameters(), lr=spec.settings["lr"])
@@ -74,7 +74,7 @@ def train_rows(spec: Spec, report: Any) -> None:
 
 
 def _sum_of_rows(gradient: Tensor, nodes: int) -> Tensor:
-    """The mean over all nodes of row-sparse gradients; pieces of unlike lengths are padded to the longest."""
+    """Average row-sparse gradients over all nodes; pieces of unlike lengths are padded to the longest."""
     index, rows = rows_of(gradient)
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(nodes)]
     dist.all_gather(counts, torch.tensor([len(index)]))
