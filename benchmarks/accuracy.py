@@ -1,4 +1,4 @@
-"""Does a network that was trained as independent subnets end as good as one that was trained whole?
+"""Compare the final accuracy of networks trained as independent subnets with that of networks trained whole.
 
 Six families, each trained whole (one subnet) and as several subnets that take as many steps each: a plain MLP and
 one with BatchNorm on Fashion-MNIST, a pre-LN transformer on text, a convolutional autoencoder on digits, and two
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Its name in figures."""
+        """Return the name in figures."""
         how = "whole" if self.subnets == 1 else f"{self.subnets} subnets"
         return f"{how}, {self.optimizer.get('name', 'sgd')} {self.optimizer['lr']:g}" + (
             f" momentum {self.optimizer['momentum']:g}" if "momentum" in self.optimizer else ""
@@ -140,12 +140,12 @@ TINY = {
 
 
 def regressor(inputs: int) -> nn.Module:
-    """A plain MLP with one output."""
+    """Build a plain MLP with one output."""
     return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
 def autoencoder() -> nn.Module:
-    """Images `[B, 1, 8, 8]` to the same, by 32 channels of 2 by 2."""
+    """Build an autoencoder of images `[B, 1, 8, 8]`, with 32 channels of 2 by 2 between."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
         nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 1, 4, 2, 1),
@@ -153,13 +153,13 @@ def autoencoder() -> nn.Module:
 
 
 def bytes_of_text() -> tuple[Pair, Pair]:
-    """Windows of text and the bytes that follow."""
+    """Return windows of text and the bytes that follow."""
     (x, y), (held_x, held_y) = text.gcide(WINDOWS, HELD_OUT, CONTEXT)
     return (x.astype(np.int64), y.astype(np.int64)), (held_x.astype(np.int64), held_y.astype(np.int64))
 
 
 def digit_images() -> tuple[Pair, Pair]:
-    """scikit-learn's digits as images from 0 to 1, and the same again."""
+    """Return scikit-learn's digits as images from 0 to 1, and the same again as targets."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     images = (load_digits().images / 16).astype(np.float32)[:, None]
@@ -167,13 +167,13 @@ def digit_images() -> tuple[Pair, Pair]:
 
 
 def one_input() -> tuple[Pair, Pair]:
-    """Sixteen normal numbers, of which the first is the target."""
+    """Return sixteen normal numbers, of which the first is the target."""
     x = np.random.default_rng(0).standard_normal((ROWS * 4 // 3, 16)).astype(np.float32)
     return _held_out(x, x[:, :1].copy())
 
 
 def diabetes() -> tuple[Pair, Pair]:
-    """scikit-learn's diabetes, inputs and target of mean 0 and variance 1."""
+    """Return scikit-learn's diabetes data, inputs and target of mean 0 and variance 1."""
     from sklearn.datasets import load_diabetes
 
     x, y = load_diabetes(return_X_y=True)
@@ -293,8 +293,8 @@ def figures_of(name: str, family: Family, runs: Sequence[dict[str, Any]]) -> lis
 
 
 def _samples(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figure: str) -> list[float]:
-    mine = (run[at][figure] for run in runs if (run["family"], run["row"]) == (name, row.name))
-    return [value for value in mine if value is not None]
+    of_row = (run[at][figure] for run in runs if (run["family"], run["row"]) == (name, row.name))
+    return [value for value in of_row if value is not None]
 
 
 def _mean_of(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figure: str) -> float:

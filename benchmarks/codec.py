@@ -1,4 +1,4 @@
-"""How fast are codes made and read, how few bytes are they, and how much of a change arrives?
+"""Measure how fast codes are made and read, their bytes, and how much of a change arrives.
 
 16 M values as rounds make them: pulls as they are, rounded to the nearest; updates as a change (a heavy-tailed mixture)
 rounded by chance, the largest parts first, and decoded into the values that the head adds it to. One thread, medians of
@@ -36,23 +36,25 @@ def change_of(values: int) -> tuple[torch.Tensor, torch.Tensor]:
 def measure(values: int) -> dict[str, dict[str, Any]]:
     """Measure by direction and kind: seconds to encode and decode, bytes, share of the squared norm that arrives."""
     initial, trained = change_of(values)
-    found: dict[str, dict[str, Any]] = {f"{way}, {kind}": {"encode": [], "decode": []} for way, kind in CODES}
+    results: dict[str, dict[str, Any]] = {
+        f"{direction}, {kind}": {"encode": [], "decode": []} for direction, kind in CODES
+    }
     for _ in range(REPETITIONS + 1):
-        for (way, kind), mine in zip(CODES, found.values(), strict=True):
-            codec = Codec(kind, ((0, values),), values, ranked=way == "push")
-            base, chance = (initial, 1) if way == "push" else (None, None)
+        for (direction, kind), result in zip(CODES, results.values(), strict=True):
+            codec = Codec(kind, ((0, values),), values, ranked=direction == "push")
+            base, chance = (initial, 1) if direction == "push" else (None, None)
             started = time.thread_time()
             content = codec.encode(trained, base, chance)
             encoded = time.thread_time()
             back = codec.decode(content, base)
-            mine["decode"].append(time.thread_time() - encoded)
-            mine["encode"].append(encoded - started)
+            result["decode"].append(time.thread_time() - encoded)
+            result["encode"].append(encoded - started)
             sent = trained if base is None else trained - base
-            mine["bytes"] = codec.nbytes / (4 * values)
-            mine["norm"] = 1 - float((back - trained).square().sum() / sent.square().sum())
-    for mine in found.values():
-        mine["encode"], mine["decode"] = mine["encode"][1:], mine["decode"][1:]  # the first warms up
-    return found
+            result["bytes"] = codec.nbytes / (4 * values)
+            result["norm"] = 1 - float((back - trained).square().sum() / sent.square().sum())
+    for result in results.values():
+        result["encode"], result["decode"] = result["encode"][1:], result["decode"][1:]  # the first warms up
+    return results
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -60,21 +62,21 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options, values = with_preset(__doc__, argv, VALUES, TINY_VALUES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    found = measure(values)
+    results = measure(values)
     torch.set_num_threads(threads)
     figures = []
-    for name, mine in found.items():
-        rates = [4e-9 * values / (e + d) for e, d in zip(mine["encode"], mine["decode"], strict=True)]
+    for name, result in results.items():
+        rates = [4e-9 * values / (e + d) for e, d in zip(result["encode"], result["decode"], strict=True)]
         figures.append(at_least(f"{name}: encode and decode", statistics.median(rates), "GB/s", 1.0, rates))
-        for way in ("encode", "decode"):
-            each = [4e-9 * values / seconds for seconds in mine[way]]
-            figures.append(Figure(f"{name}: {way}", statistics.median(each), "GB/s", samples=each))
+        for operation in ("encode", "decode"):
+            each = [4e-9 * values / seconds for seconds in result[operation]]
+            figures.append(Figure(f"{name}: {operation}", statistics.median(each), "GB/s", samples=each))
         share, norm = f"{name}: bytes of float32's", f"{name}: squared norm that arrives"
         if name == "push, int4":
-            figures += [at_most(share, mine["bytes"], "", 0.13), at_least(norm, mine["norm"], "", 0.95)]
+            figures += [at_most(share, result["bytes"], "", 0.13), at_least(norm, result["norm"], "", 0.95)]
         else:
-            figures += [Figure(share, mine["bytes"], ""), Figure(norm, mine["norm"], "")]
-    both = 2 / (found["push, int4"]["bytes"] + found["pull, int8"]["bytes"])
+            figures += [Figure(share, result["bytes"], ""), Figure(norm, result["norm"], "")]
+    both = 2 / (results["push, int4"]["bytes"] + results["pull, int8"]["bytes"])
     figures.append(at_least("float32 both ways / int4 up and int8 down", both, "", 5.0))
     return report("codec", options, figures)
 

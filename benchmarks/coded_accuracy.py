@@ -1,4 +1,4 @@
-"""What do codes, and updates that break off, cost in accuracy?
+"""Measure what codes, and updates that break off, cost in accuracy.
 
 `ist` with 4 and with 8 subnets on Fashion-MNIST, 12.8 passes over all of the data for every subnet, with
 parameters as float32 both ways or coded, three seeds each. Then, with 4 subnets, half of all updates break off at a
@@ -39,7 +39,7 @@ from idletrain.worker import encoding
 
 PLAIN = ("fp32", "fp32")
 CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
-BROKEN, CAME = 0.5, 0.2
+BROKEN, ARRIVED_FRACTION = 0.5, 0.2
 FATES = ("whole", "dropped", "salvaged")
 
 
@@ -122,7 +122,7 @@ def job(preset: Preset, run: Run) -> Job:
 
 
 @dataclass(frozen=True)
-class Begun:
+class Baseline:
     """A lease's initial values, as the head has them and as the worker decoded them."""
 
     lease: LeaseId
@@ -130,18 +130,18 @@ class Begun:
     at_worker: torch.Tensor
 
 
-def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, begun: Begun, run: Run) -> torch.Tensor | None:
+def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, baseline: Baseline, run: Run) -> torch.Tensor | None:
     """Return an update as the head decodes it; None if it is dropped."""
-    lease = begun.lease
-    content = encoding.encode_update(program, subnet, flat, begun.at_worker, lease)
+    lease = baseline.lease
+    content = encoding.encode_update(program, subnet, flat, baseline.at_worker, lease)
     codec = encoding.codec(program, subnet, "push")
     if codec is None:
         return flat
     broken = run.fate != "whole" and generator(run.seed, "broken", lease.round, lease.subnet).random() < BROKEN
     if broken and run.fate == "dropped":
         return None
-    got = codec.rows_before(int(CAME * codec.nbytes)) if broken else None
-    return codec.decode(content, begun.at_head, got)
+    got = codec.rows_before(int(ARRIVED_FRACTION * codec.nbytes)) if broken else None
+    return codec.decode(content, baseline.at_head, got)
 
 
 def simulate(settings: Job, run: Run) -> float:
@@ -160,7 +160,7 @@ def simulate(settings: Job, run: Run) -> float:
             for step in range(training.local_steps):
                 work.step(samples, order, step)
             lease = LeaseId("bench", 1, round_, k, 1)
-            values = arrived(program, subnet, flat, Begun(lease, at_head, at_worker), run)
+            values = arrived(program, subnet, flat, Baseline(lease, at_head, at_worker), run)
             if values is not None:
                 updates.append((subnet, values, training.local_steps))
         network.commit(updates)
@@ -168,7 +168,7 @@ def simulate(settings: Job, run: Run) -> float:
 
 
 def network_accuracy(prepared: Prepared, network: Network, seed: int) -> float:
-    """On the test data, with BatchNorm's statistics estimated as a run does."""
+    """Return the accuracy on test data, with BatchNorm's statistics estimated as a run does."""
     module = assembled(prepared.module, network.values)
     estimate_statistics(module, prepared.program.source.open(), seed)
     assert prepared.test is not None
@@ -198,7 +198,7 @@ def bytes_of(preset: Preset, run: Run) -> int:
     settings = job(preset, run)
     program = from_settings(settings.model, settings.data, settings.training).program
     subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
-    return sum(encoding.nbytes(program, subnet, way) for subnet in subnets for way in encoding.DIRECTIONS)
+    return sum(encoding.nbytes(program, subnet, direction) for subnet in subnets for direction in encoding.DIRECTIONS)
 
 
 def all_runs(preset: Preset) -> list[Run]:
@@ -209,28 +209,28 @@ def all_runs(preset: Preset) -> list[Run]:
 
 def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], fate: str = "whole") -> Figure:
     """Return the mean accuracy over seeds."""
-    mine = [
+    accuracies = [
         r["accuracy"] * POINTS for r in runs if (r["subnets"], tuple(r["codes"]), r["fate"]) == (subnets, codes, fate)
     ]
     name = f"{subnets} subnets, pull {codes[0]}, push {codes[1]}" + ("" if fate == "whole" else f", half {fate}")
-    return Figure(f"{name}: accuracy", statistics.mean(mine), "%", samples=mine)
+    return Figure(f"{name}: accuracy", statistics.mean(accuracies), "%", samples=accuracies)
 
 
 def figures_of(preset: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Accuracies, what codes cost, and what salvage wins back."""
+    """Return accuracies, the cost of codes, and how much of it salvage wins back."""
     figures: list[Figure] = []
     for n in preset.subnets:
         plain = mean(runs, n, PLAIN)
         figures.append(plain)
         for codes in CODED:
-            found = mean(runs, n, codes)
+            coded = mean(runs, n, codes)
             fewer = _bytes(runs, n, PLAIN) / _bytes(runs, n, codes)
             words = f"{n} subnets, pull {codes[0]}, push {codes[1]}"
             if codes == CODED[0]:
                 figures.append(at_least(f"{words}: times fewer bytes", fewer, "", 5.0))
             else:
                 figures.append(Figure(f"{words}: times fewer bytes", fewer, ""))
-            figures += [found, at_most(f"{words}: behind float32", plain.value - found.value, "points", 0.1)]
+            figures += [coded, at_most(f"{words}: behind float32", plain.value - coded.value, "points", 0.1)]
     whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], fate) for fate in FATES)
     cost = whole.value - dropped.value
     won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)

@@ -1,4 +1,4 @@
-"""What does each compiled loop save beside torch's own words for the same work?
+"""Measure what each compiled loop saves beside torch's own functions for the same work.
 
 One thread, the sizes of a batch of 256 on Amazon-670K (76 features a row, 128 hidden, 1,500 active labels); medians.
 
@@ -81,7 +81,7 @@ def updates(preset: Preset) -> tuple[Work, Work]:
 
 
 def sets(preset: Preset) -> tuple[Work, Work]:
-    """Distinct labels of a batch: ours, torch's."""
+    """Return two ways to find the distinct labels of a batch: ours, torch's."""
     ids = np.random.default_rng(0).integers(0, preset.labels, preset.active * 2)
     find, tensor = kernels.Distinct(preset.labels), torch.from_numpy(ids)
     return lambda: find(ids), lambda: torch.unique(tensor, return_inverse=True)
@@ -96,8 +96,8 @@ def retrievals(preset: Preset) -> tuple[Work, Work]:
     def counted() -> None:
         """Count hits by sorting every query's candidates."""
         for codes in tables._hash(query, 0, TABLES).T:
-            found = [tables._ids[t, tables._starts[t, c] : tables._starts[t, c + 1]] for t, c in enumerate(codes)]
-            hits = np.unique(np.concatenate(found), return_counts=True)
+            candidates = [tables._ids[t, tables._starts[t, c] : tables._starts[t, c + 1]] for t, c in enumerate(codes)]
+            hits = np.unique(np.concatenate(candidates), return_counts=True)
             np.argpartition(-hits[1], min(2, len(hits[1]) - 1))
 
     return lambda: tables.retrieve(query, rows, 2), counted
@@ -111,16 +111,16 @@ def lists(preset: Preset) -> tuple[Work, Work]:
 
     def listed() -> None:
         """Score list by list, each for all queries that look through it."""
-        asked = (query @ tables._centres_LH.T).argmax(1)
-        for one in set(asked.tolist()):
-            members = torch.from_numpy(tables._members[tables._starts[one] : tables._starts[one + 1]])
-            (query[asked == one] @ rows[members].T).topk(min(2, len(members)))
+        nearest = (query @ tables._centres_LH.T).argmax(1)
+        for number in set(nearest.tolist()):
+            members = torch.from_numpy(tables._members[tables._starts[number] : tables._starts[number + 1]])
+            (query[nearest == number] @ rows[members].T).topk(min(2, len(members)))
 
     return lambda: tables.retrieve(query, rows, 2), listed
 
 
 def signs(preset: Preset) -> tuple[Work, Work]:
-    """Bucket numbers of SimHash for a block of rows: ours, torch's."""
+    """Return two ways to compute SimHash's bucket numbers for a block of rows: ours, torch's."""
     products = torch.randn(K * TABLES, preset.active)
     out, powers = np.empty((TABLES, preset.active), np.uint16), 2 ** torch.arange(K, dtype=torch.int32)
     return (
@@ -130,7 +130,7 @@ def signs(preset: Preset) -> tuple[Work, Work]:
 
 
 def winners(preset: Preset) -> tuple[Work, Work]:
-    """Bucket numbers of DWTA for a block of rows: ours, torch's."""
+    """Return two ways to compute DWTA's bucket numbers for a block of rows: ours, torch's."""
     x, k = torch.randn(preset.active, preset.hidden), 4
     compared = np.stack([np.random.default_rng(0).permutation(preset.hidden)[:BIN] for _ in range(k * TABLES)])
     out, powers = np.empty((TABLES, preset.active), np.uint16), BIN ** torch.arange(k, dtype=torch.int32)
@@ -156,14 +156,14 @@ def fills(preset: Preset) -> tuple[Work, Work]:
 
 
 def milliseconds(works: Sequence[Work], repeats: int) -> list[list[float]]:
-    """Times of each, in turns, the first left out."""
+    """Time each in turns, leaving the first repetition out."""
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats + 1):
-        for work, mine in zip(works, times, strict=True):
+        for work, samples in zip(works, times, strict=True):
             started = time.perf_counter()
             work()
-            mine.append((time.perf_counter() - started) * 1000)
-    return [mine[1:] for mine in times]
+            samples.append((time.perf_counter() - started) * 1000)
+    return [samples[1:] for samples in times]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -181,11 +181,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     ]
     figures: list[Figure] = []
     for name, ours, torchs in pairs:
-        mine, theirs = milliseconds((ours, torchs), preset.repeats)
+        compiled, theirs = milliseconds((ours, torchs), preset.repeats)
         figures += [
-            Figure(f"{name}: compiled", statistics.median(mine), "ms", samples=mine),
+            Figure(f"{name}: compiled", statistics.median(compiled), "ms", samples=compiled),
             Figure(f"{name}: torch", statistics.median(theirs), "ms", samples=theirs),
-            at_most(f"{name}: compiled / torch", statistics.median(mine) / statistics.median(theirs), "", 0.7),
+            at_most(f"{name}: compiled / torch", statistics.median(compiled) / statistics.median(theirs), "", 0.7),
         ]
     torch.set_num_threads(threads)
     return report("kernels", options, figures)

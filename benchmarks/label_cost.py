@@ -1,4 +1,4 @@
-"""What does a step cost as labels grow, how much of the time goes into rebuilding tables, and how much memory?
+"""Measure the cost of a step as labels grow, the share of time for rebuilding tables, and memory.
 
 Steps of a batch of 256 with 1,000 to 1,300 active labels, hidden 64, at 10,000, 100,000 and 1,000,000 labels, each in a
 process of its own; one thread. Tables are rebuilt every 500 steps, as a job of so many local steps does, and once more
@@ -58,7 +58,7 @@ TINY = Preset((100, 1000), features=100, rows=200, words=4, hidden=8, batch=16, 
 
 
 def rows_of(preset: Preset, labels: int) -> SparseSamples:
-    """Random rows with a label each."""
+    """Return random rows with a label each."""
     random = np.random.default_rng(0)
     columns = np.sort(random.integers(0, preset.features, (preset.rows, preset.words)), axis=1).astype(np.int32)
     x = Csr(np.arange(preset.rows + 1) * preset.words, columns.ravel(), np.ones(columns.size, np.float32))
@@ -67,19 +67,19 @@ def rows_of(preset: Preset, labels: int) -> SparseSamples:
 
 
 def measure(preset: Preset, sampler: str, labels: int) -> dict[str, float]:
-    """Milliseconds a step, the share of rebuilds, and memory over parameters and state."""
+    """Return milliseconds a step, the share of rebuilds, and memory over parameters and state."""
     torch.set_num_threads(1)
     recipe = Recipe(sampler, SAMPLERS[sampler], 0.05, "random", preset.hidden, preset.batch, preset.rebuild_every)
     few, train = rows_of(preset, preset.labels[0]), rows_of(preset, labels)
     next(steps(make(recipe, few, 0), recipe, few, 0))  # what torch and compiled loops take whatever there is to train
     before = psutil.Process().memory_info().rss
     network = make(recipe, train, 0)
-    going = steps(network, recipe, train, 0)
-    warm = next(going)
+    stepping = steps(network, recipe, train, 0)
+    warm = next(stepping)
     times, rebuilt = [], warm
     for _ in range(preset.steps):  # the last of them is the first behind a rebuild
         started, before_it = time.perf_counter(), rebuilt
-        rebuilt = next(going)
+        rebuilt = next(stepping)
         times.append(time.perf_counter() - started - (rebuilt - before_it))
     parameters = sum(p.nbytes + 4 * len(p) for p in network.parameters())
     rebuilding = rebuilt - warm
@@ -103,9 +103,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
-    found = {}
+    by_sampler = {}
     for sampler in ("uniform",) if options.tiny else SAMPLERS:
-        found[sampler] = results = {labels: in_a_process(preset, sampler, labels) for labels in preset.labels}
+        by_sampler[sampler] = results = {labels: in_a_process(preset, sampler, labels) for labels in preset.labels}
         for few, many in itertools.pairwise(preset.labels):
             growth = results[many]["ms"] / results[few]["ms"]
             figures.append(at_most(f"{sampler}: a step at {many:,} labels / at {few:,}", growth, "", 1.5))
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         often = in_a_process(replace(preset, rebuild_every=SLIDE_REBUILD), OFTEN, preset.labels[-1])
         what = f"{OFTEN}: rebuilds' share of the time, every {SLIDE_REBUILD} steps"
         figures.append(Figure(what, often["rebuilds"], ""))
-    return report("label_cost", options, figures, results=found)
+    return report("label_cost", options, figures, results=by_sampler)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which learning rate is right for which number of subnets?
+"""Find the right learning rate for each number of subnets.
 
 A plain MLP without norm on Fashion-MNIST, trained whole and as 2, 4 and 8 subnets at several rates of SGD and AdamW,
 each subnet as many steps; the loss on held-out data at the end. It runs the code that workers run, without Dask; one
@@ -28,7 +28,7 @@ from benchmarks.report import Figure, at_most, report, with_preset
 
 @dataclass(frozen=True)
 class Preset:
-    """What is trained."""
+    """Sizes of the training."""
 
     family: Family
     subnets: Sequence[int]

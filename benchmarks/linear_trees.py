@@ -1,4 +1,4 @@
-"""A sampled softmax beside omikuji and napkinxc, linear tree models for the same task, on the same files.
+"""Compare a sampled softmax with omikuji and napkinxc, linear tree models for the same task, on the same files.
 
 The peers live in an environment of their own, which `--peers` names (its default is made with
 `python -m venv ~/.cache/idletrain/peers-xc; ~/.cache/idletrain/peers-xc/bin/pip install omikuji napkinxc`). Each system
@@ -44,10 +44,10 @@ OURS = Recipe("idletrain, uniform 1k", {"name": "uniform", "negatives": 1000})
 OMIKUJI = """
 import json, sys, time, omikuji
 train, test, _ = sys.argv[1:4]
-began = time.perf_counter()
+started = time.perf_counter()
 settings = omikuji.Model.default_hyper_param()
 model = omikuji.Model.train_on_data(train, settings, n_threads=1)
-seconds = time.perf_counter() - began
+seconds = time.perf_counter() - started
 right = total = 0
 for line in list(open(test))[1:]:
     names, _, rest = line.partition(" ")
@@ -62,15 +62,15 @@ import json, sys, tempfile, time
 from napkinxc.datasets import load_libsvm_file
 from napkinxc.models import PLT
 from napkinxc.metrics import precision_at_k
-began = time.perf_counter()
+started = time.perf_counter()
 x, y = load_libsvm_file(sys.argv[1])
 tx, ty = load_libsvm_file(sys.argv[2])
 with tempfile.TemporaryDirectory() as folder:
     model = PLT(folder, threads=1, verbose=False)
     model.fit(x, y)
-    seconds = time.perf_counter() - began
-    found = model.predict(tx, top_k=1)
-print(json.dumps({"seconds": seconds, "precision": float(precision_at_k(ty, found, k=1)[0])}))
+    seconds = time.perf_counter() - started
+    predicted = model.predict(tx, top_k=1)
+print(json.dumps({"seconds": seconds, "precision": float(precision_at_k(ty, predicted, k=1)[0])}))
 """
 PEERS = {"omikuji": OMIKUJI, "napkinxc": NAPKINXC}
 
@@ -92,15 +92,15 @@ TINY = Preset(100, 800, 100, 0.3, Recipe("idletrain", {"name": "uniform", "negat
 
 
 def peers_of(folder: Path) -> dict[str, Path]:
-    """Which of the peers are installed, and the Python to ask."""
+    """Return the Python of each installed peer."""
     python = folder / "bin" / "python"
     if not python.exists():
         return {}
-    found = {
+    exit_codes = {
         name: subprocess.run([python, "-c", f"import {name}"], check=False, capture_output=True).returncode
         for name in PEERS
     }
-    return {name: python for name, code in found.items() if code == 0}
+    return {name: python for name, code in exit_codes.items() if code == 0}
 
 
 def ask(python: Path, program: str, labels: int, paths: Sequence[Path], patience_seconds: float) -> dict[str, float]:
@@ -117,15 +117,15 @@ def compare(name: str, sets: Sets, preset: Preset, peers: dict[str, Path]) -> li
         paths = [Path(folder) / f"{part}.txt" for part in ("train", "test")]
         for path, samples in zip(paths, (sets.train, sets.test), strict=True):
             write_rows(path, samples)
-        began = time.perf_counter()
+        before = time.perf_counter()
         make(preset.recipe, SparseFiles((str(paths[0]),)).open(), 0)
-        started = time.perf_counter() - began
-        _, _, found, _ = tuned(preset.recipe, preset.rates, sets, [0.0, preset.seconds], 0)
-        points = found.points
+        load_seconds = time.perf_counter() - before
+        _, _, best_curve, _ = tuned(preset.recipe, preset.rates, sets, [0.0, preset.seconds], 0)
+        points = best_curve.points
         figures = [
             Figure(f"{name}: {preset.recipe.name}, step 0", points[0].precision * POINTS, "P@1"),
             Figure(f"{name}: {preset.recipe.name}", points[-1].precision * POINTS, "P@1"),
-            Figure(f"{name}: {preset.recipe.name} trains", started + points[-1].seconds, "s"),
+            Figure(f"{name}: {preset.recipe.name} trains", load_seconds + points[-1].seconds, "s"),
         ]
         for peer, python in peers.items():
             result = ask(python, PEERS[peer], sets.train.census.labels, paths, preset.peer_seconds)
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 def data_rows(rows: int, wanted: int) -> Any:
-    """Some rows, drawn once."""
+    """Return some row numbers, drawn once."""
     return np.sort(np.random.Generator(np.random.Philox(0)).permutation(rows)[:wanted])
 
 

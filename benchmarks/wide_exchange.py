@@ -1,4 +1,4 @@
-"""What must travel to train a network with very many outputs on four slow links, and how long it takes to be good.
+"""Measure bytes and time to train a network with very many outputs on four slow links.
 
 Four nodes in network namespaces with links of 100 Mbit/s (`idletrain-testbed`; needs root) train a bag of embeddings
 with 250,000 confusable labels (wide_training.py), 128 rows a step: dense data parallel (DDP on gloo; five steps), row-
@@ -82,7 +82,7 @@ TINY = Preset(
 
 
 @dataclass(frozen=True)
-class Told:
+class Timing:
     """A run: seconds and bytes over all links a step, and (ours) P@1 after so many seconds."""
 
     step_seconds: float
@@ -91,7 +91,7 @@ class Told:
 
 
 def files_of(sets: Sets, folder: Path) -> dict[str, list[str]]:
-    """Both parts as CSR files."""
+    """Write both parts as CSR files; return their paths."""
     named: dict[str, list[str]] = {}
     for part, samples in (("train", sets.train), ("test", sets.test)):
         for kind, matrix, columns in (
@@ -106,8 +106,8 @@ def files_of(sets: Sets, folder: Path) -> dict[str, list[str]]:
     return named
 
 
-def data_parallel(preset: Preset, kind: str, count: int, sizes: dict[str, int], data: dict[str, Any]) -> Told:
-    """So many steps of all nodes, each with its part of the batch."""
+def data_parallel(preset: Preset, kind: str, count: int, sizes: dict[str, int], data: dict[str, Any]) -> Timing:
+    """Train so many steps on all nodes, each with its part of the batch."""
     with run_folder() as folder, machines(preset.nodes, preset.link) as bed, Cast(bed, folder) as cast:
         port = free_port()
         nodes = list(bed.names)[1:]
@@ -126,17 +126,17 @@ def data_parallel(preset: Preset, kind: str, count: int, sizes: dict[str, int], 
                 settings={"kind": kind, "lr": preset.lr, "sampler": sampler(preset)},
             )
             cast.start(node, [sys.executable, "-m", "benchmarks.peers.wide_node", json.dumps(asdict(spec))])
-        begun = max(line["t"] for line in cast.output.wait("ready", preset.nodes, PATIENCE_SECONDS, cast.all_alive))
+        start = max(line["t"] for line in cast.output.wait("ready", preset.nodes, PATIENCE_SECONDS, cast.all_alive))
         counter = Counter(bed)
         cast.output.wait("done", preset.nodes, PATIENCE_SECONDS, lambda: True)
         counter.close()
         ended = max(line["t"] for line in cast.output.of("step"))
-        carried = counter.between(begun, ended)
-    return Told((ended - begun) / count, None if carried is None else carried / count)
+        carried = counter.between(start, ended)
+    return Timing((ended - start) / count, None if carried is None else carried / count)
 
 
 def sampler(preset: Preset) -> dict[str, Any]:
-    """Uniform labels for both modes and for row-sparse data parallel."""
+    """Return uniform labels for both modes and for row-sparse data parallel."""
     return {"name": "uniform", "negatives": preset.negatives}
 
 
@@ -146,24 +146,24 @@ def ours(
     sizes: dict[str, int],
     data: dict[str, Any],
     score: Callable[[Path], float],
-) -> Told:
+) -> Timing:
     """Run idletrain in one mode, scoring its snapshots off the clock."""
     name, local_steps, rounds = mode
     with run_folder() as folder, machines(preset.nodes, preset.link) as bed:
         with Cast(bed, folder) as cast:
             _start(cast, bed, preset, tree(preset, mode, sizes, data, folder))
-            begun = cast.output.wait("leased", 1, PATIENCE_SECONDS, cast.all_alive)[0]["t"]
+            start = cast.output.wait("leased", 1, PATIENCE_SECONDS, cast.all_alive)[0]["t"]
             counter = Counter(bed)
             (ended,) = cast.output.wait("run_ended", 1, PATIENCE_SECONDS, cast.all_alive)
             counter.close()
             commits = {line["round"] + 1: line["t"] for line in cast.output.of("round_committed")}
             done = {number: number * local_steps for number in commits}
             last = max(commits.values())
-            carried = counter.between(begun, last)
-        points = [Point(commits[n] - begun, done[n], score(file)) for n, file in own_snapshots(folder) if n in commits]
+            carried = counter.between(start, last)
+        points = [Point(commits[n] - start, done[n], score(file)) for n, file in own_snapshots(folder) if n in commits]
     count = rounds * local_steps
     print(f"{name}: {ended['status']}, " + ", ".join(f"{p.seconds:.0f} s {p.precision:.4f}" for p in points))
-    return Told((last - begun) / count, None if carried is None else carried / count, tuple(points))
+    return Timing((last - start) / count, None if carried is None else carried / count, tuple(points))
 
 
 def tree(
@@ -235,9 +235,9 @@ def _after_tuning(preset: Preset, recipe: Recipe, sets: Sets) -> float:
     network = make(recipe, sets.train, 0)
     for _ in itertools.islice(steps(network, recipe, sets.train, 0), preset.tuning_steps):
         pass
-    found = precision_at_1(network, sets.valid)
-    print(f"dense, lr {recipe.lr:g}: {found:.4f} on validation rows after {preset.tuning_steps} steps")
-    return found
+    precision = precision_at_1(network, sets.valid)
+    print(f"dense, lr {recipe.lr:g}: {precision:.4f} on validation rows after {preset.tuning_steps} steps")
+    return precision
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -260,48 +260,50 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
     with run_folder() as folder:
         data = files_of(sets, folder)
-        told = {mode[0]: ours(preset, mode, sizes, data, score) for mode in preset.modes}
-        told["row-sparse data parallel"] = data_parallel(preset, "rows", preset.rows_steps, sizes, data)
-        told["dense data parallel"] = data_parallel(preset, "dense", preset.ddp_steps, sizes, data)
+        timings = {mode[0]: ours(preset, mode, sizes, data, score) for mode in preset.modes}
+        timings["row-sparse data parallel"] = data_parallel(preset, "rows", preset.rows_steps, sizes, data)
+        timings["dense data parallel"] = data_parallel(preset, "dense", preset.ddp_steps, sizes, data)
     curve = dense_curve(preset, sets)
     torch.set_num_threads(threads)
-    figures = figures_of(told, curve, preset.modes)
+    figures = figures_of(timings, curve, preset.modes)
     return report(
         "wide_exchange",
         options,
         figures,
         sizes=sizes,
         dense_curve=[asdict(p) for p in curve],
-        runs={name: asdict(one) for name, one in told.items()},
+        runs={name: asdict(timing) for name, timing in timings.items()},
         seconds=time.monotonic() - started,
     )
 
 
-def figures_of(told: dict[str, Told], dense: Sequence[Point], modes: Sequence[tuple[str, int, int]]) -> list[Figure]:
-    """Bytes and seconds a step; ratios; time to what each mode ends with."""
-    figures = [Figure(f"{name}: a step", one.step_seconds * 1000, "ms") for name, one in told.items()]
+def figures_of(
+    timings: dict[str, Timing], dense: Sequence[Point], modes: Sequence[tuple[str, int, int]]
+) -> list[Figure]:
+    """Return bytes and seconds a step, their ratios, and the time to each mode's final P@1."""
+    figures = [Figure(f"{name}: a step", timing.step_seconds * 1000, "ms") for name, timing in timings.items()]
     figures += [
-        Figure(f"{name}: bytes a step", one.step_bytes / MB, "MB") for name, one in told.items() if one.step_bytes
+        Figure(f"{name}: bytes a step", timing.step_bytes / MB, "MB")
+        for name, timing in timings.items()
+        if timing.step_bytes
     ]
     level = 0.9 * max(point.precision for point in dense)
-    theirs = time_to(dense, level) * told["dense data parallel"].step_seconds
+    theirs = time_to(dense, level) * timings["dense data parallel"].step_seconds
     what = (
         f"dense data parallel: computed time to {level * POINTS:.1f} P@1, 90 % of its best in {dense[-1].steps:,} steps"
     )
     figures.append(Figure(what, theirs, "s"))
     limits = {"lockstep": (900.0, 10.0), "rounds": (700.0, 7.0)}
     for name, local_steps, _ in modes:
-        mine = told[name]
+        own = timings[name]
         figures.append(Figure(f"{name}: steps between two commits", local_steps, ""))
         for other, limit in zip(("dense data parallel", "row-sparse data parallel"), limits[name], strict=True):
-            theirs_bytes = told[other].step_bytes
-            if mine.step_bytes and theirs_bytes:
-                figures.append(
-                    at_least(f"{name}: {other}'s bytes / its own", theirs_bytes / mine.step_bytes, "", limit)
-                )
-        seconds = min((point.seconds for point in mine.points if point.precision >= level), default=math.inf)
+            theirs_bytes = timings[other].step_bytes
+            if own.step_bytes and theirs_bytes:
+                figures.append(at_least(f"{name}: {other}'s bytes / its own", theirs_bytes / own.step_bytes, "", limit))
+        seconds = min((point.seconds for point in own.points if point.precision >= level), default=math.inf)
         ratio = theirs / seconds if seconds < float("inf") else 0.0
-        figures.append(Figure(f"{name}: P@1 in the end", mine.points[-1].precision * POINTS, "P@1"))
+        figures.append(Figure(f"{name}: P@1 in the end", own.points[-1].precision * POINTS, "P@1"))
         figures.append(Figure(f"{name}: time to {level * POINTS:.1f} P@1", min(seconds, 1e6), "s"))
         figures.append(at_least(f"{name}: dense data parallel's computed time to there / its own", ratio, "", 100.0))
     return figures

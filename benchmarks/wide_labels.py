@@ -1,4 +1,4 @@
-"""Does a sampled softmax over very many labels save time against the dense one, and does retrieval beat uniform labels?
+"""Compare a sampled softmax over very many labels with the dense one, and retrieval with uniform labels.
 
 One network (a bag of embeddings, hidden 128, one row a label), one optimizer (row-wise Adagrad), the same data, one
 thread; every recipe's learning rate is chosen on validation rows with seed 0, and with it three seeds are trained
@@ -147,7 +147,7 @@ class Trained:
     at_rates: list[tuple[Recipe, list[Point]]]
 
     def ahead_of(self, other: Trained) -> tuple[float, float]:
-        """Points of P@1 in the end, and the standard error of that, row by row."""
+        """Return the lead in points of P@1 in the end, and its standard error, row by row."""
         by_row = np.mean([a.astype(float) - b for a, b in zip(self.right, other.right, strict=True)], axis=0)
         return float(by_row.mean()) * POINTS, float(by_row.std() / len(by_row) ** 0.5) * POINTS
 
@@ -160,17 +160,17 @@ class Sprint:
     curves: list[list[Point]]
 
     def seconds_to(self, precision: float) -> float:
-        """Mean over seeds; infinite if one does not get there."""
+        """Return the mean seconds to a P@1 over seeds; infinite if one does not get there."""
         return mean([time_to(points, precision) for points in self.curves])
 
     def steps_to(self, precision: float) -> float:
-        """The same in steps."""
+        """Return the mean steps to a P@1 over seeds."""
         by_steps = [[replace(p, seconds=float(p.steps)) for p in points] for points in self.curves]
         return mean([time_to(points, precision) for points in by_steps])
 
 
 def sprint(one: Trained, precision: float, seeds: Sequence[int], sets: Sets, moments: Sequence[float]) -> Sprint:
-    """Whoever wants a P@1 soon takes another rate than for the best in the end: the other seeds train with that."""
+    """Train the other seeds at the rate that reaches a P@1 first, which differs from the best in the end."""
     recipe, points = min(one.at_rates, key=lambda tried: time_to(tried[1], precision))
     if recipe == one.recipe:
         return Sprint(recipe, one.curves)
@@ -187,40 +187,41 @@ def rows_of(contest: Contest) -> SparseSamples:
 def compete(contest: Contest, preset: Preset, tiny: bool) -> tuple[list[Figure], list[Trained]]:
     """Tune, train and compare."""
     sets = split(rows_of(contest), preset.held, seed=0)
-    asked: dict[str, Any] = {"start": contest.start, **({"hidden": 16, "batch": 32} if tiny else {})}
+    settings: dict[str, Any] = {"start": contest.start, **({"hidden": 16, "batch": 32} if tiny else {})}
     small_uniform = {"name": "uniform", "negatives": 30}
     guesses = BLIND if contest.others and not tiny else (UNIFORM,)
-    blind = [replace(one, sampler=small_uniform if tiny else one.sampler, **asked) for one in guesses]
-    dense_recipe = replace(DENSE, **asked)
+    blind = [replace(one, sampler=small_uniform if tiny else one.sampler, **settings) for one in guesses]
+    dense_recipe = replace(DENSE, **settings)
     on_two = {}
     if contest.speedup:  # before all else: from here on sets can share a machine
         on_two = step_seconds((dense_recipe, blind[0]), sets.train, 2, contest.seconds)
         print(f"{contest.name}: seconds a step on two threads: {on_two}", flush=True)
     others = [replace(recipe, start=contest.start) for recipe in contest.others]
     moments = doubling(min(1.25, contest.seconds / 8), contest.seconds) if contest.speedup else [0.0, contest.seconds]
-    found = [train(blind[0], contest.rates, preset.seeds, sets, moments)]
-    found += [train(recipe, contest.rates, preset.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
+    trained = [train(blind[0], contest.rates, preset.seeds, sets, moments)]
+    trained += [train(recipe, contest.rates, preset.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
     figures = [
         Figure(f"{contest.name}: labels", sets.train.census.labels, ""),
-        Figure(f"{contest.name}: step 0", mean([c[0].precision for c in found[0].curves]) * POINTS, "P@1"),
+        Figure(f"{contest.name}: step 0", mean([c[0].precision for c in trained[0].curves]) * POINTS, "P@1"),
     ]
-    figures += [_last(contest, one) for one in found]
+    figures += [_last(contest, one) for one in trained]
     if contest.speedup:
         dense_moments = doubling(contest.dense_seconds / 64, contest.dense_seconds)
         dense = train(dense_recipe, contest.rates, preset.seeds, sets, dense_moments)
-        level = level_of(dense, found[0])
+        level = level_of(dense, trained[0])
         sprints = [
-            sprint(one, level, preset.seeds, sets, when) for one, when in ((dense, dense_moments), (found[0], moments))
+            sprint(one, level, preset.seeds, sets, when)
+            for one, when in ((dense, dense_moments), (trained[0], moments))
         ]
-        figures += against_dense(contest, dense, found[0], len(sets.train))
+        figures += against_dense(contest, dense, trained[0], len(sets.train))
         figures += soon(contest, level, sprints, on_two)
     if contest.others:
-        unseeing = max(found[: len(blind)], key=lambda one: one.trial.precision)
-        names = tuple(dict.fromkeys(_name(one) for one in found))
-        kept = kept_by_auto(unseeing.recipe, sets, names, preset.trial_seconds)
-        (by_auto, *_) = (one for one in found if _name(one) == kept)
-        figures += against_blind(contest, unseeing, found[len(blind) :], by_auto)
-    return figures, [*found, dense] if contest.speedup else found
+        unseeing = max(trained[: len(blind)], key=lambda one: one.trial.precision)
+        names = tuple(dict.fromkeys(_name(one) for one in trained))
+        automatic = auto_sampler(unseeing.recipe, sets, names, preset.trial_seconds)
+        (by_auto, *_) = (one for one in trained if _name(one) == automatic)
+        figures += against_blind(contest, unseeing, trained[len(blind) :], by_auto)
+    return figures, [*trained, dense] if contest.speedup else trained
 
 
 def train(
@@ -228,12 +229,12 @@ def train(
 ) -> Trained:
     """Choose the learning rate with the first seed, then train the others with it."""
     first, *others = seeds
-    chosen, trial, found, at_rates = tuned(recipe, rates, sets, moments, first)
-    curves, right = [found.points], [found.right]
+    chosen, trial, result, at_rates = tuned(recipe, rates, sets, moments, first)
+    curves, right = [result.points], [result.right]
     for seed in others:
-        found = curve(chosen, sets.train, sets.test, moments, seed)
-        curves.append(found.points)
-        right.append(found.right)
+        result = curve(chosen, sets.train, sets.test, moments, seed)
+        curves.append(result.points)
+        right.append(result.right)
     return Trained(chosen, trial, curves, right, at_rates)
 
 
@@ -243,7 +244,7 @@ def best_of(one: Trained) -> float:
 
 
 def level_of(dense: Trained, ours: Trained) -> float:
-    """90 % of dense's best P@1; where the start is as good as that, 90 % of the way there."""
+    """Return 90 % of dense's best P@1; where the start is as good as that, 90 % of the distance to it."""
     best, start = best_of(dense), mean([points[0].precision for points in (*dense.curves, *ours.curves)])
     return 0.9 * best if start < 0.9 * best else start + 0.9 * (best - start)
 
@@ -262,14 +263,14 @@ def against_dense(contest: Contest, dense: Trained, ours: Trained, rows: int) ->
 
 
 def soon(contest: Contest, level: float, sprints: Sequence[Sprint], on_two: dict[str, float]) -> list[Figure]:
-    """Dense's time over uniform's, on one thread and on two (by the seconds that a step takes there)."""
+    """Return dense's time over uniform's, on one thread and on two (by the seconds that a step takes there)."""
     words = f"{contest.name}: dense's time to P@1 {level * POINTS:.2f} / uniform's"
-    theirs, mine = (one.seconds_to(level) for one in sprints)
-    theirs_on_two, mine_on_two = (one.steps_to(level) * on_two[one.recipe.name] for one in sprints)
+    theirs, own = (one.seconds_to(level) for one in sprints)
+    theirs_on_two, own_on_two = (one.steps_to(level) * on_two[one.recipe.name] for one in sprints)
     return [
         *(Figure(f"{contest.name}: {one.recipe.name}'s rate for that", one.recipe.lr, "") for one in sprints),
-        at_least(words, _ratio(theirs, mine), "", contest.speedup),
-        at_least(f"{words}, two threads", _ratio(theirs_on_two, mine_on_two), "", contest.speedup),
+        at_least(words, _ratio(theirs, own), "", contest.speedup),
+        at_least(f"{words}, two threads", _ratio(theirs_on_two, own_on_two), "", contest.speedup),
     ]
 
 
@@ -277,8 +278,8 @@ def _ratio(theirs: float, own: float) -> float:
     return min(theirs / max(own, 1e-9), 1e6) if own < math.inf else 0.0
 
 
-def kept_by_auto(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: float) -> str:
-    """Which of these samplers a job with `sampler: auto` keeps on these rows."""
+def auto_sampler(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: float) -> str:
+    """Return the sampler of these that a job with `sampler: auto` keeps on these rows."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         args = {"features": sets.train.census.features, "hidden": recipe.hidden, "labels": sets.train.census.labels}
         optimizer = {"name": "adagrad", "lr": recipe.lr, "start": {"output.weight": ALWAYS[0]}}
@@ -291,21 +292,21 @@ def kept_by_auto(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: floa
                 "training": {**training, "subnets": 1},
             }
         )
-        kept, _ = choose_sampler(job.model, job.data, job.training, seconds=seconds, candidates=names)
-    return str(kept)
+        sampler, _ = choose_sampler(job.model, job.data, job.training, seconds=seconds, candidates=names)
+    return str(sampler)
 
 
 def against_blind(contest: Contest, unseeing: Trained, others: Sequence[Trained], by_auto: Trained) -> list[Figure]:
-    """The best retrieving sampler, and the one that `sampler: auto` keeps, beside the best that looks at no rows, at
-    equal time.
+    """Compare the best retrieving sampler, and the one that `sampler: auto` keeps, with the best that
+    looks at no rows, at equal time.
     """
     best = max(others, key=lambda one: one.ahead_of(unseeing)[0])
     figures = []
     for what, one, least in (("best retrieval", best, contest.margin), ("what auto keeps", by_auto, -0.2)):
         ahead, error = one.ahead_of(unseeing)
         words = f"{contest.name}: {what} ({one.recipe.name}) ahead of {unseeing.recipe.name} at equal time"
-        told = Figure(words, ahead, "points") if least is None else at_least(words, ahead, "points", least)
-        figures += [told, Figure(f"{contest.name}: {what}: standard error of that", error, "points")]
+        figure = Figure(words, ahead, "points") if least is None else at_least(words, ahead, "points", least)
+        figures += [figure, Figure(f"{contest.name}: {what}: standard error of that", error, "points")]
     return figures
 
 
@@ -329,17 +330,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     contests = [contest for contest in preset.contests if (options.only or "") in contest.name]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    told = {contest.name: compete(contest, preset, options.tiny) for contest in contests}
+    results = {contest.name: compete(contest, preset, options.tiny) for contest in contests}
     torch.set_num_threads(threads)
     curves = {
         name: [
             {"recipe": asdict(one.recipe), "curves": [[asdict(p) for p in points] for points in one.curves]}
-            for one in found
+            for one in trained
         ]
-        for name, (_, found) in told.items()
+        for name, (_, trained) in results.items()
     }
     name = f"wide_labels, {contests[0].name}" if options.only else "wide_labels"
-    return report(name, options, [figure for figures, _ in told.values() for figure in figures], curves=curves)
+    return report(name, options, [figure for figures, _ in results.values() for figure in figures], curves=curves)
 
 
 if __name__ == "__main__":

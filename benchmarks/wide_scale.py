@@ -1,4 +1,4 @@
-"""Does a network of 0.8 billion parameters train on four small nodes?
+"""Check that a network of 0.8 billion parameters trains on four small nodes.
 
 A real run: 135,909 features, hidden 1,024, 670,091 labels, which are Amazon-670K's counts (data generated: as many
 features and labels a row, fewer rows). Hidden units and labels are both partitioned over four local workers, so that a
@@ -47,7 +47,7 @@ TINY = Preset(300, 16, 500, 400, 5, 2, batch=16, local_steps=5, workers=2)
 
 
 def generate(preset: Preset, folder: Path) -> list[str]:
-    """Features and labels as CSR files."""
+    """Write features and labels as CSR files."""
     random, names = np.random.default_rng(0), []
     for name, width, columns in (("x", preset.words, preset.features), ("y", preset.row_labels, preset.labels)):
         entries = random.integers(0, columns, (preset.rows, width))

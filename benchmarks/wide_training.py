@@ -71,7 +71,7 @@ class Curve:
 
 
 def samples_of(x: Csr, y: Csr, features: int, labels: int) -> SparseSamples:
-    """Rows in memory as samples."""
+    """Return rows in memory as samples."""
     return SparseSamples(x, y, transpose(y, labels), DataCensus(len(x), features, labels, 0, 0))
 
 
@@ -82,7 +82,7 @@ def split(samples: SparseSamples, held: int, seed: int) -> Sets:
 
 
 def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int = 0) -> SparseSamples:
-    """Labels in groups of siblings that share ten words and differ in three: each row has most of them, and noise."""
+    """Make rows whose labels are siblings that share ten words and differ in three: most of them, and noise."""
     random = np.random.Generator(np.random.Philox(seed))
     features = max(200, labels // 2)
     groups = -(-labels // siblings)
@@ -90,10 +90,10 @@ def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int
     own = random.integers(0, features, (labels, 3))
     label = np.repeat(np.arange(labels), rows_a_label)
     words = np.hstack([shared[label // siblings], own[label], random.integers(0, features, (len(label), 2))])
-    kept = random.random(words.shape) < np.array([0.7] * 10 + [0.6] * 3 + [1.0] * 2)
-    starts = np.concatenate([[0], kept.sum(1).cumsum()])
+    mask = random.random(words.shape) < np.array([0.7] * 10 + [0.6] * 3 + [1.0] * 2)
+    starts = np.concatenate([[0], mask.sum(1).cumsum()])
     values = np.ones(starts[-1], np.float32)
-    x, _ = canonical(Csr(starts, words[kept].astype(np.int32), values))
+    x, _ = canonical(Csr(starts, words[mask].astype(np.int32), values))
     y = Csr(np.arange(len(label) + 1), label.astype(np.int32))
     return samples_of(x, y, features, labels)
 
@@ -143,7 +143,7 @@ def right_at_1(network: WideNetwork, samples: SparseSamples) -> NDArray[np.bool_
 
 
 def precision_at_1(network: WideNetwork, samples: SparseSamples) -> float:
-    """Exact P@1."""
+    """Compute the exact P@1."""
     return float(right_at_1(network, samples).mean())
 
 
@@ -196,11 +196,13 @@ def tuned(
     rows, and the points at all rates.
     """
     tried = []
-    for one in (replace(recipe, lr=lr) for lr in rates):
-        found = curve(one, sets.train, sets.test, moments, seed)
-        trial = SamplerTrial(recipe.name, found.points[-1].steps, right_at_1(found.network, sets.valid))
-        tried.append((one, trial, found))
-    return *max(tried, key=lambda one: one[1].precision), [(one, found.points) for one, _, found in tried]
+    for candidate in (replace(recipe, lr=lr) for lr in rates):
+        result = curve(candidate, sets.train, sets.test, moments, seed)
+        trial = SamplerTrial(recipe.name, result.points[-1].steps, right_at_1(result.network, sets.valid))
+        tried.append((candidate, trial, result))
+    return *max(tried, key=lambda candidate: candidate[1].precision), [
+        (candidate, result.points) for candidate, _, result in tried
+    ]
 
 
 def step_seconds(
@@ -209,22 +211,22 @@ def step_seconds(
     """Return the median time of each recipe's step on so many threads, in turns: a shared machine's speed varies."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    going = {recipe.name: steps(make(recipe, train, 0), recipe, train, 0) for recipe in recipes}
-    times: dict[str, list[float]] = {name: [] for name in going}
-    for one in going.values():
-        next(one)
-    for name in list(going) * TURNS:
+    stepping = {recipe.name: steps(make(recipe, train, 0), recipe, train, 0) for recipe in recipes}
+    times: dict[str, list[float]] = {name: [] for name in stepping}
+    for iterator in stepping.values():
+        next(iterator)
+    for name in list(stepping) * TURNS:
         ends, first = time.perf_counter() + budget_seconds / TURNS, len(times[name])
         while len(times[name]) == first or time.perf_counter() < ends:
             started = time.perf_counter()
-            next(going[name])
+            next(stepping[name])
             times[name].append(time.perf_counter() - started)
     torch.set_num_threads(before)
     return {name: statistics.median(many) for name, many in times.items()}
 
 
 def time_to(points: Sequence[Point], target: float) -> float:
-    """Seconds of training until P@1 is first reached, between two points on a straight line; infinite if never."""
+    """Return training seconds until P@1 is first reached, on a straight line between points; infinite if never."""
     before = points[0]
     for point in points:
         if point.precision >= target:
@@ -236,7 +238,7 @@ def time_to(points: Sequence[Point], target: float) -> float:
 
 
 def doubling(first: float, last: float) -> list[float]:
-    """Moments to evaluate at: before, and then each twice the one before."""
+    """Return moments to evaluate at: before, and then each twice the one before."""
     count = max(1, math.ceil(math.log2(last / first)))
     return [0.0, *(last / 2**i for i in reversed(range(count + 1)))]
 
