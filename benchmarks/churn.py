@@ -1,4 +1,4 @@
-"""How much of the nodes' time ends up in the network while nodes are taken?
+"""Measure how much of the nodes' time ends up in the network while nodes are taken.
 
 Four local workers train Fashion-MNIST's MLP 784-1024-1024-10; every 10 s the oldest is taken and replaced as
 `idletrain launch` does. Under `salvage` it is warned first (SIGTERM), under `reissue` it is killed (SIGKILL). Each
@@ -76,22 +76,22 @@ def job_tree(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
 async def churned(preset: Preset, job: Job, policy: str) -> list[Record]:
     """Run a job for the preset's time after its first lease, while workers are taken."""
     events: list[Record] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     def sink(event: Record) -> None:
         events.append(event)
         if event["kind"] == "leased":
-            begun.set()
+            started.set()
 
     async def take_workers() -> None:
-        await begun.wait()
+        await started.wait()
         while True:
             await asyncio.sleep(preset.take_seconds)
             take = fleet.notice if policy == "salvage" else fleet.stop
             take(_oldest(fleet))
 
     async def end() -> None:
-        await begun.wait()
+        await started.wait()
         await asyncio.sleep(preset.seconds)
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C would: the run ends in order
 

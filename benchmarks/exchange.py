@@ -1,4 +1,4 @@
-"""How fast do subnets travel, and does the scheduler see any of it?
+"""Measure how fast subnets travel, and whether the scheduler's memory grows with them.
 
 A worker process pulls and pushes a 100 MB subnet through the real Store and StoreClient over loopback, without and
 with TLS; a push is inspected and written as a run does it (payload, then ledger). Then a real run of 20 rounds with

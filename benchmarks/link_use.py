@@ -1,4 +1,4 @@
-"""How much of a link does the exchange use while it moves data, with nothing else to do?
+"""Measure how much of a link the exchange uses while it moves data, with nothing else to do.
 
 Two machines of the testbed with shaped links (root only). A subnet is pulled and pushed through the real Store and
 StoreClient as in a round, from the request to the answer: checksum, inspection and the durable write of a push are in

@@ -1,4 +1,4 @@
-"""What do a worker's steps cost beside a bare torch loop?
+"""Compare the cost of a worker's steps with a bare torch loop.
 
 One subnet of four, the same batches, one thread, one process: blocks of `LocalSteps.step` and blocks of a plain
 torch loop (tensors in memory, `torch.optim.SGD`) take turns; the ratio is the bare loop's median time over ours.
@@ -91,7 +91,7 @@ def bare(prepared: Prepared, subnet: Subnet, flat: Tensor) -> Callable[[int], No
 
 
 def blocks(preset: Preset, step: Callable[[int], None]) -> Iterator[float]:
-    """Milliseconds a step, block by block."""
+    """Yield milliseconds a step, block by block."""
     for block in itertools.count():
         started = time.perf_counter()
         for number in range(block * preset.steps, (block + 1) * preset.steps):
@@ -100,7 +100,7 @@ def blocks(preset: Preset, step: Callable[[int], None]) -> Iterator[float]:
 
 
 def compare(preset: Preset, model: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Milliseconds a step of ours and of the bare loop, block by block in turn."""
+    """Return milliseconds a step of ours and of the bare loop, block by block in turn."""
     prepared = prepare(preset, model)
     program = prepared.program
     subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
@@ -117,11 +117,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     figures: list[Figure] = []
     for name, model in preset.models:
-        mine, plain = compare(preset, model)
+        worker, plain = compare(preset, model)
         figures += [
-            Figure(f"{name}: a worker's step", statistics.median(mine), "ms", samples=mine),
+            Figure(f"{name}: a worker's step", statistics.median(worker), "ms", samples=worker),
             Figure(f"{name}: a bare step", statistics.median(plain), "ms", samples=plain),
-            at_least(f"{name}: bare / worker's", statistics.median(plain) / statistics.median(mine), "", 0.95),
+            at_least(f"{name}: bare / worker's", statistics.median(plain) / statistics.median(worker), "", 0.95),
         ]
     torch.set_num_threads(threads)
     return report("local_steps", options, figures, subnets=SUBNETS)

@@ -1,4 +1,4 @@
-"""Does a worker's memory stay in proportion to its subnet?
+"""Check that a worker's memory stays in proportion to its subnet.
 
 Real runs of a network of 1.2 GB (an MLP 3072-16000-16000-10) in 8 subnets on two worker processes: one with a mark
 pushed after every step that it can be, which is the worst case, and one without marks. Of every worker: its peak
@@ -77,7 +77,7 @@ class Watch:
             self.peak = {pid: memory_of(pid)["VmHWM"] for pid in self.joined}
 
     def growth(self) -> list[int]:
-        """Bytes that each worker took for its work."""
+        """Return the bytes that each worker took for its work."""
         return [self.peak[pid] - resident for pid, resident in self.joined.items()]
 
 

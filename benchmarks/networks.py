@@ -1,4 +1,4 @@
-"""Networks that out-of-core training is measured on: for 32x32 images, in their papers' shapes, thinner where asked."""
+"""Networks that out-of-core training is measured on: for 32x32 images, in their papers' shapes, some thinner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def vgg16(first: int) -> nn.Module:
-    """VGG-16 (arXiv 1409.1556, table 1, column D: `first` is 64) with BatchNorm and one linear layer."""
+    """Build VGG-16 (arXiv 1409.1556, table 1, column D: `first` is 64) with BatchNorm and one linear layer."""
     layers: list[nn.Module] = []
     channels = 3
     for times in (1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0):
@@ -24,7 +24,7 @@ def vgg16(first: int) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """What is added to its input; the input is projected where the shape changes."""
+    """A block whose result is added to its input; the input is projected where the shape changes."""
 
     def __init__(self, body: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Residual(nn.Module):
 
 
 def _bottleneck(inputs: int, width: int, stride: int) -> nn.Module:
-    """Arxiv 1512.03385, figure 5, right, with BatchNorm and ReLU ahead of each convolution (1603.05027)."""
+    """Build arXiv 1512.03385's block (figure 5, right), with BatchNorm and ReLU first in each layer (1603.05027)."""
     layers: list[nn.Module] = []
     shapes = ((inputs, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
     for i, (a, b, kernel, step) in enumerate(shapes):
@@ -47,7 +47,7 @@ def _bottleneck(inputs: int, width: int, stride: int) -> nn.Module:
 
 
 def _basic(inputs: int, width: int, stride: int) -> nn.Module:
-    """The block of wide residual networks (arXiv 1605.07146, figure 1a)."""
+    """Build the block of wide residual networks (arXiv 1605.07146, figure 1a)."""
     layers: list[nn.Module] = []
     for a, step in ((inputs, stride), (width, 1)):
         layers += [nn.BatchNorm2d(a), nn.ReLU(), nn.Conv2d(a, width, 3, step, 1, bias=False)]
@@ -55,7 +55,7 @@ def _basic(inputs: int, width: int, stride: int) -> nn.Module:
 
 
 def resnet(depths: Sequence[int], width: int) -> nn.Module:
-    """Bottleneck blocks, `width` inside those of the first stage; (3, 4, 6, 3) and 64 are ResNet-50."""
+    """Build bottleneck blocks, `width` inside the first stage's; (3, 4, 6, 3) and 64 are ResNet-50."""
     blocks: list[nn.Module] = []
     channels = width
     for stage, depth in enumerate(depths):
@@ -67,7 +67,7 @@ def resnet(depths: Sequence[int], width: int) -> nn.Module:
 
 
 def wide_resnet(depth: int, widening: int) -> nn.Module:
-    """WRN-`depth`-`widening` (arXiv 1605.07146, table 1)."""
+    """Build WRN-`depth`-`widening` (arXiv 1605.07146, table 1)."""
     blocks: list[nn.Module] = []
     channels = 16
     for stage in range(3):

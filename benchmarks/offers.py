@@ -1,4 +1,4 @@
-"""How long does it take to say which machines to ask for, once the catalogue and the prices are on disk?
+"""Measure how long it takes to choose the machines to request, once catalogue and prices are on disk.
 
 A region of 1,400 types in 3 zones is fetched from clients that answer at once, which fills the cache; then the whole of
 `idletrain offers` is timed: read the cache, rank every pool, choose those to ask for, draw the table.
@@ -96,7 +96,7 @@ class Region:
 
 
 def one(region: Region, folder: Path) -> tuple[float, float]:
-    """Seconds until the market is at hand, and until the table is drawn."""
+    """Return the seconds until the market is at hand, and until the table is drawn."""
     started = time.perf_counter()
     snapshot = pricing.fetch(region, region, pricing.PriceCache(folder))
     fetched = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What does training beyond a node's memory cost, beside every single technique?
+"""Compare the cost of training beyond a node's memory with every single technique.
 
 Steps of a network in one process on one thread, in core and by plans for a part of the in-core peak, on the disk as it
 is and throttled in the swap's own threads; techniques take turns, and every step's gradients are compared with those
@@ -157,7 +157,7 @@ class Network:
         parts: int = 1,
         settle: Callable[[], None] = release_freed_memory,
     ) -> tuple[float, int, list[Tensor]]:
-        """Seconds, bytes and gradients of one step: in core, in micro-batches, or by a plan."""
+        """Return seconds, bytes and gradients of one step: in core, in micro-batches, or by a plan."""
         module = copy.deepcopy(self.module)
         gc.collect()
         settle()
@@ -178,14 +178,14 @@ class Network:
 
 
 def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> dict[str, Any]:
-    """Every technique that fits a budget, and the plan, in turns."""
+    """Time every technique that fits a budget, and the plan, in turns."""
     profile = replace(network.profile, link=swap.speed())
     plan = make_memory_plan(profile, budget, micro_batches=False, stream=False)
     fitting = {t.name: t for t in plan.techniques if not t.shortfall_bytes and t.name in NAMED}
     same_as = [name for name, t in fitting.items() if t.unit_modes == plan.unit_modes]
-    ways: dict[str, MemoryPlan | None] = {"in core": None, "plan": plan}
-    ways |= {name: replace(plan, unit_modes=t.unit_modes) for name, t in fitting.items() if name not in same_as}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    plans: dict[str, MemoryPlan | None] = {"in core": None, "plan": plan}
+    plans |= {name: replace(plan, unit_modes=t.unit_modes) for name, t in fitting.items() if name not in same_as}
+    seconds: dict[str, list[float]] = {name: [] for name in plans}
     parts = _parts(network, budget)
     if parts:
         seconds[SMALLER] = []
@@ -193,16 +193,16 @@ def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> 
     for repetition in range(repetitions + 1):
         turn = [*seconds][repetition % len(seconds) :] + [*seconds][: repetition % len(seconds)]
         for name in turn:
-            taken = seconds[name]
-            took, resident, gradients = network.gradients(ways.get(name), swap, parts if name == SMALLER else 1)
-            most = max(most, resident) if name == "plan" and taken else most
-            taken.append(took)
+            samples = seconds[name]
+            took, resident, gradients = network.gradients(plans.get(name), swap, parts if name == SMALLER else 1)
+            most = max(most, resident) if name == "plan" and samples else most
+            samples.append(took)
             same &= name == SMALLER or all(map(torch.equal, gradients, network.expected))
     always = plan.footprint(profile).resident_bytes
     return {
         "budget": budget,
         "letters": "".join(plan.unit_modes),
-        "seconds": {name: taken[1:] for name, taken in seconds.items()},  # the first warms up
+        "seconds": {name: samples[1:] for name, samples in seconds.items()},  # the first warms up
         "same_plan": same_as,
         "smaller_batch_parts": parts,
         "micro_batches": network.profile.across_batch or "allowed",
@@ -218,7 +218,7 @@ def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> 
 
 
 def _parts(network: Network, budget: int) -> int:
-    """Into how few equal parts a batch must be cut to fit in core; 0 if one sample does not."""
+    """Return into how few equal parts a batch must be cut to fit in core; 0 if one sample does not."""
     parts = 2
     while parts <= len(network.x):
         part = micro_batch(network.profile, parts)
@@ -240,7 +240,7 @@ NAMED = (
 
 
 def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
-    """All networks at all budgets that a plan fits, or else the least that one does, and link speeds."""
+    """Compare all networks at all link speeds and budgets that a plan fits, or else at the least that one fits."""
     rows = []
     cases = [(name, speed) for name in sizes.networks for speed in sizes.megabytes_per_second]
     networks: dict[str, Network] = {}
@@ -259,30 +259,30 @@ def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
 
 def giving_back(sizes: Sizes) -> dict[str, float]:
     """Return how many times as long a step in core takes where freed memory is returned at once."""
-    found = {}
+    by_network = {}
     for name, network in sizes.networks.items():
         made = Network(*network)
         ratios = []
         for _ in range(sizes.repetitions):
-            back, kept = (  # the second of two steps: the first finds the other's memory
+            returning, keeping = (  # the second of two steps: the first finds the other's memory
                 [made.gradients(settle=settle)[0] for _ in range(2)][1]
                 for settle in (release_freed_memory, keep_freed_memory)
             )
-            ratios.append(back / kept)
-        found[name] = statistics.median(ratios)
+            ratios.append(returning / keeping)
+        by_network[name] = statistics.median(ratios)
     release_freed_memory()
-    return found
+    return by_network
 
 
 def keep_freed_memory() -> None:
-    """As glibc comes to do it by itself (mallopt(3): its threshold grows up to 32 MiB)."""
+    """Set glibc to keep freed memory, as it comes to do by itself (mallopt(3): its threshold grows up to 32 MiB)."""
     mallopt = ctypes.CDLL(None).mallopt
     for parameter in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         mallopt(parameter, 32 << 20)
 
 
 def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
-    """Seconds of steps of AdamW in core and streamed, and how many parameters differ afterwards."""
+    """Return the seconds of AdamW's steps in core and streamed, and how many parameters differ afterwards."""
     torch.manual_seed(0)
     ours = nn.Sequential(*(nn.Linear(sizes.width, sizes.width) for _ in range(sizes.layers)))
     plain, x = copy.deepcopy(ours), torch.randn(sizes.batch, sizes.width)
@@ -291,10 +291,10 @@ def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
     _, units = measure_units(ours, pieces, x, lambda out: out.square().mean(), state_slots=2)
     parameters = list(ours.parameters())
     counts = [torch.zeros(()) for _ in parameters]
-    home = StateFile(folder, [tuple(p.shape) for p in parameters], 3)
+    state_file = StateFile(folder, [tuple(p.shape) for p in parameters], 3)
     for i, p in enumerate(parameters):
-        home.slot(i).copy_(p.detach())
-    home.mark_arrived(range(len(parameters)))
+        state_file.slot(i).copy_(p.detach())
+    state_file.mark_arrived(range(len(parameters)))
 
     def update(number: int, p: nn.Parameter, state: list[Tensor]) -> None:
         assert p.grad is not None
@@ -303,7 +303,7 @@ def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
 
     swap = DiskSwap(folder, SCRATCH_BYTES)
     groups = [[(2 * i + j, p) for j, p in enumerate(layer.parameters())] for i, layer in enumerate(ours)]
-    weights = Weights(home, groups, [], swap, update, streamed=True)
+    weights = Weights(state_file, groups, [], swap, update, streamed=True)
     executor = Executor(ours, pieces, Footprint(units, "K" * len(units), 1 << 60, 0, streamed=True), swap, weights)
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(sizes.repetitions + 1):
@@ -317,7 +317,7 @@ def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
         weights.finish()
         seconds[0].append(middle - started)
         seconds[1].append(time.perf_counter() - middle)
-    weights.store(home, 3)
+    weights.store(state_file, 3)
     executor.close()
     weights.close()
     differing = sum(not torch.equal(a, b) for a, b in zip(parameters, plain.parameters(), strict=True))
@@ -326,7 +326,7 @@ def adam(folder: Path, sizes: Sizes) -> tuple[list[float], list[float], int]:
 
 
 def planning_seconds() -> float:
-    """CPU seconds to plan fifty units that neither fit nor swap for free."""
+    """Return the CPU seconds to plan fifty units that neither fit nor swap for free."""
     units = tuple(
         Unit(f"u{i}", 0.03, 0.06, 0.01 + i % 5 / 100, 8 << 20, 8 << 20, (8 + i % 7 * 6) << 20, forward_bytes=8 << 20)
         for i in range(50)
@@ -341,8 +341,9 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def compilations(sizes: Sizes) -> list[dict[str, Any]]:
-    """Some networks compiled by torch, with all and with a part of their activations' memory; nothing where there is
-    no C++ compiler for it to use.
+    """Measure some networks compiled by torch, with all and with a part of their activations' memory.
+
+    Returns nothing where there is no C++ compiler for it to use.
     """
     if shutil.which("g++") is None:
         return []
@@ -354,7 +355,7 @@ def compilations(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def compiled(network: Network, part: float) -> dict[str, Any]:
-    """Seconds and bytes of a compiled step beside one in core that is not."""
+    """Return seconds and bytes of a compiled step beside one in core that is not."""
     torch._dynamo.reset()
     torch._functorch.config.activation_memory_budget = part
     module = copy.deepcopy(network.module)
@@ -376,7 +377,7 @@ def compiled(network: Network, part: float) -> dict[str, Any]:
 
 
 def compiled_table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """For RESULTS.md."""
+    """Return the table of compiled networks for RESULTS.md."""
     head = ["network", "activation memory budget", "compiled / in core", "memory", "memory in core"]
     lines = [
         [
@@ -426,26 +427,26 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
 
 
 def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The comparison that the paper makes, at the speed of link that limits, and at others beside it."""
-    found: list[Figure] = []
+    """Return the paper's comparison, at the speed of link that limits, and at others beside it."""
+    figures: list[Figure] = []
     for speed in sorted({row["mb_per_second"] for row in rows if row["mb_per_second"]}):
         ratios = _of_models([row for row in rows if row["mb_per_second"] == speed], "swap_style_over_plan")
         what = f"best swap-style / plan at {speed:.0f} MB/s, mean over models"
-        found.append(
+        figures.append(
             Figure(what, _mean(ratios), "x", samples=ratios)
-            if found
+            if figures
             else at_least(what, _mean(ratios), "", 1.52, ratios)
         )
-    return found
+    return figures
 
 
 def _of_models(rows: Sequence[dict[str, Any]], ratio: str) -> list[float]:
-    """Each model's mean over its budgets and links: models count alike, however many budgets a plan fits."""
-    found: dict[str, list[float]] = {}
+    """Return each model's mean over its budgets and links: models count alike, however many budgets a plan fits."""
+    by_network: dict[str, list[float]] = {}
     for row in rows:
         if row[ratio]:
-            found.setdefault(row["network"], []).append(row[ratio])
-    return [_mean(ratios) for ratios in found.values()]
+            by_network.setdefault(row["network"], []).append(row[ratio])
+    return [_mean(ratios) for ratios in by_network.values()]
 
 
 def _ratio(taken: Sequence[float], plan: Sequence[float]) -> float:
@@ -475,7 +476,7 @@ def best_over_plan(row: dict[str, Any], names: Sequence[str]) -> float | None:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """For RESULTS.md: a row per network, link and budget; `-` where a technique does not fit."""
+    """Return a table for RESULTS.md: a row per network, link and budget; `-` where a technique does not fit."""
     others = (*NAMED, SMALLER)
     ratios = ["plan / in core", *(f"{name} / plan" for name in others)]
     lines = []

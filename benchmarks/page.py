@@ -1,4 +1,4 @@
-"""What does the dashboard's page cost, with 100 workers?
+"""Measure the cost of the dashboard's page with 100 workers.
 
 The events of a churned run of 100 workers are fed to a head's summary at the pace of a real run, ten rounds a minute;
 the head publishes them to a real scheduler in a process of its own, as `idletrain launch` does. Its CPU time is
@@ -62,16 +62,16 @@ def first_events(workers: int) -> Iterator[Record]:
 
 
 def round_events(workers: int, number: int) -> list[Record]:
-    """A round's events, of which every 20th subnet's worker is killed and replaced; `s` is within the run."""
-    began = number * ROUND_SECONDS
+    """Return a round's events, of which every 20th subnet's worker is killed and replaced; `s` is within the run."""
+    start = number * ROUND_SECONDS
     events: list[Record] = []
     for k in range(workers):
         where = {"round": number, "subnet": k, "worker": _address(k)}
         attempt = number * 2 * workers + k
-        events += [{"kind": "leased", "s": began + k / workers, **where, "attempt": attempt, "step": 0}]
-        events += [{"kind": "progress_saved", "s": began + 2 + k / workers, **where, "attempt": attempt, "steps": 200}]
+        events += [{"kind": "leased", "s": start + k / workers, **where, "attempt": attempt, "step": 0}]
+        events += [{"kind": "progress_saved", "s": start + 2 + k / workers, **where, "attempt": attempt, "steps": 200}]
         if (k + number) % 20 == 0:
-            s = began + 3
+            s = start + 3
             events += [
                 {"kind": "worker_left", "s": s, "worker": _address(k), "name": f"node-{k}", "cause": "kill"},
                 {"kind": "lost", "s": s, **where, "attempt": attempt, "cause": "kill", "kept_steps": 200,
@@ -82,14 +82,14 @@ def round_events(workers: int, number: int) -> list[Record]:
             ]  # fmt: skip
             attempt += workers
         events += [
-            {"kind": "staged", "s": began + 5 + k / workers, **where, "attempt": attempt, "steps": 400,
+            {"kind": "staged", "s": start + 5 + k / workers, **where, "attempt": attempt, "steps": 400,
              "train_seconds": 4.0},
-            {"kind": "attempt_ended", "s": began + 5 + k / workers, **where, "attempt": attempt, "ended": "done",
+            {"kind": "attempt_ended", "s": start + 5 + k / workers, **where, "attempt": attempt, "ended": "done",
              "steps": 400, "reply": "accepted", "pull_seconds": 0.1, "train_seconds": 4.0, "push_seconds": 0.1,
              "pull_bytes": 4_000_000, "push_bytes": 4_000_000},
         ]  # fmt: skip
     events.sort(key=lambda event: event["s"])
-    end = began + ROUND_SECONDS
+    end = start + ROUND_SECONDS
     moved = {"bytes_down": 4_000_000 * workers, "bytes_up": 4_000_000 * workers}
     commit = {"round": number, "steps": 400 * workers, "seconds": ROUND_SECONDS, "commit_seconds": 0.1, **moved}
     score = {"round": number + 1, "accuracy": 1 - 1 / (number + 2), "loss": 1 / (number + 2), "seconds": 0.1}
@@ -116,7 +116,7 @@ async def live(preset: Preset, summary: Summary) -> None:
         await asyncio.sleep(ROUND_SECONDS - time.monotonic() % ROUND_SECONDS)
 
 
-async def look(url: str, seen: list[tuple[float, str]]) -> None:
+async def poll_page(url: str, seen: list[tuple[float, str]]) -> None:
     """Ask for the page's content as a browser does, until cancelled."""
     http = AsyncHTTPClient(force_instance=True)
     while True:
@@ -126,7 +126,7 @@ async def look(url: str, seen: list[tuple[float, str]]) -> None:
 
 
 async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
-    """CPU shares of scheduler and head, without lookers and with; and how often the page's content changed."""
+    """Return CPU shares of scheduler and head, with and without readers, and how often the page's content changed."""
     dask_settings.apply()
     summary = Summary()
     for event in itertools.chain(
@@ -142,18 +142,18 @@ async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
         url = about["dashboard"].replace("/status", "/idletrain")
         await _page_there(url)
         process, me = psutil.Process(about["pid"]), psutil.Process()
-        telling = asyncio.ensure_future(live(preset, summary))
+        feeding = asyncio.ensure_future(live(preset, summary))
         shares = {"idle": await _share(process, preset.phase_seconds)}
         async with publishing(client, summary, allow_control=False):
             head = _cpu_seconds(me)
             shares["published"] = await _share(process, preset.phase_seconds)
             head_share = (_cpu_seconds(me) - head) / preset.phase_seconds
             seen: list[list[tuple[float, str]]] = [[] for _ in range(LOOKERS)]
-            looking = [asyncio.ensure_future(look(url, list_)) for list_ in seen]
+            polls = [asyncio.ensure_future(poll_page(url, list_)) for list_ in seen]
             shares["looked at"] = await _share(process, preset.phase_seconds)
-            for task in (*looking, telling):
+            for task in (*polls, feeding):
                 task.cancel()
-            await asyncio.gather(*looking, telling, return_exceptions=True)
+            await asyncio.gather(*polls, feeding, return_exceptions=True)
     return {"shares": shares, "head_share": head_share, "gaps": _gaps(seen[0]), "workers_shown": _rows(seen[0][-1][1])}
 
 
@@ -182,7 +182,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _gaps(seen: list[tuple[float, str]]) -> list[float]:
-    """Seconds between two contents that differ."""
+    """Return the seconds between two contents that differ."""
     news = [seen[0], *(later for earlier, later in itertools.pairwise(seen) if later[1] != earlier[1])]
     return [later[0] - earlier[0] for earlier, later in itertools.pairwise(news)]
 
@@ -195,18 +195,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        found = asyncio.run(measure(preset, Path(folder)))
-    shares, gaps = found["shares"], found["gaps"]
+        measured = asyncio.run(measure(preset, Path(folder)))
+    shares, gaps = measured["shares"], measured["gaps"]
     page = shares["looked at"] - shares["idle"]
     figures = [
         at_most(f"scheduler, {preset.workers} workers, {LOOKERS} lookers", 100 * page, "% of a core", 5.0),
         Figure("scheduler, nobody looks", 100 * (shares["published"] - shares["idle"]), "% of a core"),
         Figure("scheduler without a run", 100 * shares["idle"], "% of a core"),
-        Figure("head: summing up, publishing", 100 * found["head_share"], "% of a core"),
+        Figure("head: summing up, publishing", 100 * measured["head_share"], "% of a core"),
         at_least("updates", len(gaps) / sum(gaps), "a second", 1.0, gaps),
         Figure("longest time without one", max(gaps), "s"),
     ]
-    return report("page", options, figures, workers_shown=found["workers_shown"])
+    return report("page", options, figures, workers_shown=measured["workers_shown"])
 
 
 if __name__ == "__main__":

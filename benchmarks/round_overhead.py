@@ -1,4 +1,4 @@
-"""What does a round cost beside the work in it?
+"""Measure what a round costs beside the work in it.
 
 Eight worker processes train subnets so small that training takes no time. A round's overhead is its length, from the
 commit of the round before to its own, minus the longest pull + train + push among its attempts: leases through Dask,
@@ -56,7 +56,7 @@ def tree(workers: int, rounds: int) -> dict[str, Any]:
 
 
 def overheads_ms(events: Sequence[Record]) -> list[float]:
-    """Milliseconds of every round, but for the first few, that none of its attempts accounts for."""
+    """Return the milliseconds of every round, but for the first few, that none of its attempts accounts for."""
     work: dict[int, float] = {}
     for event in of_kind(events, "attempt_ended"):
         seconds = sum(event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))

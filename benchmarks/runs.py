@@ -24,7 +24,7 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 def noise(samples: int, inputs: int, classes: int) -> tuple[Arrays, Arrays]:
-    """Random inputs and labels, `(train, test)`: for what does not depend on the data."""
+    """Return random inputs and labels, `(train, test)`: for what does not depend on the data."""
     random = np.random.Generator(np.random.Philox(0))
     x, y = random.random((samples, inputs), dtype=np.float32), random.integers(classes, size=samples)
     return (x, y), (x, y)

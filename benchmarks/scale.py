@@ -1,4 +1,4 @@
-"""What does a round cost the head with 8 to 1,000 workers?
+"""Measure what a round costs the head with 8 to 1,000 workers.
 
 Simulated workers, many to a process, sleep instead of training; all else is real: the scheduler in its process, the
 round manager in this one, leases, pulls and pushes of small subnets, the ledger, the commit. A round's overhead is its
@@ -159,7 +159,7 @@ async def measured(job: Job, workers: int) -> tuple[list[Record], Meter]:
 
 
 def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int) -> dict[str, Any]:
-    """The cost of one number of workers, round by round.
+    """Return the cost of one number of workers, round by round.
 
     Raises:
         RuntimeError: in a round that counts, not all workers took part, or one lost a lease.
@@ -204,7 +204,7 @@ def slope(workers: Sequence[float], values: Sequence[float]) -> float:
 
 
 def exponent(workers: Sequence[float], values: Sequence[float]) -> float:
-    """p of values ~ workers^p: the slope of a line through the logarithms."""
+    """Return p of values ~ workers^p: the slope of a line through the logarithms."""
     return float(np.polyfit(np.log(workers), np.log(values), 1)[0])
 
 
@@ -241,7 +241,7 @@ def _overheads(size: Mapping[str, Any]) -> list[float]:
 
 
 def _limits(what: str, a_worker: float) -> list[Figure]:
-    """With how many workers, in rounds of a minute, a core or the link is full, at `a_worker` each a round."""
+    """Return with how many workers, in rounds of a minute, a core or the link is full, at `a_worker` each a round."""
     a_worker = max(a_worker, 1e-9)  # what a tiny run says of it is noise
     if what != "wire":
         return [Figure(f"workers that fill a core with the {what}", ROUND_SECONDS / a_worker, "")]

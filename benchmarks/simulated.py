@@ -27,7 +27,7 @@ from idletrain.cluster.shutdown import when_parent_ends
 
 INPUTS = 8
 A_PROCESS = 125  # more share one interpreter's lock, fewer cost 200 MB of RAM the process
-# What each machine of a real fleet would look at of itself; here one machine would look a thousand times.
+# Each machine of a real fleet would measure itself; here one machine would measure itself a thousand times.
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "5s",
@@ -58,7 +58,7 @@ def samples(seconds: float) -> tuple[Slow, Slow]:
 
 @contextlib.contextmanager
 def started(scheduler: str, count: int, logs: Path) -> Iterator[list[int]]:
-    """Simulated workers that end with the block; yields the ids of their processes."""
+    """Start simulated workers that end with the block; yield the ids of their processes."""
     environment = {**os.environ, **WORKER_ENVIRONMENT}
     counts = [min(A_PROCESS, count - first) for first in range(0, count, A_PROCESS)]
     processes = []
@@ -77,7 +77,7 @@ def started(scheduler: str, count: int, logs: Path) -> Iterator[list[int]]:
 
 
 async def serve(scheduler: str, count: int) -> None:
-    """Be `count` workers of a scheduler until it is gone."""
+    """Serve as `count` workers of a scheduler until it is gone."""
     dask_settings.apply()
     dask_settings.lift_file_limit()
     dask.config.set(QUIET)

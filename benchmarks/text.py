@@ -16,7 +16,7 @@ Pair = tuple[NDArray[np.int16], NDArray[np.int16]]
 
 
 def gcide(windows: int, test_windows: int, context: int) -> tuple[Pair, Pair]:
-    """Windows of text and the bytes that follow, `[N, context]` each, `(train, test)`; the test comes behind.
+    """Return windows of text and the bytes that follow, `[N, context]` each, `(train, test)`; the test comes last.
 
     Raises:
         FileNotFoundError: the package is not installed.
