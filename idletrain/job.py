@@ -158,7 +158,7 @@ class OptimizerSettings(_Settings):
 
 
 class ExchangeSettings(_Settings):
-    """How parameters travel: codes save bytes by rounding values; biases, norms and optimizer state stay exact."""
+    """Transport of parameters: codes save bytes by rounding values; biases, norms and optimizer state stay exact."""
 
     pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
     """The number format of values on their way to the workers."""
@@ -174,12 +174,12 @@ class ExchangeSettings(_Settings):
 
     @property
     def coded(self) -> bool:
-        """Whether values travel in another format than float32 in either direction."""
+        """Return whether values travel in another format than float32 in either direction."""
         return (self.pull, self.push) != ("fp32", "fp32")
 
 
 class TrainingSettings(_Settings):
-    """How to train: the method, the rounds and the steps within one."""
+    """Settings of training: the method, the rounds and the steps within one."""
 
     method: Literal["ist", "local-sgd"] = "ist"
     """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
@@ -208,14 +208,14 @@ class TrainingSettings(_Settings):
 
 
 class StopSettings(_Settings):
-    """When to end before the last round."""
+    """Conditions to end before the last round."""
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
     """Accuracy on the test data at which the run ends."""
 
 
 class NodeSettings(_Settings):
-    """How many nodes, and of what size."""
+    """Number and size of nodes."""
 
     count: int = Field(default=4, ge=1)
     """Local workers, or machines of a cloud."""
@@ -237,7 +237,7 @@ class NodeSettings(_Settings):
 
 
 class MemorySettings(_Settings):
-    """How a worker trains a subnet that is too large for its memory."""
+    """Training of a subnet that is too large for a worker's memory."""
 
     budget: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None = None
     """Memory that training may take on each worker, such as 1GiB: a figure to plan with, not enforced; all of the
@@ -252,7 +252,7 @@ class MemorySettings(_Settings):
 
 
 class PreemptionSettings(_Settings):
-    """What happens to a subnet whose node is taken away."""
+    """Handling of a subnet whose node is reclaimed."""
 
     policy: Literal["reissue", "salvage"] = "reissue"
     """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
@@ -266,7 +266,7 @@ class PreemptionSettings(_Settings):
 
 
 class CheckpointSettings(_Settings):
-    """Where durable state is written, how often the whole network is, and how many snapshots are kept."""
+    """Place of durable state, interval of writing the whole network, and number of snapshots kept."""
 
     to: str = "runs/"
     """The directory that holds run directories; for a run in a cloud, an `s3://` prefix."""
@@ -280,7 +280,7 @@ NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push the image, and n
 
 
 class CloudSettings(_Settings):
-    """Where a run's machines are, when a cloud provides them."""
+    """Place of a run's machines, when a cloud provides them."""
 
     region: str | None = None
     """The region, such as eu-west-1; the one of AWS' own configuration when null."""

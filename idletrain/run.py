@@ -35,7 +35,7 @@ Decide = Callable[[Job], tuple[Job, ForecastTracker | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How to run a job, beside the job itself.
+    """Settings of a run, beside the job.
 
     Attributes:
         provider: Where the workers come from.

@@ -30,7 +30,7 @@ UNTIMED = {"rounds", "local_steps", "seed", "evaluate_every"}  # settings of `tr
 
 
 class PresetName(enum.StrEnum):
-    """How much to measure."""
+    """Sizes of measurement, by name."""
 
     quick = "quick"
     full = "full"

@@ -40,7 +40,7 @@ class TriggerName(enum.StrEnum):
 
 
 class IfRunning(enum.StrEnum):
-    """What to do with a run that is due while the one before still trains."""
+    """Rule for a run that is due while the one before still trains."""
 
     skip = "skip"
     queue = "queue"

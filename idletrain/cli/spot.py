@@ -32,7 +32,7 @@ SHOWN_TYPES = 5  # the best of those that may be requested
 
 @dataclass(frozen=True)
 class SpotOptions:
-    """What the command line says of a run in a cloud, beside what its provider needs to know.
+    """Settings of the command line for a run in a cloud, beside those of its provider.
 
     Attributes:
         resume: Continue the run of that name.

@@ -63,7 +63,7 @@ class Quote:
 
     @property
     def remaining_usd(self) -> float | None:
-        """What is left of the budget, or None without one."""
+        """Return the rest of the budget in dollars, or None without one."""
         return None if self.budget_usd is None else self.budget_usd - self.spent_usd
 
     @property

@@ -95,7 +95,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule:
-    """When a partial payload may be accepted.
+    """The conditions on which a partial payload is accepted.
 
     Attributes:
         required_bytes: Bytes, from the first on, that must arrive.

@@ -81,7 +81,7 @@ class PeerLinks:
 
     @property
     def members(self) -> int:
-        """How many members the group has, including this one."""
+        """Return the number of members of the group, including this one."""
         return len(self._lines)
 
     @classmethod

@@ -33,7 +33,7 @@ Callback = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """Where else a run is reported.
+    """Further receivers of a run's reports.
 
     Attributes:
         on_round: A shell command, which gets a JSON object on its input, or a function, which gets it as its argument.

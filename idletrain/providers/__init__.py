@@ -1,1 +1,1 @@
-"""Where a run's workers come from: one protocol, one table, and the providers that need no cloud."""
+"""Providers of a run's workers: one protocol, one table, and the providers that need no cloud."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What a launch asks of its provider, beside the job.
+    """A launch's settings for its provider, beside the job.
 
     Attributes:
         scheduler: Address of an existing Dask scheduler.
@@ -35,7 +35,7 @@ class LaunchRequest:
 
 
 class Provider(Protocol):
-    """Where a run's workers or machines come from."""
+    """A source of a run's workers or machines."""
 
     def faults(self, job: Job) -> list[str]:
         """Return a sentence for each thing in the job or the request that this provider cannot do."""

@@ -1,1 +1,1 @@
-"""Who does what next: the pure state machine, what is durable, the worker's task and the runner on Dask."""
+"""Rounds of training: the pure state machine, durable state, the worker's task and the runner on Dask."""

@@ -1,4 +1,4 @@
-"""Which worker is leased which subnet: each subnet the smallest willing worker that can hold it. Pure."""
+"""Choose the worker for each subnet: the smallest willing worker that can hold it. Pure."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ ACCOUNT_SECONDS, ACCOUNT_POLL_SECONDS = 1.0, 0.01
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: `completed`, `reached`, `stopped` or `diverged`, its last scores and the network's digest."""
+    """A run's end: `completed`, `reached`, `stopped` or `diverged`, its last scores and the network's digest."""
 
     status: str
     rounds: int

@@ -1,4 +1,4 @@
-"""What workers pull: a subnet as the round began with it, or its progress checkpoint."""
+"""Serve what workers pull: a subnet as the round began with it, or its progress checkpoint."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Leases:
 
     @property
     def pending(self) -> bool:
-        """Whether attempts are under way."""
+        """Return whether attempts are under way."""
         return bool(self._futures)
 
     def send(self, opened: RoundState, commands: Sequence[GrantLease]) -> None:

@@ -1,4 +1,4 @@
-"""What the parts of one run share: its job and program, its durable side, its records and the state of its rounds."""
+"""Shared state of one run: its job and program, its durable side, its records and the state of its rounds."""
 
 from __future__ import annotations
 

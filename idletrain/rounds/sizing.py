@@ -1,4 +1,4 @@
-"""How large subnets are for the workers that are here, and which of them fit nowhere."""
+"""Choose subnet sizes for the connected workers, and find the subnets that fit nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens next in a round: a pure function of the round's state and an event.
+"""Decide the next step of a round: a pure function of the round's state and an event.
 
 Rules for whoever edits this file. It knows no Dask, no clock, no files and no tensors: time comes with the events.
 Whatever the order of events, a run ends, and a subnet of a round is accepted once.

@@ -15,7 +15,7 @@ SEARCH_STEPS = 64  # bisection steps of a share: to the last bit of a float; onl
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker offers to a run.
+    """A worker's offer to a run.
 
     Attributes:
         memory_bytes: Memory for subnets.

@@ -78,7 +78,7 @@ class Execution:
 
 
 class DueDecision(enum.Enum):
-    """What to do at a due time."""
+    """Action at a due time."""
 
     RUN = "run"
     WAIT = "wait"

@@ -1,4 +1,4 @@
-"""What a worker process keeps between tasks: its open runs, its locks, and the description it gives the head."""
+"""State that a worker process keeps between tasks: its open runs, its locks, and its description for the head."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ ACCOUNT_FIELDS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an attempt is: steps since the round's start, seconds spent in them, mean loss of the last few."""
+    """An attempt's progress: steps since the round's start, seconds spent in them, mean loss of the last few."""
 
     steps: int
     train_seconds: float

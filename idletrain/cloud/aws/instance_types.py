@@ -128,7 +128,7 @@ class Pools:
 
     @property
     def few(self) -> bool:
-        """Whether there are so few types that a lack of capacity in some may leave none."""
+        """Return whether there are so few types that a lack of capacity in some may leave none."""
         return len(self.types) < WANTED_TYPES
 
 

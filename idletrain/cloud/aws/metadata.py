@@ -23,7 +23,7 @@ class NoMetadataError(Exception):
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the cloud has announced to this machine.
+    """The cloud's announcements to this machine.
 
     Attributes:
         notice: Whether it is reclaimed in about two minutes, or was requested to leave by `idletrain interrupt`.

@@ -43,7 +43,7 @@ class TraceChange:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Which instance represents which node of a trace, and the number of reclaims so far."""
+    """The instance that represents each node of a trace, and the number of reclaims so far."""
 
     held: Mapping[str, str]
     reclaimed: int = 0
@@ -51,7 +51,7 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReclaimPolicy:
-    """How a cloud reclaims nodes.
+    """A cloud's rules for reclaiming nodes.
 
     Attributes:
         periodic: Periodic reclaims, or None.
@@ -68,7 +68,7 @@ class ReclaimPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimStep:
-    """What the market does now.
+    """The market's next actions.
 
     Attributes:
         reclaims: Instances that are reclaimed.

@@ -73,7 +73,7 @@ class Endpoint:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the thread has ended."""
+        """Return whether the thread has ended."""
         return self._closed
 
     @property

@@ -27,7 +27,7 @@ MAX_DATAGRAM_BYTES = HEADER_BYTES + PAYLOAD + 16
 
 
 class PacketKind(enum.IntEnum):
-    """What a packet says; receivers send those above PROBE, senders DATA and PROBE, both HELLO."""
+    """A packet's kind; receivers send those above PROBE, senders DATA and PROBE, both HELLO."""
 
     HELLO = 0
     """Asks, or answers, whether datagrams of this size get through."""

@@ -305,7 +305,7 @@ class SendWindow:
 
     @property
     def ready(self) -> bool:
-        """Whether a piece may be sent."""
+        """Return whether a piece may be sent."""
         return bool(self._pending) and self.sequence < self.limit and not self.stopped
 
     def next(self) -> tuple[int, int] | None:

@@ -95,7 +95,7 @@ class Difference:
 
     @property
     def outcome(self) -> ComparisonOutcome:
-        """Whether the difference is significant."""
+        """Return whether the difference is significant."""
         apart, beyond = abs(self.ratio - 1), self.low > 1 or self.high < 1
         if apart > NOISE and beyond and apart > max(self.spread, self.cpu):
             return ComparisonOutcome.DIFFERENT

@@ -30,7 +30,7 @@ from idletrain.fabric.measuring.timed_group import TimedGroup
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOrders:
-    """What a process is to measure.
+    """Orders for a process that measures.
 
     Attributes:
         backend: Its name in torch.distributed.

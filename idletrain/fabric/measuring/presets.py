@@ -1,4 +1,4 @@
-"""How much is measured: pairs of nodes, repetitions, sizes and time limits. Pure."""
+"""Presets of measurement: pairs of nodes, repetitions, sizes and time limits. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TimedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricPreset:
-    """How much is measured.
+    """Amount of measurement.
 
     Attributes:
         pings: Round trips of each pair.

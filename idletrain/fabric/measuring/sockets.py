@@ -41,7 +41,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class SocketAddress:
-    """Where a node's probe server is reached.
+    """Addresses of a node's probe server.
 
     Attributes:
         host: IP address.

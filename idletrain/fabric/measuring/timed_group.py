@@ -34,7 +34,7 @@ class TimedGroup:
 
     @property
     def includes_this_node(self) -> bool:
-        """Whether this node is in the group."""
+        """Return whether this node is in the group."""
         return self.rank < self.nodes
 
     def samples(

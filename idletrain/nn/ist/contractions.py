@@ -1,4 +1,4 @@
-"""Which layers sum over which dimension of their weights."""
+"""Find which layers sum over which dimension of their weights."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What one step needs beside tensors.
+    """Settings of one step, beside tensors.
 
     Attributes:
         optimizer: The job's settings.

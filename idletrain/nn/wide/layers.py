@@ -120,7 +120,7 @@ class SparseLinear(nn.Module):
 
     @property
     def retrieves(self) -> bool:
-        """Whether the sampler keeps tables of the rows."""
+        """Return whether the sampler keeps tables of the rows."""
         return retrieves(self.sampler)
 
     def learn_counts(self, counts_C: NDArray[np.int64]) -> None:

@@ -1,1 +1,1 @@
-"""What survives a head: the write-ahead log, updates, snapshots, and their copy in S3."""
+"""Durable state that survives a head: the write-ahead log, updates, snapshots, and their copy in S3."""

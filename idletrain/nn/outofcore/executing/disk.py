@@ -91,7 +91,7 @@ class DiskSwap:
 
     @property
     def used(self) -> bool:
-        """Whether bytes were written and read, so that the speed is known."""
+        """Return whether bytes were written and read, so that the speed is known."""
         return bool(self._out.bytes and self._in.bytes)
 
     @property
