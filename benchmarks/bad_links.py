@@ -105,16 +105,16 @@ class Gate(BenchHead):
     def __init__(self, folder: Path, nodes: int, size: int, least: float) -> None:
         super().__init__(folder, torch.zeros(size // 4))
         self._nodes, self._least = nodes, least
-        self._here: dict[int, int] = {}
+        self._joined: dict[int, int] = {}
         self._done: dict[int, int] = {}
         self._open = asyncio.Event()
         self._began = 0.0
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
         """Wait for all."""
-        self._here[lease.round] = self._here.get(lease.round, 0) + 1
+        self._joined[lease.round] = self._joined.get(lease.round, 0) + 1
         opened = self._open
-        if self._here[lease.round] == self._nodes:
+        if self._joined[lease.round] == self._nodes:
             self._open, self._began = asyncio.Event(), time.perf_counter()
             opened.set()
         await opened.wait()

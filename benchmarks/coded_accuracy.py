@@ -225,17 +225,17 @@ def figures_of(preset: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
         for codes in CODED:
             coded = mean(runs, n, codes)
             fewer = _bytes(runs, n, PLAIN) / _bytes(runs, n, codes)
-            words = f"{n} subnets, pull {codes[0]}, push {codes[1]}"
+            label = f"{n} subnets, pull {codes[0]}, push {codes[1]}"
             if codes == CODED[0]:
-                figures.append(at_least(f"{words}: times fewer bytes", fewer, "", 5.0))
+                figures.append(at_least(f"{label}: times fewer bytes", fewer, "", 5.0))
             else:
-                figures.append(Figure(f"{words}: times fewer bytes", fewer, ""))
-            figures += [coded, at_most(f"{words}: behind float32", plain.value - coded.value, "points", 0.1)]
+                figures.append(Figure(f"{label}: times fewer bytes", fewer, ""))
+            figures += [coded, at_most(f"{label}: behind float32", plain.value - coded.value, "points", 0.1)]
     whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], fate) for fate in FATES)
     cost = whole.value - dropped.value
     won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)
-    words = "won back of what dropping half costs, at a fifth of the bytes"
-    return [*figures, dropped, salvaged, at_least(words, won, "", 0.6)]
+    label = "won back of what dropping half costs, at a fifth of the bytes"
+    return [*figures, dropped, salvaged, at_least(label, won, "", 0.6)]
 
 
 def _bytes(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str]) -> float:

@@ -104,7 +104,7 @@ class BenchHead:
         return True
 
     async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
-        """See `Head`; nothing here is ever lacking."""
+        """See `Head`; no payload is ever lacking."""
         return Reply.NOT_LEASED
 
     def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002 (Head's)
@@ -112,7 +112,7 @@ class BenchHead:
         return Reply.ACCEPTED
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:  # noqa: ARG002
-        """See `Head`; nothing here trains in lockstep."""
+        """See `Head`; no worker of this bench trains in lockstep."""
         return Reply.STALE_ROUND
 
     def close(self) -> None:
@@ -146,15 +146,15 @@ async def pull_and_push(address: str, security: Security, repeats: int) -> list[
 async def serve(preset: Preset, security: Security) -> list[tuple[float, float]]:
     """Return the seconds of every pull and push of a worker process."""
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
+    parent_end, child_end = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         head = BenchHead(Path(folder), torch.rand(preset.subnet_bytes // 4))
         store = StoreServer(head, security)
         address = await store.listen("127.0.0.1")
-        process = context.Process(target=worker_side, args=(address, security, preset.repeats, there))
+        process = context.Process(target=worker_side, args=(address, security, preset.repeats, child_end))
         process.start()
-        there.close()
-        seconds: list[tuple[float, float]] = await asyncio.to_thread(here.recv)
+        child_end.close()
+        seconds: list[tuple[float, float]] = await asyncio.to_thread(parent_end.recv)
         await asyncio.to_thread(process.join)
         await store.close()
         head.close()

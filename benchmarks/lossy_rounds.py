@@ -85,8 +85,8 @@ def figures_of(where: str, records: dict[str, list[dict[str, Any]]]) -> Iterator
     plain, *others = EXCHANGES
     for name in others:
         ratio = typical[plain] / typical[name]
-        words = f"{where}: {plain} / {name}"
-        yield at_least(words, ratio, "", 1.84) if name == others[-1] else Figure(words, ratio, "")
+        label = f"{where}: {plain} / {name}"
+        yield at_least(label, ratio, "", 1.84) if name == others[-1] else Figure(label, ratio, "")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

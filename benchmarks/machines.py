@@ -163,7 +163,7 @@ class Cast:
         self.output.read(name, self.processes[name])
 
     def kill(self, name: str) -> None:
-        """End a machine's processes at once, as the machine's end would: all of its session."""
+        """Kill a machine's processes at once, as the machine's end would: all of its session."""
         process = self.processes.pop(name)
         kill_session(process.pid)
         process.wait()

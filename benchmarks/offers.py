@@ -95,7 +95,7 @@ class Region:
             yield json.dumps({"product": product, "terms": {"OnDemand": {"term": {"priceDimensions": dimensions}}}})
 
 
-def one(region: Region, folder: Path) -> tuple[float, float]:
+def measure_once(region: Region, folder: Path) -> tuple[float, float]:
     """Return the seconds until the market is at hand, and until the table is drawn."""
     started = time.perf_counter()
     snapshot = pricing.fetch(region, region, pricing.PriceCache(folder))
@@ -113,8 +113,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     region = Region(preset.families)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
-        one(region, Path(folder))  # fills the cache
-        seconds = [one(region, Path(folder)) for _ in range(preset.repeats)]
+        measure_once(region, Path(folder))  # fills the cache
+        seconds = [measure_once(region, Path(folder)) for _ in range(preset.repeats)]
     fetches, wholes = zip(*seconds, strict=True)
     what = f"{preset.families * len(SIZES):,} types in {len(ZONES)} zones"
     figures = [

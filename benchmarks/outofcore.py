@@ -463,8 +463,8 @@ def best_over_plan(row: dict[str, Any], names: Sequence[str]) -> float | None:
     In every turn the best is who was in the others: the quickest of several is quick by luck, too.
     """
     plan: list[float] = row["seconds"]["plan"]
-    taken = {name: plan if name in row["same_plan"] else row["seconds"].get(name) for name in names}
-    fitting: list[list[float]] = [seconds for seconds in taken.values() if seconds]
+    seconds_by_name = {name: plan if name in row["same_plan"] else row["seconds"].get(name) for name in names}
+    fitting: list[list[float]] = [seconds for seconds in seconds_by_name.values() if seconds]
     if not fitting:
         return None
     ratios = []

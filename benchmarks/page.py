@@ -140,7 +140,7 @@ async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
     ):
         about = json.loads((folder / "cluster.json").read_text())
         url = about["dashboard"].replace("/status", "/idletrain")
-        await _page_there(url)
+        await _wait_for_page(url)
         process, me = psutil.Process(about["pid"]), psutil.Process()
         feeding = asyncio.ensure_future(live(preset, summary))
         shares = {"idle": await _share(process, preset.phase_seconds)}
@@ -157,7 +157,7 @@ async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
     return {"shares": shares, "head_share": head_share, "gaps": _gaps(seen[0]), "workers_shown": _rows(seen[0][-1][1])}
 
 
-async def _page_there(url: str) -> None:
+async def _wait_for_page(url: str) -> None:
     http = AsyncHTTPClient(force_instance=True)
     for _ in range(PAGE_SECONDS * 10):
         try:
@@ -183,8 +183,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 def _gaps(seen: list[tuple[float, str]]) -> list[float]:
     """Return the seconds between two contents that differ."""
-    news = [seen[0], *(later for earlier, later in itertools.pairwise(seen) if later[1] != earlier[1])]
-    return [later[0] - earlier[0] for earlier, later in itertools.pairwise(news)]
+    changes = [seen[0], *(later for earlier, later in itertools.pairwise(seen) if later[1] != earlier[1])]
+    return [later[0] - earlier[0] for earlier, later in itertools.pairwise(changes)]
 
 
 def _rows(content: str) -> int:

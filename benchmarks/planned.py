@@ -107,12 +107,12 @@ def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
 
 def order(others: int) -> list[int]:
     """Return the order of settings by number, the planned one being 0: forward and back."""
-    there = [0, *range(1, others + 1), 0]
-    return [*there, *there[-2::-1]]
+    forward = [0, *range(1, others + 1), 0]
+    return [*forward, *forward[-2::-1]]
 
 
-def words(own: Entry, one: Entry) -> str:
-    """Return a setting in words."""
+def label_of(own: Entry, one: Entry) -> str:
+    """Return the label of a setting."""
     name = "planned" if one is own else "by hand"
     return f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
 
@@ -143,9 +143,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         records.append({"setting": number, "most_seconds": budget, **record})
         seconds_by_setting.setdefault(number, []).append(seconds)
         budget = min(budget, slower * seconds_by_setting[0][0])
-        print(f"{words(chosen, one)}: {seconds:.1f} s", flush=True)
+        print(f"{label_of(chosen, one)}: {seconds:.1f} s", flush=True)
     figures = [
-        Figure(words(chosen, [chosen, *others][number]), statistics.median(seconds), "s", samples=seconds)
+        Figure(label_of(chosen, [chosen, *others][number]), statistics.median(seconds), "s", samples=seconds)
         for number, seconds in sorted(seconds_by_setting.items())
     ]
     best = min(figure.value for figure in figures[1:])

@@ -82,21 +82,21 @@ class Rehearsal:
         address = json.loads(said.read_text())
         self._endpoint = address["endpoint"]
         keys = {"aws_access_key_id": "sandbox", "aws_secret_access_key": "sandbox"}
-        there = {"endpoint_url": self._endpoint, "region_name": address["region"], **keys}
-        number = boto3.client("sts", **there).get_caller_identity()["Account"]
+        client_settings = {"endpoint_url": self._endpoint, "region_name": address["region"], **keys}
+        number = boto3.client("sts", **client_settings).get_caller_identity()["Account"]
         bucket = f"idletrain-{number}-{address['region']}"
-        self._prefix = S3Prefix(boto3.client("s3", **there), bucket, "runs/rehearsal/")
+        self._prefix = S3Prefix(boto3.client("s3", **client_settings), bucket, "runs/rehearsal/")
         self._events: list[Record] = []
         self._seen = ""
 
     def until(self, kind: str, count: int = 1) -> list[Record]:
         """Wait for events of a kind."""
 
-        def there() -> bool:
+        def arrived() -> bool:
             self._seen = s3_mirror.tail(self._prefix, "events.jsonl", self._acquire, self._seen)
             return len(of_kind(self._events, kind)) >= count
 
-        self._wait(there)
+        self._wait(arrived)
         return of_kind(self._events, kind)
 
     def _acquire(self, text: bytes) -> None:

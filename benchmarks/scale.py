@@ -166,8 +166,8 @@ def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int
     """
     committed, slept = of_kind(events, "round_committed")[preset.warm_up_rounds :], preset.sleep_seconds(workers)
     for event in committed:
-        here = [e for e in events if e.get("round") == event["round"]]
-        took_part, lost = {e["worker"] for e in of_kind(here, "leased")}, of_kind(here, "lost")
+        of_round = [e for e in events if e.get("round") == event["round"]]
+        took_part, lost = {e["worker"] for e in of_kind(of_round, "leased")}, of_kind(of_round, "lost")
         if len(took_part) != workers or lost:
             number = event["round"]
             raise RuntimeError(

@@ -120,8 +120,8 @@ def selection_of(options: argparse.Namespace) -> Selection:
         raise ValueError(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join((*METHODS, *CASES))}")
     entries: tuple[Entry, ...] = ()
     if options.settings:
-        goes = {"steps": options.steps, "snapshot_every": options.snapshot_every, "budget_seconds": options.budget}
-        entries = tuple(Entry(method=m, settings=json.loads(options.settings), **goes) for m in options.methods)
+        limits = {"steps": options.steps, "snapshot_every": options.snapshot_every, "budget_seconds": options.budget}
+        entries = tuple(Entry(method=m, settings=json.loads(options.settings), **limits) for m in options.methods)
     return Selection(
         tuple(options.case), tuple(options.nodes), tuple(options.link), options.head_link, entries, options.events
     )

@@ -180,8 +180,8 @@ def _play(
         for turn in first:
             stage.start(turn.machine)
             lives[turn.machine] = Life(turn.machine, time.time())
-        there = "worker_joined" if stage.method.ours else "ready"
-        cast.output.wait(there, len(first), START_SECONDS, cast.all_alive)
+        joined = "worker_joined" if stage.method.ours else "ready"
+        cast.output.wait(joined, len(first), START_SECONDS, cast.all_alive)
         start = time.time()
         for turn in turns[len(first) :]:
             time.sleep(max(0.0, start + turn.at - time.time()))

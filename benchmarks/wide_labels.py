@@ -264,13 +264,13 @@ def against_dense(contest: Contest, dense: Trained, ours: Trained, rows: int) ->
 
 def soon(contest: Contest, level: float, sprints: Sequence[Sprint], on_two: dict[str, float]) -> list[Figure]:
     """Return dense's time over uniform's, on one thread and on two (by the seconds that a step takes there)."""
-    words = f"{contest.name}: dense's time to P@1 {level * POINTS:.2f} / uniform's"
+    label = f"{contest.name}: dense's time to P@1 {level * POINTS:.2f} / uniform's"
     theirs, own = (one.seconds_to(level) for one in sprints)
     theirs_on_two, own_on_two = (one.steps_to(level) * on_two[one.recipe.name] for one in sprints)
     return [
         *(Figure(f"{contest.name}: {one.recipe.name}'s rate for that", one.recipe.lr, "") for one in sprints),
-        at_least(words, _ratio(theirs, own), "", contest.speedup),
-        at_least(f"{words}, two threads", _ratio(theirs_on_two, own_on_two), "", contest.speedup),
+        at_least(label, _ratio(theirs, own), "", contest.speedup),
+        at_least(f"{label}, two threads", _ratio(theirs_on_two, own_on_two), "", contest.speedup),
     ]
 
 
@@ -304,8 +304,8 @@ def against_blind(contest: Contest, unseeing: Trained, others: Sequence[Trained]
     figures = []
     for what, one, least in (("best retrieval", best, contest.margin), ("what auto keeps", by_auto, -0.2)):
         ahead, error = one.ahead_of(unseeing)
-        words = f"{contest.name}: {what} ({one.recipe.name}) ahead of {unseeing.recipe.name} at equal time"
-        figure = Figure(words, ahead, "points") if least is None else at_least(words, ahead, "points", least)
+        label = f"{contest.name}: {what} ({one.recipe.name}) ahead of {unseeing.recipe.name} at equal time"
+        figure = Figure(label, ahead, "points") if least is None else at_least(label, ahead, "points", least)
         figures += [figure, Figure(f"{contest.name}: {what}: standard error of that", error, "points")]
     return figures
 

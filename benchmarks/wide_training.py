@@ -82,7 +82,7 @@ def split(samples: SparseSamples, held: int, seed: int) -> Sets:
 
 
 def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int = 0) -> SparseSamples:
-    """Make rows whose labels are siblings that share ten words and differ in three: most of them, and noise."""
+    """Make rows of most words of a label, and noise; sibling labels share ten words and differ in three."""
     random = np.random.Generator(np.random.Philox(seed))
     features = max(200, labels // 2)
     groups = -(-labels // siblings)
