@@ -91,7 +91,7 @@ class ModelSettings(_Settings):
     """The module to train: a factory `package.module:function` and its keyword arguments."""
 
     factory: str
-    """A function that returns an `nn.Module`, as `package.module:function`; the module may lie in the working directory."""
+    """A function that returns an `nn.Module`, as `package.module:function`, imported from the working directory too."""
     args: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     exclude: tuple[str, ...] = ()
