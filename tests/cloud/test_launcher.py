@@ -49,7 +49,7 @@ def test_a_plan_names_pools_of_the_job_s_market(account: Account, cache: Path) -
     [
         ({"budget_usd": 0.01}, r"nodes\.budget_usd: \$0\.01 does not pay the first hour"),
         ({"memory": "90000GiB"}, r"nodes\.memory: no machine has .*the nearest is"),
-        ({"max_price": 0.0001}, r"nodes\.max_price: is below every machine"),
+        ({"max_price": 0.0001}, r"nodes\.max_price: is below the price of every suitable machine"),
     ],
 )
 def test_what_no_machine_or_budget_can_do_is_refused_with_the_nearest(
