@@ -1,5 +1,6 @@
-# The image that heads and nodes run: `docker run IMAGE node`. Built for CPUs, or for GPUs with --build-arg CUDA=cu130.
-# Without a registry to take the base from: infra/image/build-offline.sh.
+# The image that heads and nodes run: `docker run IMAGE node`. Built for CPUs, or for GPUs with --build-arg CUDA=cu130
+# (after infra/image/lock.py cu130). Without a registry to take the base from: infra/image/build-offline.sh.
+# BASE may name a digest (python@sha256:...), so that two builds stand on the same bytes.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
@@ -9,18 +10,17 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all:
 RUN python3 -m venv /opt/idletrain
 WORKDIR /src
 # What the code needs changes less often than the code: a layer of its own, without the fifth that is there for tests.
-COPY pyproject.toml constraints.txt ./
-RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], \
-        sep="\n")' > requirements.txt \
-    && /opt/idletrain/bin/pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-        -r requirements.txt -c constraints.txt \
+# Every file is the one whose hash was written down, whichever index it comes from.
+COPY infra/image/requirements-${CUDA}.txt requirements.txt
+RUN /opt/idletrain/bin/pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+        --require-hashes -r requirements.txt \
     && cd /opt/idletrain/lib/python3*/site-packages \
     && rm -rf torch/include torch/test torch/bin/protoc* torch/bin/test_* \
     && find . -type d -name tests -prune -exec rm -rf {} +
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY infra/testbed infra/testbed
 COPY idletrain idletrain
-RUN /opt/idletrain/bin/pip install --no-deps . \
+RUN /opt/idletrain/bin/pip install --no-deps --no-build-isolation . \
     && /opt/idletrain/bin/pip uninstall --yes pip
 
 FROM ${BASE}

@@ -6,13 +6,20 @@ DATA := /usr/share/datasets/fashion-mnist
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test check docs data tools peers clean
+.PHONY: demo test chaos fuzz check docs data tools peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # the longest files first
+
+chaos: $(READY)  ## an hour of random faults of every kind, beside the suite's own; not in CI
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m tests.chaos.storm --json benchmarks/results/storm.json
+
+fuzz: $(READY)  ## odd bytes for every reader, 60 seconds each and two at a time: 6 minutes
+	$(BIN)/python -m pip install -q -e '.[fuzz]' -c constraints.txt
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/campaign.py 60
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff format --check .
