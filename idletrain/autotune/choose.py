@@ -1,12 +1,12 @@
-"""Choose the training settings that a job leaves open, by the forecast of its rounds on a fleet."""
+"""Choose the training settings that a job leaves open, by the forecast of its rounds on a fleet and a short trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from idletrain.autotune import forecast, step_time
+from idletrain.autotune import forecast, learning_trial, step_time
 from idletrain.autotune.forecast import AutotuneChoice, FleetFigures, RoundForecast, TrainingOption
 from idletrain.autotune.step_time import one_thread
 from idletrain.errors import JobError
@@ -31,21 +31,47 @@ def leaves_open(job: Job) -> bool:
 
 
 @one_thread()
-def choose_settings(job: Job, fleet: FleetFigures) -> tuple[Job, AutotuneChoice]:
+def choose_settings(
+    job: Job, fleet: FleetFigures, report: Callable[[str], None] | None = None
+) -> tuple[Job, AutotuneChoice]:
     """Return the job with every open setting filled in, and the choice with its reasons.
+
+    Args:
+        job: The job.
+        fleet: Speeds of its nodes.
+        report: Called with a line before a trial of what the methods teach, which takes seconds; without it there is
+            no trial, and the forecast alone decides.
 
     Raises:
         JobError: The job's settings contradict each other in every way that it leaves open.
     """
     given = job.training.model_fields_set
     allowed = (job.training.local_steps,) if "local_steps" in given or not leaves_open(job) else forecast.TRIED_STEPS
-    choice = forecast.choose_option(_options(job, fleet), fleet, allowed)
+    options = _options(job, fleet)
+    choice = forecast.choose_option(options, fleet, allowed)
     if not leaves_open(job):
         return job, choice
+    whole = [option for option in options if option.method == "local-sgd"]
+    if choice.option.method != "local-sgd" and whole:
+        candidates = [_candidate(job, each) for each in (choice, forecast.choose_option(whole, fleet, allowed))]
+        choice, why = learning_trial.pick(candidates, job.training.rounds, report)
+        choice = replace(choice, why=(why, *choice.why))
+    return _with_choice(job, choice), choice
+
+
+def _with_choice(job: Job, choice: AutotuneChoice) -> Job:
+    """Return the job with a choice's settings wherever it leaves them open."""
     settings = forecast.training_settings(choice)
     settings["exchange"] = ExchangeSettings(**settings["exchange"])
+    given = job.training.model_fields_set
     training = job.training.model_copy(update={k: v for k, v in settings.items() if k not in given})
-    return job.model_copy(update={"training": training}), choice
+    return job.model_copy(update={"training": training})
+
+
+def _candidate(job: Job, choice: AutotuneChoice) -> learning_trial.Candidate:
+    """Return a choice with its network, to be tried."""
+    job = _with_choice(job, choice)
+    return learning_trial.Candidate(choice, from_settings(job.model, job.data, job.training, job.memory))
 
 
 def _options(job: Job, fleet: FleetFigures) -> list[TrainingOption]:
@@ -87,6 +113,9 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
         except JobError as fault:
             faults.append(fault)
             continue
+        if prepared.fallback and "method" not in job.training.model_fields_set:
+            faults.append(JobError(f"model: {prepared.fallback}"))
+            continue
         fits = _fits(prepared.program, memory_bytes)
         if fits or training.method == "ist" or "method" in job.training.model_fields_set:
             possible.append(Variant(prepared, fits))
@@ -97,13 +126,15 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
 
 def _fits(program: Program, memory_bytes: int) -> bool:
     """Return whether one of the program's subnets fits a node's memory."""
-    return subnet_need(program)(1 / program.training.subnets if program.layout.groups else 1.0) <= memory_bytes
+    share = program.training.equal_shares[0] if program.layout.groups else 1.0
+    return subnet_need(program)(share) <= memory_bytes
 
 
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
     """Yield the job's training settings with each method and number of subnets that it leaves open."""
     training, given, free = job.training, job.training.model_fields_set, leaves_open(job)
-    methods = ("local-sgd", "ist") if free and "method" not in given else (training.method,)
+    open_method = free and "method" not in given and "copies" not in given  # which are of subnets
+    methods = ("local-sgd", "ist") if open_method else (training.method,)
     for method in methods:
         counts = (nodes,) if method == "local-sgd" else (nodes, 2 * nodes)
         for subnets in counts if free and "subnets" not in given else (training.subnets,):

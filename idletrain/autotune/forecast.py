@@ -17,12 +17,12 @@ from idletrain.exchange.admission import MIN_HOLDERS
 from idletrain.observe.time_use import ROUND_PARTS
 
 # Numbers of local steps to try, and the largest ones that do not cost accuracy: the most that paid off in
-# benchmarks/candidates.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
+# benchmarks/sweep.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
 TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
 MAX_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
 # subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
-# 1,000 to 200; results/planned.json: sixteen take 1.3 to 1.5 times the rounds of eight).
+# 1,000 to 200; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight).
 ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
@@ -174,9 +174,11 @@ class _LinkSeconds(NamedTuple):
 
 
 def _link_seconds(size: int, encoding: str, plain: int, active: int, alone: float, together: float) -> _LinkSeconds:
-    coding = 0.0 if encoding == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # seconds at either end
+    codec_seconds = 0.0 if encoding == "fp32" else plain / CODED_BYTES_PER_SECOND / 2  # seconds at either end
     at_once = min(active, max(MIN_HOLDERS, round(together / alone)))
-    one, every = (max(size / alone, nodes * size / together) + (1 + nodes) * coding for nodes in (at_once, active))
+    one, every = (
+        max(size / alone, nodes * size / together) + (1 + nodes) * codec_seconds for nodes in (at_once, active)
+    )
     return _LinkSeconds(one, every)
 
 

@@ -77,7 +77,7 @@ async def probe_fleet(client: Client, job: Job, nodes: int | None = None) -> Fle
         }
     finally:
         await servers.close()
-    calls = [await _timed(lambda: workers.call(0, tasks.free_port, "127.0.0.1")) for _ in range(CALLS)]
+    calls = [await _timed(lambda: workers.call(0, tasks.unused_port, "127.0.0.1")) for _ in range(CALLS)]
     memory_bytes = min(node["memory_bytes"] for node in await workers.call_all(worker_tasks.describe))
     variants = await asyncio.to_thread(choose.variants, job, nodes or len(workers), memory_bytes)
     return FleetFigures(

@@ -140,7 +140,7 @@ def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float) -> Sampler
             rebuild(steps // training.local_steps)
         steps += 1
         work.step(training_rows, batches, steps)
-    network = assembled(prepared.module, [p.detach() for p in work.module.parameters()]).eval()
+    network = assembled(prepared.module, [p.detach() for p in work.module.parameters() if p.requires_grad]).eval()
     return SamplerTrial(sampler, steps, _hits(network, samples, held_out))
 
 

@@ -11,9 +11,11 @@ import torch
 from distributed import Worker
 from torch import Tensor
 
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.ist.subnets import Subnet
-from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
+from idletrain.nn.orders import batch_order
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
 from idletrain.worker.node import device_for
@@ -43,8 +45,8 @@ class StepProbe:
 
     def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int) -> None:
         self._steps = LocalSteps(program, subnet, flat, number, 0)
-        self._samples, training = program.source.open(), program.training
-        self._order = BatchOrder(training.seed, len(self._samples), training.batch_size, training.subnets)
+        self._samples = program.source.open()
+        self._order = batch_order(self._samples, program.training)
         if program.output:
             from idletrain.nn.wide import label_shards  # and with it Numba
 
@@ -66,8 +68,7 @@ class StepProbe:
 
 def typical(program: Program) -> Subnet:
     """Return the first round's first subnet, with all subnets of equal size."""
-    count = program.training.subnets
-    return program.subnets(0, (1 / count,) * count)[0]
+    return program.subnets(0, by_neurons(program.training.equal_shares, program.training.copies))[0]
 
 
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:

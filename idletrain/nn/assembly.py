@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.batches import call, fresh, tensors_of
+from idletrain.nn.data.seeding import seeded
 from idletrain.nn.evaluate import EVALUATION_BATCH
 from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.ist.subnets import Subnet, cut
@@ -30,9 +32,10 @@ def training_loss(module: nn.Module, samples: Samples, program: Program) -> floa
     """Return the mean loss of a module in evaluation mode on some of the training data, the same ones every time."""
     order = generator(program.training.seed, "assembly").permutation(len(samples))[:SAMPLES]
     total = 0.0
-    for index in np.array_split(order, -(-len(order) // EVALUATION_BATCH)):
-        inputs, labels = samples.batch(index)
-        total += float(program.loss(module(inputs), labels)) * len(index)
+    with seeded(key(program.training.seed, "assembly", "samples")):
+        for index in np.array_split(order, -(-len(order) // EVALUATION_BATCH)):
+            inputs, target = samples.batch(index)
+            total += float(program.training_loss(call(module, inputs), target)) * len(index)
     return total / len(order)
 
 
@@ -60,7 +63,8 @@ def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) 
     """Return the first layer whose outputs are much larger or smaller in the network than in its subnets."""
     samples = program.source.open()
     index = generator(program.training.seed, "assembly").permutation(len(samples))[: program.training.batch_size]
-    inputs = samples.batch(index)[0]
+    with seeded(key(program.training.seed, "assembly", "samples")):
+        inputs = samples.batch(index)[0]
     all_neurons = cut(program.layout, np.ones(sum(program.layout.sizes), dtype=np.bool_))
     whole, *parts = (
         _sizes(assemble(program.module, subnet, network.pull(subnet)[: subnet.parameters]), inputs, program)
@@ -79,13 +83,13 @@ def _sizes(module: nn.Module, inputs: Any, program: Program) -> dict[str, float]
     result: dict[str, float] = {}
 
     def record(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            result.setdefault(name, float(output.square().mean().sqrt()))
+        tensor = next((tensor for tensor in tensors_of(output) if tensor.is_floating_point()), None)
+        if tensor is not None:
+            result.setdefault(name, float(tensor.square().mean().sqrt()))
 
     for name, layer in module.named_modules():
         if not list(layer.children()):
             layer.register_forward_hook(lambda _layer, _inputs, output, name=name: record(name, output))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(program.training.seed, "assembly", "dropout") % 2**63)
-        module(inputs)
+    with torch.no_grad(), seeded(key(program.training.seed, "assembly", "dropout")):
+        call(module, fresh(inputs))
     return result

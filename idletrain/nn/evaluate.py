@@ -1,27 +1,24 @@
-"""Build, calibrate and score the assembled network."""
+"""Build and score the assembled network."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
 
 from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.batches import call, labels_of, length, prediction
 from idletrain.nn.data.csr import Rows
-from idletrain.nn.ist.randomness import generator, key
-from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy
+from idletrain.nn.ist.modules import copied
+from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_entropy, model_loss
+from idletrain.nn.user_metrics import Tally
 
-# Samples that BatchNorm's statistics are estimated from: their error falls with the root of the number, and 8,192
-# of Fashion-MNIST give the same accuracy to 0.1 points as all 60,000 at a seventh of the time.
-STATISTICS_SAMPLES = 8192
 EVALUATION_BATCH = 512  # samples per batch outside training
 CONFIDENCE_BINS = 15  # Guo et al., arXiv 1706.04599, section 4
 TEMPERATURES = tuple(2 ** (k / 4) for k in range(-16, 25))  # 1/16 to 64: beyond, no network learns
@@ -29,25 +26,13 @@ CALIBRATION_VALUES = 1 << 23  # 800,000 rows of 10 classes; 0.5 s of one core
 
 
 def assembled(module: nn.Module, network: Sequence[Tensor]) -> nn.Module:
-    """Return a copy of `module` whose parameters are the tensors of `network`, in the module's order, not copied."""
-    memo = {
-        id(p): nn.Parameter(tensor, requires_grad=p.requires_grad)
-        for p, tensor in zip(module.parameters(), network, strict=True)
-    }
-    return copy.deepcopy(module, memo)
+    """Return a copy of `module` whose parameters that train are the first tensors of `network`, in order, not copied.
 
-
-def estimate_statistics(module: nn.Module, samples: Samples, seed: int) -> None:
-    """Set BatchNorm's running statistics to those of the whole network, which no subnet has seen.
-
-    Dropout draws the same numbers every time; a last batch of one sample, which has no variance, is left out.
+    The others are the values of buffers, which `statistics.set_buffers` takes.
     """
-    order = generator(seed, "statistics").permutation(len(samples))[:STATISTICS_SAMPLES]
-    order = order[: len(order) - (len(order) % EVALUATION_BATCH == 1)]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "statistics", "dropout") % 2**63)
-        update_bn((inputs for inputs, _ in _batches(samples, order)), module)
-    module.eval()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    memo = {id(p): nn.Parameter(tensor) for p, tensor in zip(parameters, network[: len(parameters)], strict=True)}
+    return copied(module, memo)
 
 
 @dataclass(frozen=True)
@@ -60,47 +45,71 @@ class Score:
         calibration_error: Expected calibration error: the mean distance of confidence from accuracy over bins of
             confidence, weighted by their size (Guo et al., arXiv 1706.04599); None without class probabilities.
         temperature: Divisor of the logits that gives the lowest loss; above 1 the network is overconfident.
+        metrics: The job's metrics by name; None where one is no number.
     """
 
     accuracy: float | None
     loss: float
     calibration_error: float | None = None
     temperature: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def of(self, name: str) -> float | None:
+        """Return the loss, the accuracy or a metric by its name; None where it is no finite number."""
+        value = {"loss": self.loss, "accuracy": self.accuracy, **self.metrics}[name]
+        return value if value is not None and math.isfinite(value) else None
 
 
 @torch.no_grad()
-def score(module: nn.Module, samples: Samples, loss: Loss) -> Score:
-    """Score a network on all samples."""
+def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tally] = ()) -> Score:
+    """Score a network on all samples, and by the metrics of these tallies, which are empty before."""
     module.eval()
     correct, total, values, weights = 0.0, 0, 0.0, 0
     calibration = Calibration()
-    for inputs, labels in _batches(samples, np.arange(len(samples))):
-        outputs = module(inputs)
+    for inputs, target in batches(samples, np.arange(len(samples))):
+        outputs = call(module, inputs)
         if hasattr(outputs, "hits"):  # of a very wide output
-            weight = outputs.labelled(labels)
-            correct += outputs.hits(labels)
-            total += len(labels) if isinstance(labels, Rows) else weight
+            weight = outputs.labelled(target)
+            correct += outputs.hits(target)
+            total += len(target) if isinstance(target, Rows) else weight
             if weight:
-                values, weights = values + float(loss(outputs, labels)) * weight, weights + weight
+                values, weights = values + float(loss(outputs, target)) * weight, weights + weight
             continue
-        counted = labels != IGNORED_LABEL if loss is cross_entropy else torch.ones_like(labels, dtype=torch.bool)
+        for tally in tallies:
+            tally.add(outputs, target)
+        logits, labels = prediction(outputs), labels_of(target)
+        labels = torch.zeros(length(inputs)) if labels is None else labels  # one to count for each sample
+        are_classes = labels.dtype == torch.int64 and logits.shape[:-1] == labels.shape
+        skips = loss is cross_entropy or (loss is model_loss and labels.dtype == torch.int64)
+        counted = labels != IGNORED_LABEL if skips else torch.ones_like(labels, dtype=torch.bool)
         weight = int(counted.sum())
         if not weight:  # the mean over no label is NaN
             continue
-        values, weights = values + float(loss(outputs, labels)) * weight, weights + weight
-        if labels.dtype == torch.int64 and outputs.shape[:-1] == labels.shape:
-            hits = (outputs.argmax(-1) == labels)[counted]
-            calibration.add(outputs[counted], labels[counted])
-        elif loss is nn.functional.binary_cross_entropy_with_logits:
-            hits = (outputs > 0) == (labels > 0.5)
-            calibration.add(
-                torch.stack([-outputs / 2, outputs / 2], -1).flatten(0, -2), (labels > 0.5).long().flatten()
-            )
+        value = float(loss(outputs, target))
+        values, weights = values + value * weight, weights + weight
+        if are_classes and (loss is not model_loss or is_of_classes(value, outputs, target)):
+            hits = (logits.argmax(-1) == labels)[counted]
+            calibration.add(logits[counted], labels[counted])
+        elif loss in (bce_with_logits, nn.functional.binary_cross_entropy_with_logits):
+            hits = (logits > 0) == (labels > 0.5)
+            calibration.add(torch.stack([-logits / 2, logits / 2], -1).flatten(0, -2), (labels > 0.5).long().flatten())
         else:
             continue
         correct, total = correct + float(hits.sum()), total + hits.numel()
     accuracy, mean = correct / total if total else None, values / weights if weights else math.nan
-    return Score(accuracy, mean, calibration.error, calibration.temperature)
+    metrics = {tally.name: tally.value() for tally in tallies}
+    return Score(accuracy, mean, calibration.error, calibration.temperature, metrics)
+
+
+def is_of_classes(value: float, outputs: Any, target: Any) -> bool:
+    """Return True if a model's own loss is the cross entropy of its logits and labels as they stand.
+
+    A language model's is not: it compares each logit with the next label, so that its logits do not predict its labels.
+    """
+    logits, labels = prediction(outputs), labels_of(target)
+    if labels is None or labels.dtype != torch.int64 or logits.shape[:-1] != labels.shape:
+        return False
+    return math.isclose(float(cross_entropy(outputs, target).detach()), value, rel_tol=1e-4, abs_tol=1e-6)
 
 
 class Calibration:
@@ -144,6 +153,7 @@ class Calibration:
         return float(TEMPERATURES[k] * (TEMPERATURES[1] / TEMPERATURES[0]) ** offset)
 
 
-def _batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
+def batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
+    """Yield the samples of these numbers `[N]` in batches of EVALUATION_BATCH: inputs and labels."""
     for start in range(0, len(order), EVALUATION_BATCH):
         yield samples.batch(order[start : start + EVALUATION_BATCH])

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from idletrain.errors import JobError
+from idletrain.nn.data.batches import map_parts, tensors_of
 from idletrain.nn.data.csr import Rows
-from idletrain.nn.ist.groups import run_on_meta, weightless
+from idletrain.nn.ist.groups import weightless
 from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.program import Program
+from idletrain.quantities import steady
 
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
 # A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers): 20 MB
 # measured for the MLP of workflows/fashion-mnist.yaml, and half as much again for safety.
 SCRATCH_BYTES = 32 << 20
+SPREAD = 0.02  # of made-up weights where a run needs values
 
 
 def subnet_of_share(program: Program, share: float) -> Subnet:
@@ -33,17 +39,18 @@ def subnet_need(program: Program) -> Callable[[float], int]:
     """Return a function from a subnet's share of every group to the bytes that training it takes.
 
     Counted are the flat buffer, its copy that is being pushed as a progress checkpoint, the gradients and the pulled
-    values (2 * slots + 2 times the parameters), and each layer's output with its gradient at the job's batch size. With
-    a very wide output gradients are row-sparse, and counted are its sampler's tables, the labels that a batch activates
-    and the embeddings that it uses; in lockstep the checkpoint before the last is held, too.
+    values (2 * slots + 2 times the parameters), and each layer's output with its gradient for the samples that go
+    through the module at a time. With a very wide output gradients are row-sparse, and counted are its sampler's
+    tables, the labels that a batch activates and the embeddings that it uses; in lockstep the checkpoint before the
+    last is held, too.
 
     Raises:
-        JobError: (by the returned function) the module cannot be run without values.
+        JobError: (by the returned function) the module cannot be run.
     """
     samples = program.source.open()
-    index = np.arange(min(program.training.batch_size, len(samples)))
+    index = np.arange(min(program.micro_batch or program.training.batch_size, len(samples)))
     x, y = samples.batch(index)
-    batch, entries = x.to("meta"), tuple(len(part.indices) if isinstance(part, Rows) else len(part) for part in (x, y))
+    entries = tuple(len(part.indices) if isinstance(part, Rows) else len(index) for part in (x, y))
 
     @functools.cache
     def need_bytes(share: float) -> int:
@@ -51,12 +58,41 @@ def subnet_need(program: Program) -> Callable[[float], int]:
         buffer = 4 * program.buffer_size(subnet, persistent=False)
         buffers = (3 if program.training.mode == "lockstep" else 2) * buffer + 4 * subnet.parameters
         gradients = 0 if program.output else 4 * subnet.parameters
-        activations = 2 * _output_bytes(program, subnet, batch)
+        frozen = 4 * subnet.frozen.parameters if subnet.frozen else 0  # beside the network's, which the program holds
+        activations = 2 * _output_bytes(program, subnet, x)
         if program.training.exchange.push != "fp32":  # the round's initial values, and the change
             buffers += 2 * 4 * subnet.parameters
-        return buffers + gradients + activations + _wide_bytes(program, subnet, len(index), *entries) + SCRATCH_BYTES
+        return (
+            buffers
+            + gradients
+            + frozen
+            + activations
+            + _wide_bytes(program, subnet, len(index), *entries)
+            + SCRATCH_BYTES
+        )
 
     return need_bytes
+
+
+def fitting_micro_batch(program: Program, budget: int) -> int:
+    """Return how many samples fit into a budget of bytes at a time in a subnet of the mean share: halves of a batch.
+
+    It depends on the job alone, and so do the bits of its run. The budget is rounded as that of workers, whose subnets
+    would be narrower otherwise.
+
+    Raises:
+        JobError: not one sample fits.
+    """
+    share = program.training.equal_shares[0] if program.layout.groups else 1.0
+    size = min(program.training.batch_size, len(program.source.open()))
+    while (need := subnet_need(replace(program, micro_batch=size))(share)) > steady(budget):
+        if size == 1:
+            raise JobError(
+                f"training.micro_batch: a subnet and one sample need {need >> 20} MiB, and memory.budget is "
+                f"{budget >> 20} MiB; use more training.subnets or a larger budget"
+            )
+        size = -(-size // 2)
+    return size
 
 
 def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own: int) -> int:
@@ -81,18 +117,27 @@ def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own:
     return nbytes + 4 * (3 * active * (hidden + rows) + 2 * features * hidden)
 
 
-def _output_bytes(program: Program, subnet: Subnet, batch: Tensor) -> int:
-    """Return the bytes of all layers' outputs for one batch, from a run on the meta device."""
+def _output_bytes(program: Program, subnet: Subnet, batch: Any) -> int:
+    """Return the bytes of all layers' outputs for one batch, from a run on the meta device, or from one with values."""
     total = 0
 
     def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
         nonlocal total
-        total += output.nbytes if isinstance(output, Tensor) else 0
+        total += sum(tensor.nbytes for tensor in tensors_of(output))
 
-    module = weightless(assemble(program.module, subnet, torch.empty(subnet.parameters, device="meta")))
-    for layer in module.modules():
-        if not list(layer.children()):
-            layer.register_forward_hook(count)
-    with torch.no_grad():
-        run_on_meta(module, batch)
-    return total
+    def run(module: nn.Module, batch: Any) -> int:
+        nonlocal total
+        total = 0
+        for layer in module.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(count)
+        with torch.no_grad():
+            run_for_shapes(module, batch)
+        return total
+
+    try:
+        on_meta = weightless(assemble(program.module, subnet, torch.empty(subnet.parameters, device="meta")))
+        return run(on_meta, map_parts(lambda part: part.to("meta"), batch))
+    except JobError:  # its forward looks at values
+        values = torch.empty(subnet.parameters).normal_(std=SPREAD, generator=torch.Generator().manual_seed(0))
+        return run(assemble(program.module, subnet, values), batch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from idletrain.nn.ist.groups import Layout, SharedRule
-from idletrain.nn.ist.subnets import Subnet, add, by_row, gather, merge, views
+from idletrain.nn.ist.subnets import Subnet, add_change, by_row, gather, merge, views
 from idletrain.nn.program import Program
 
 
@@ -24,10 +24,13 @@ class Network:
         row_slots: Number of slots with one number for each row (a tensor's first dimension).
         powers: For each slot, the power of a subnet's factors that its numbers are multiplied by (see
             `nn.ist.subnets.scaled`); if left out, all slots are values and momenta, all row slots mean squares.
+        copies: Number of a round's subnets that every neuron is in.
+        ema: Decay a commit of an exponential moving average of the values; None without one.
 
     Attributes:
-        flat: All slots in one float32 tensor.
+        flat: All slots in one float32 tensor; with an average, its values and the number of commits behind them.
         slots: For each slot, its tensors as views of `flat`.
+        averaged: The average's tensors in the module's order, buffers as they are; without one, the values.
     """
 
     def __init__(
@@ -37,22 +40,34 @@ class Network:
         values: Sequence[Tensor] | None = None,
         row_slots: int = 0,
         powers: Sequence[int] = (),
+        copies: int = 1,
+        ema: float | None = None,
     ) -> None:
         self._powers = tuple(powers) or (1,) * slots + (-2,) * row_slots
-        self._counts, self._common = (slots, row_slots), layout.common
+        self._counts, self._common, self._copies, self._ema = (slots, row_slots), layout.common, copies, ema
         shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
         sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
+        sizes += [] if ema is None else [sizes[0], 1]
         self.flat = torch.zeros(sum(sizes))
         pieces = torch.split(self.flat, sizes)
-        self.slots = [list(views(piece, slot)) for piece, slot in zip(pieces, shapes, strict=True)]
+        self.slots = [list(views(piece, slot)) for piece, slot in zip(pieces, shapes, strict=False)]
         for target, value in zip(self.slots[0], values or (), strict=bool(values)):
             target.copy_(value)
+        self.averaged = self.values
+        if ema is not None:
+            average, self._commits = pieces[-2:]
+            average.copy_(pieces[0])
+            self.averaged = [
+                value if tensor.buffer else mean
+                for tensor, value, mean in zip(layout.tensors, self.values, views(average, shapes[0]), strict=True)
+            ]
 
     @classmethod
     def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
         """Create the network of a program, with the slots that go from round to round."""
         slots, row_slots = program.persistent_slots
-        return cls(program.layout, slots, values, row_slots, program.powers)
+        training = program.training
+        return cls(program.layout, slots, values, row_slots, program.powers, training.copies, training.ema)
 
     @property
     def values(self) -> list[Tensor]:
@@ -71,17 +86,31 @@ class Network:
     def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
         """Write updates `(subnet, flat buffer, steps)` into the network.
 
-        A neuron belongs to one subnet, so the order of updates matters only to parameters that all subnets have.
+        The order of updates matters only to parameters that several subnets have.
         """
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
         for slot, tensors in enumerate(self.slots):
             is_moment = 0 < slot < self._counts[0]  # averaged: summed changes are meaningless and can be negative
             common: SharedRule = "mean" if is_moment and self._common == "sum" else self._common
-            merge(tensors, [(*pieces[slot], steps) for pieces, steps in split], common, self._powers[slot])
+            part = [(*pieces[slot], steps) for pieces, steps in split]
+            merge(tensors, part, common, self._powers[slot], self._copies)
+        if self._ema is not None:
+            self._average(self._ema)
+
+    def _average(self, decay: float) -> None:
+        """Take the committed values into the average: each commit weighs `decay` times as much as the next.
+
+        Weights add up to 1 from the first commit on, so that the values before training do not count.
+        """
+        self._commits += 1
+        weight = (1 - decay) / (1 - decay ** int(self._commits))
+        for value, mean in zip(self.values, self.averaged, strict=True):
+            if mean is not value:
+                mean.lerp_(value, weight)
 
     def add(self, subnet: Subnet, change: Tensor, weight: float) -> None:
         """Add a change `[P]` of a subnet's values, `weight` times as much to the parameters that every subnet has."""
-        add(self.values, subnet, change, weight)
+        add_change(self.values, subnet, change, weight)
 
     def sha256(self) -> str:
         """Return a digest of the parameters without the optimizer state: equal bits give equal digests."""

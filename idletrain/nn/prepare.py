@@ -6,8 +6,10 @@ Faults of a model, data or a loss are detected here, before anything starts.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,24 +17,51 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
-from idletrain.nn import checks
-from idletrain.nn.checks import CutSettings
+from idletrain.nn import checks, module_checks
+from idletrain.nn.buffers import travelling
+from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data import remote
-from idletrain.nn.data.arrays import FactorySource, FileSource, Source, digits, fashion_mnist
+from idletrain.nn.data.arrays import FileSource, Source
 from idletrain.nn.data.extreme import SparseFiles, sparse_names
+from idletrain.nn.data.given import FactorySource
+from idletrain.nn.data.images import FolderSource
+from idletrain.nn.data.known import digits, fashion_mnist
 from idletrain.nn.data.remote import Remote
-from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, sampled_softmax
+from idletrain.nn.evaluate import is_of_classes
+from idletrain.nn.ist.frozen import without_frozen
+from idletrain.nn.ist.modules import tensor_of
+from idletrain.nn.memory import fitting_micro_batch
+from idletrain.nn.metric_checks import check_metrics, named_metrics
+from idletrain.nn.optim import parameter_groups
+from idletrain.nn.optim.schedule import Schedule
+from idletrain.nn.precision import Precision, is_half
+from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, default_loss, model_loss, sampled_softmax
+from idletrain.nn.reading import Reading, fit_reading
 from idletrain.nn.units import pieces_of
+from idletrain.nn.user_metrics import JobMetric
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A program with the network's initial values and the test data, as the head node holds them."""
+    """A program with the network's initial values and the test data, as the head node holds them.
+
+    Attributes:
+        program: The program, whose settings hold the method that suits the module.
+        network: The initial values.
+        module: The module before training.
+        test: The test data.
+        fallback: Why the method is not the one that the job names, in one sentence; else empty.
+        notes: What of the data's own settings is not kept, one sentence each.
+        metrics: The metrics on the test data.
+    """
 
     program: Program
     network: tuple[Tensor, ...]
     module: nn.Module
     test: Source | None
+    fallback: str = ""
+    notes: tuple[str, ...] = ()
+    metrics: tuple[JobMetric, ...] = ()
 
 
 class FaultCollector:
@@ -90,38 +119,68 @@ def from_settings(
     module = faults.check(_module, model)
     train, test = _sources(faults, data)
     cuts = CutSettings(model.exclude, model.groups, model.fixed)
+    schedule = faults.check(named_schedule, None, training)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
+    prepared = replace(prepared, program=replace(prepared.program, schedule=schedule))
     if prepared.program.output and hasattr(module, "start_from"):
         module.start_from(prepared.program.source.open())
     return prepared
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)
     module: nn.Module,
     train: Source,
     test: Source | None,
-    loss: Loss | str,
+    loss: Loss | str | None,
     training: TrainingSettings,
     *,
     exclude: Sequence[str] = (),
     table: Mapping[str, Sequence[str | None]] | None = None,
     fixed: Sequence[str] = (),
     memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
+    schedule: Schedule | None = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Check that module, data and loss fit together, and find the neuron groups.
 
     Raises:
         JobError: with every fault that can be detected.
     """
-    return _prepare(FaultCollector(), module, train, test, loss, training, CutSettings(exclude, table, fixed), memory)
+    faults, cuts = FaultCollector(), CutSettings(exclude, table, fixed)
+    schedule = faults.check(named_schedule, schedule, training)
+    prepared = _prepare(faults, module, train, test, loss, training, cuts, memory, metrics)
+    return replace(prepared, program=replace(prepared.program, schedule=schedule))
 
 
-def named_loss(loss: str | Loss) -> Loss:
+def named_schedule(schedule: Schedule | None, training: TrainingSettings) -> Schedule | None:
+    """Return the function of the job's schedule, given as such or by its path; None if it is a built-in one.
+
+    Raises:
+        JobError: it is no function `(step, steps) -> factor`, or a factor is not a number from 0 on.
+    """
+    field, name = "training.optimizer.schedule", training.optimizer.schedule
+    if schedule is None and ":" not in name:
+        return None
+    function: Schedule = resolve(name, field) if schedule is None else schedule
+    steps = training.rounds * training.local_steps
+    for step in (0, steps // 2, steps - 1):
+        with user_code(f"{field}: {name} fails at step {step} (", "); it should be (step, steps) -> factor"):
+            factor = float(function(step, steps))
+        if not (math.isfinite(factor) and factor >= 0):
+            raise JobError(f"{field}: {name} returns {factor} at step {step}; it should be a factor of lr, 0 or more")
+    return function
+
+
+def named_loss(loss: str | Loss | None) -> Loss | None:
     """Return a loss, given as a short name, as `package.module:function`, or as the function itself.
+
+    None stays None: the loss that a job does not name depends on the model's outputs (see `default_loss`).
 
     Raises:
         JobError: there is no such loss.
     """
+    if loss is None:
+        return None
     if not isinstance(loss, str):
         if not callable(loss):
             raise JobError(f"training.loss: {loss!r} should be a name or a function (outputs, labels) -> scalar")
@@ -139,27 +198,60 @@ def _prepare(
     module: Any,
     train: Any,
     test: Any,
-    loss_name: str | Loss,
+    loss_name: str | Loss | None,
     training: TrainingSettings,
     cut_settings: CutSettings,
     memory: MemorySettings,
+    metrics: Mapping[str, Any] | None = None,
 ) -> Prepared:
     """Do the work of `prepare` for a module and sources that may be FAULTY already."""
     name = loss_name if isinstance(loss_name, str) else getattr(loss_name, "__name__", repr(loss_name))
-    module = faults.check(checks.check_parameters, module)
+    module = faults.check(module_checks.check_layers, module)
+    was_half = isinstance(module, nn.Module) and is_half(module)
+    precision: Precision = training.precision or ("bfloat16" if was_half else "float32")
+    how = faults.check(fit_reading, module, train, training)
+    if how is not FaultCollector.FAULTY:
+        train, test, training = how.of(train, ordered=True), _fit_test(how, test), how.training
+    module = faults.check(module_checks.materialized, module, train, training)
+    module = faults.check(module_checks.check_parameters, module)
     loss = faults.check(named_loss, loss_name)
     samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
+    tests = None
     if test is not None:  # skipped if module or loss failed on training data: the reason is reported once
-        usable = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, loss)
-        _check_data(faults, test, "data.test", *usable, name, training.batch_size)
-    inputs = faults.check(checks.trial_inputs, samples, "data.train", after=pair)
-    cuts = faults.check(checks.cuts_of, module, inputs, training, cut_settings, after=outputs)
+        usable = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, fits)
+        tests, *_ = _check_data(faults, test, "data.test", *usable, name, training.batch_size)
+    measured = faults.check(named_metrics, training.metrics, metrics or {}, resolve)
+    faults.check(check_metrics, measured, module, tests, after=fits)
+    trial = faults.check(checks.trial_pair, samples, "data.train", after=pair)
+    faults.check(module_checks.check_computing, module, trial, fits, training, precision)
+    kinds = faults.check(module_checks.buffer_kinds, module, trial, fits, training)
+    rules = kinds if kinds is FaultCollector.FAULTY else travelling(kinds)
+    inputs = trial if trial is FaultCollector.FAULTY else trial[0]
+    cuts = faults.check(cuts_or_whole, module, inputs, training, cut_settings, rules, after=outputs)
     faults.check(pieces_of, module, memory.units)
-    output = faults.check(checks.check_wide, cuts, samples, training, memory)
+    faults.check(parameter_groups.check, module, training.optimizer)
+    faults.check(module_checks.check_steps, module, fits, training)
+    output = faults.check(check_wide, cuts, samples, memory)
     faults.raise_all()
-    meta, layout = cuts
-    program = Program(meta, layout, train, loss, training, memory, output)
-    return Prepared(program, tuple(p.detach() for p in module.parameters()), module, test)
+    meta, layout = without_frozen(module, cuts.module, cuts.layout)
+    training, fallback = cuts.training, cuts.fallback
+    program = Program(meta, layout, train, fits, training, memory, output, kinds)
+    program = replace(program, micro_batch=_micro_batch(program), precision=precision)
+    network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
+    return Prepared(program, network, module, test, fallback, how.notes, measured)
+
+
+def _fit_test(how: Reading, test: Any) -> Any:
+    return test if test is FaultCollector.FAULTY else how.of(test, ordered=False)
+
+
+def _micro_batch(program: Program) -> int | None:
+    """Return how many samples go through the module at a time; None for all of a step's."""
+    size, budget = program.training.micro_batch, program.memory.budget
+    if size == "auto":
+        assert budget  # checked with the job
+        size = fitting_micro_batch(program, budget)
+    return size if size and size < program.training.batch_size else None
 
 
 def _module(model: ModelSettings) -> nn.Module:
@@ -183,9 +275,19 @@ def _sources(faults: FaultCollector, data: DataSettings) -> tuple[Any, Any]:
         return faulty if sources is FaultCollector.FAULTY else sources
     if data.factory is not None:
         factory = faults.check(resolve, data.factory, "data.factory")
-        return tuple(faults.check(FactorySource, factory, part, data.args) for part in (0, 1))
+        return faults.check(FactorySource, factory, 0, data.args), faults.check(_test_of_factory, factory, data.args)
+    train = faults.check(_files, data.train, "data.train", data, None)
     test = None if data.test is None else faults.check(_files, data.test, "data.test", data, data.test_rows)
-    return faults.check(_files, data.train, "data.train", data, None), test
+    if isinstance(train, FolderSource) and isinstance(test, FolderSource):
+        images = faults.check(train.open)
+        test = test if images is FaultCollector.FAULTY else replace(test, classes=images.dataset.classes)
+    return train, test
+
+
+def _test_of_factory(factory: Callable[..., Any], args: dict[str, Any]) -> Source | None:
+    """Return the source of a factory's test data, None if it makes none."""
+    source = FactorySource(factory, 1, args)
+    return None if source.parts()[1] is None else source
 
 
 def _check_choice(data: DataSettings) -> None:
@@ -193,8 +295,12 @@ def _check_choice(data: DataSettings) -> None:
     chosen = [f for f in ("name", "train", "factory") if getattr(data, f) is not None]
     if len(chosen) != 1:
         raise JobError(f"data: has {' and '.join(chosen) or 'neither'}; give one of name, train (with test) or factory")
+    of_images = isinstance(data.train, str) and Path(data.train).is_dir()
     owners = {"path": data.name == "fashion-mnist", "test": data.train is not None, "args": data.factory is not None}
+    owners |= {"image_size": of_images, "num_workers": of_images}
+    folder = "a folder of images in train"
     needs = {"path": "name: fashion-mnist", "test": "train", "args": "factory"}
+    needs |= {"image_size": folder, "num_workers": folder}
     strays = [
         f"data.{field}: {getattr(data, field)!r} goes with {needs[field]} alone; leave it out"
         for field, belongs in owners.items()
@@ -211,10 +317,12 @@ def _files(where: str | tuple[str, str], field: str, data: DataSettings, most_ro
         raise JobError(f"data.test_rows: {most_rows} goes with sparse rows alone; leave it out")
     if isinstance(where, tuple):
         return FileSource(_pinned(where[0], field), _pinned(where[1], field), field=field)
+    if Path(where).is_dir():
+        return FolderSource(where, field, data.image_size, num_workers=data.num_workers)
     if not where.endswith(".npz"):
         raise JobError(
-            f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, or sparse rows: "
-            "an extreme-classification .txt, or a pair of CSR .npz"
+            f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, a folder of "
+            "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz"
         )
     both = _pinned(where, field)
     return FileSource(both, both, field=field)
@@ -230,7 +338,7 @@ def _check_data(
     """Check the training or the test data, and try the model and the loss on its first samples.
 
     Returns:
-        The samples, the first of them, the model's outputs for these, and None if the loss fits; each FAULTY if its
+        The samples, the first of them, the model's outputs for these, and the loss, which fits them; each FAULTY if its
         check failed.
     """
     check = faults.check
@@ -238,7 +346,23 @@ def _check_data(
     check(checks.check_finite, samples, field)
     pair = check(checks.first_samples, samples, batch_size, field)
     outputs = check(checks.outputs_of, module, pair, field, after=check(checks.check_sizes, module, samples, field))
-    fits = check(checks.check_loss, loss, name, outputs, pair)
-    if loss in (cross_entropy, sampled_softmax):
-        check(checks.check_labels, samples, outputs, field, after=fits)
+    fits = check(_fitting_loss, loss, name, outputs, pair)
+    if check(_is_of_classes, fits, outputs, pair) is True:
+        check(checks.check_labels, samples, outputs, field)
     return samples, pair, outputs, fits
+
+
+def _fitting_loss(loss: Loss | None, name: str, outputs: Any, pair: tuple[Any, Any]) -> Loss:
+    """Return the loss, or the one that suits the outputs, once it has returned one number for them."""
+    if loss is None:
+        name = default_loss(pair[0], outputs)
+        loss = LOSSES[name]
+    checks.check_loss(loss, name, outputs, pair)
+    return loss
+
+
+def _is_of_classes(loss: Loss, outputs: Any, pair: tuple[Any, Any]) -> bool:
+    """Return True if labels have to be classes of the outputs."""
+    if loss is model_loss:
+        return is_of_classes(float(loss(outputs, pair[1]).detach()), outputs, pair[1])
+    return loss in (cross_entropy, sampled_softmax)

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
+from idletrain.nn.data.batches import fields_of, labels_of, length, prediction
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.partition import Block, draw, members, permutations
+from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of
 from idletrain.nn.ist.subnets import Subnet, cut
+from idletrain.nn.optim import schedule
+from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.optim.table import StateSlot, kind_of
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # (outputs, target) -> []
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy of logits `[B, ..., C]` against classes `[B, ...]`."""
-    return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
+def cross_entropy(outputs: Any, target: Any, *, smoothing: float = 0.0) -> Tensor:
+    """Return the cross entropy of logits `[B, ..., C]` against classes `[B, ...]`, whose labels may be smoothed."""
+    logits, labels = prediction(outputs).flatten(0, -2), labels_of(target).flatten()
+    return functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+
+def bce_with_logits(outputs: Any, target: Any) -> Tensor:
+    """Return the binary cross entropy of logits against labels in [0, 1] of the same shape, also as integers."""
+    logits = prediction(outputs)
+    return functional.binary_cross_entropy_with_logits(logits, labels_of(target).to(logits.dtype))
+
+
+def mse(outputs: Any, target: Any) -> Tensor:
+    """Return the mean squared difference of outputs and labels of the same shape."""
+    values = prediction(outputs)
+    return functional.mse_loss(values, labels_of(target).to(values.dtype))
+
+
+def model_loss(outputs: Any, target: Any) -> Tensor:
+    """Return the loss that the model computes itself, as `outputs.loss` or `outputs["loss"]`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    del target  # the module has had the labels with its inputs
+    loss: Tensor | None = (fields_of(outputs) or {}).get("loss", getattr(outputs, "loss", None))
+    if loss is None:
+        raise ValueError("its outputs have no loss; give labels by the name that its forward takes, or another loss")
+    return loss
 
 
 def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
@@ -33,10 +64,17 @@ def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
 
 LOSSES: dict[str, Loss] = {
     "cross_entropy": cross_entropy,
-    "bce_with_logits": functional.binary_cross_entropy_with_logits,
-    "mse": functional.mse_loss,
+    "bce_with_logits": bce_with_logits,
+    "mse": mse,
     "sampled_softmax": sampled_softmax,
+    "model": model_loss,
 }
+
+
+def default_loss(inputs: Any, outputs: Any) -> str:
+    """Return the name of the loss of a job that names none: the model's own if it computes one from a batch by name."""
+    own = fields_of(inputs) is not None and (fields_of(outputs) or {}).get("loss", getattr(outputs, "loss", None))
+    return "model" if isinstance(own, Tensor) else "cross_entropy"
 
 
 @dataclass(frozen=True)
@@ -47,10 +85,16 @@ class Program:
         module: The network on the meta device; BatchNorm uses batch statistics.
         layout: The groups that its parameters are cut by.
         source: The training data.
-        loss: `(outputs, labels) -> scalar`.
+        loss: `(outputs, target) -> scalar`; the target is the labels, or the batch itself if it is one by name. That
+            of evaluations.
         training: Method, steps, optimizer and seed.
         memory: Settings for a subnet that is too large for a worker.
         output: The name of its `SparseLinear`, if it ends in one, else None.
+        buffers: How each buffer that training changes goes from round to round: `mean` or `sum` if its values travel
+            with the parameters, `estimate` if it is estimated on the assembled network.
+        schedule: The function that the job names as its schedule, if it names one.
+        micro_batch: Samples that go through the module at a time; None for all of a step's.
+        precision: What a step computes in.
     """
 
     module: nn.Module
@@ -60,16 +104,42 @@ class Program:
     training: TrainingSettings
     memory: MemorySettings = MemorySettings()
     output: str | None = None
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    schedule: Schedule | None = None
+    micro_batch: int | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
 
-    def subnets(self, round_: int, shares: Sequence[float]) -> list[Subnet]:
-        """Return every subnet of a round, in the order of their shares of every group."""
-        masks = draw(self.training.seed, round_, self.layout.sizes, shares, self.layout.fixed)
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate at a step, counted from the start of the run."""
+        training = self.training
+        return schedule.factor(training.optimizer, step, training.rounds * training.local_steps, self.schedule)
+
+    @property
+    def training_loss(self) -> Loss:
+        """Return the loss that steps are taken by, with smoothed labels if the job says so."""
+        smoothing = self.training.label_smoothing
+        return functools.partial(cross_entropy, smoothing=smoothing) if smoothing else self.loss
+
+    def label_count(self, inputs: Any, target: Any) -> int:
+        """Return how many labels the mean of the loss is taken over; samples where that is not known."""
+        labels = labels_of(target)
+        ignores = self.loss in (cross_entropy, model_loss)
+        if ignores and isinstance(labels, Tensor) and labels.dtype == torch.int64:
+            return int((labels != IGNORED_LABEL).sum())
+        return length(inputs)
+
+    def subnets(self, round_: int, specs: Sequence[SubnetSpec]) -> list[Subnet]:
+        """Return every subnet of a round, in the order of their specs."""
+        masks = scheme_of(specs).masks(self.training.seed, round_, self.layout, specs)
         return [cut(self.layout, mask) for mask in masks]
 
-    def subnet(self, round_: int, blocks: Sequence[Block]) -> Subnet:
-        """Return one subnet of a round from its blocks, without drawing the others."""
-        permuted = permutations(self.training.seed, round_, self.layout.sizes, blocks, self.layout.fixed)
-        return cut(self.layout, members(permuted, blocks))
+    def places(self, specs: Sequence[SubnetSpec]) -> list[SubnetPlace]:
+        """Return the place of every subnet of a round, which is sent with its lease."""
+        return scheme_of(specs).places(self.layout.sizes, specs)
+
+    def subnet(self, round_: int, place: SubnetPlace) -> Subnet:
+        """Return one subnet of a round from its place, without drawing the others."""
+        return cut(self.layout, SCHEMES[place.kind].mask(self.training.seed, round_, self.layout, place))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -105,8 +175,20 @@ class Program:
 
     @property
     def out_of_core(self) -> str:
-        """Return the job's `memory.out_of_core`, or `never` if rows are sparse or the exchange is coded."""
-        in_core = self.output or self.row_slots or self.training.exchange.coded
+        """Return the job's `memory.out_of_core`, or `never` where a step is no plain one, if rows are sparse, if the
+        exchange is coded, if parameters do not train, which workers hold already, or if buffers travel, which
+        recomputation would change twice.
+
+        A step is no plain one if all gradients are needed at once, or if it is taken in micro-batches, in bfloat16 or
+        in compiled code.
+        """
+        training = self.training
+        is_plain = not (
+            training.optimizer.clip_norm or self.micro_batch or self.precision == "bfloat16" or training.compile
+        )
+        has_buffers = any(tensor.buffer for tensor in self.layout.tensors)
+        is_coded = training.exchange.coded
+        in_core = self.output or self.row_slots or is_coded or has_buffers or self.layout.frozen or not is_plain
         return "never" if in_core else self.memory.out_of_core
 
     def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:

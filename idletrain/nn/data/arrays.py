@@ -8,35 +8,26 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
+import math
 import shutil
 import struct
 import tempfile
-import urllib.request
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError
+from idletrain.nn.data.batches import named_parts
 from idletrain.nn.data.remote import Remote
+from idletrain.nn.data.values import Array, array_fault, as_input, as_label, part_of
 
-Array = NDArray[Any]
 CACHE = Path("~/.cache/idletrain").expanduser()
-DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
-FASHION_MNIST_URL = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
-FASHION_MNIST = {  # file -> SHA-256 of its content, uncompressed (compression differs between publishers)
-    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-}
 
 
 class Source(Protocol):
@@ -56,41 +47,82 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Any, Any]:
-        """Return inputs `[B, ...]` and labels `[B, ...]` of the samples `index` `[B]`: tensors, or sparse rows."""
+        """Return inputs and target of the samples `index` `[B]`.
+
+        Inputs are a tensor `[B, ...]`, sparse rows, or a tuple, mapping or dataclass of these. The target is the labels
+        `[B, ...]`; if inputs are a mapping or dataclass that holds the labels, it is the inputs themselves.
+        """
 
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Inputs `[N, ...]` and labels `[N, ...]`; 8-bit inputs become floats in [0, 1]."""
+    """Inputs `[N, ...]` and labels `[N, ...]`.
+
+    Attributes:
+        x: The inputs.
+        y: The labels.
+        integers: Whether 8-bit inputs stay integers; else they become floats in [0, 1].
+    """
 
     x: Array
     y: Array
+    integers: bool = False
 
     def __len__(self) -> int:
         return len(self.x)
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        return _as_input(self.x[index]), _as_label(self.y[index])
+        return as_input(self.x[index], integers=self.integers), as_label(self.y[index])
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """Return the arrays by name."""
+        return {"x": self.x, "y": self.y}
+
+    def stored(self, paths: Mapping[str, str], field: str) -> FileSource:
+        """Return the source of the same samples from files."""
+        return FileSource(paths["x"], paths["y"], field)
 
 
 @dataclass(frozen=True)
-class MapStyleSource:
-    """A map-style torch Dataset of (input, label) pairs."""
+class ArrayTree:
+    """Several arrays `[N, ...]`, in a tuple or by name, and labels `[N, ...]`.
 
-    dataset: Any
+    Attributes:
+        x: The inputs: a tuple or dict of arrays.
+        y: The labels; None where they are among the inputs by name.
+        integers: Whether 8-bit inputs stay integers.
+    """
 
-    def open(self) -> MapStyleSource:
-        return self
+    x: Any
+    y: Array | None
+    integers: bool = False
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.arrays[0][1])
 
-    def batch(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        inputs, labels = zip(*(self.dataset[int(i)] for i in index), strict=True)
-        return (
-            torch.stack([_as_input(np.asarray(i)) for i in inputs]),
-            torch.stack([_as_label(np.asarray(label)) for label in labels]),
-        )
+    @property
+    def arrays(self) -> list[tuple[str, Array]]:
+        """Return every array with its name, the labels last."""
+        return [*named_parts(self.x), *([("labels", self.y)] if self.y is not None else [])]
+
+    def batch(self, index: NDArray[np.int64]) -> tuple[Any, Any]:
+        if isinstance(self.x, dict):
+            x = {name: part_of(name, array[index], integers=self.integers) for name, array in self.x.items()}
+            return x, x if self.y is None else as_label(self.y[index])
+        assert self.y is not None
+        return tuple(as_input(array[index], integers=self.integers) for array in self.x), as_label(self.y[index])
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """Return the arrays by numbers, in order, since names given by users may be no names of files."""
+        return {str(number): array for number, (_, array) in enumerate(self.arrays)}
+
+    def stored(self, paths: Mapping[str, str], field: str) -> FileTree:
+        """Return the source of the same samples from files."""
+        files = iter(paths.values())
+        x = tree_map(lambda _: next(files), self.x)
+        return FileTree(x, None if self.y is None else next(files), field)
 
 
 @dataclass(frozen=True)
@@ -115,104 +147,21 @@ class FileSource:
 
 
 @dataclass(frozen=True)
-class FactorySource:
-    """Data created by code on every machine: a factory returns `(train, test)`, each a pair of arrays.
+class FileTree:
+    """An `ArrayTree` in `.npy` files: the same containers, with paths in the place of arrays."""
 
-    Attributes:
-        factory: The function.
-        part: 0 for training data, 1 for test data.
-        args: Its keyword arguments.
-    """
+    x: Any
+    y: str | None
+    field: str
 
-    factory: Callable[..., Any]
-    part: int
-    args: dict[str, Any] = field(default_factory=dict)
-
-    def open(self) -> Samples:
-        name = getattr(self.factory, "__name__", repr(self.factory))
-        with user_code(f"data.args: {name} does not take {self.args}: "):
-            parts = self.factory(**self.args)
-        if not isinstance(parts, Sequence) or len(parts) != 2:
-            raise JobError(f"data.factory: {name} should return (train, test)")
-        return as_samples(parts[self.part])
+    def open(self) -> ArrayTree:
+        x = tree_map(lambda path: map_array(path, self.field), self.x)
+        return ArrayTree(x, None if self.y is None else map_array(self.y, self.field))
 
 
-def as_samples(data: Any) -> Samples:
-    """Make samples from a pair of arrays or tensors, or a map-style Dataset.
-
-    Raises:
-        JobError: it is neither.
-    """
-    if isinstance(data, Sequence) and len(data) == 2:
-        x, y = (part.numpy() if isinstance(part, Tensor) else np.asarray(part) for part in data)
-        if len(x) != len(y) or not len(x):
-            raise JobError(f"data: {len(x)} inputs and {len(y)} labels; there should be as many, and at least one")
-        return ArraySource(x, y)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if not len(data):
-            raise JobError(f"data: the {type(data).__name__} holds no samples")
-        return MapStyleSource(data)
-    raise JobError(f"data: a {type(data).__name__} is neither a pair of arrays nor a map-style Dataset")
-
-
-def digits() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Load scikit-learn's bundled digits: 1,437 training and 360 test images of 8 x 8 pixels.
-
-    They are read from the package's file: importing scikit-learn would take every worker a second.
-    """
-    package = importlib.util.find_spec("sklearn")
-    if package is None or not package.submodule_search_locations:
-        raise JobError("data.name: digits come with scikit-learn, which is not installed; pip install scikit-learn")
-    table = np.loadtxt(Path(package.submodule_search_locations[0], "datasets/data/digits.csv.gz"), delimiter=",")
-    table = table[np.random.Generator(np.random.Philox(0)).permutation(len(table))]
-    x, y = (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64)
-    return (x[:1437], y[:1437]), (x[1437:], y[1437:])
-
-
-def fashion_mnist(path: str | None) -> tuple[FileSource, FileSource]:
-    """Return Fashion-MNIST (Xiao et al., arXiv 1708.07747) as sources of training and test data.
-
-    It is taken from `path`; without one from the cache, the Debian package dataset-fashion-mnist, or its public
-    address, in this order.
-
-    Raises:
-        JobError: it is in none of these places and cannot be downloaded.
-    """
-    folder = _find_fashion_mnist(None if path is None else Path(path).expanduser())
-    train_x, train_y, test_x, test_y = (str(_plain_or_packed(folder / name)) for name in FASHION_MNIST)
-    return FileSource(train_x, train_y), FileSource(test_x, test_y)
-
-
-def _plain_or_packed(path: Path) -> Path:
-    return path if path.exists() else path.with_name(path.name + ".gz")
-
-
-def _find_fashion_mnist(path: Path | None) -> Path:
-    cache = CACHE / "fashion-mnist"
-    for folder in [path] if path else [cache, DEBIAN_FASHION_MNIST]:
-        if all(_plain_or_packed(folder / name).exists() for name in FASHION_MNIST):
-            return folder
-    if path:
-        raise JobError(f"data.path: {path} does not hold Fashion-MNIST's four files ({', '.join(FASHION_MNIST)})")
-    for name, digest in FASHION_MNIST.items():
-        _download(FASHION_MNIST_URL + name + ".gz", cache / name, digest)
-    return cache
-
-
-def _download(url: str, to: Path, sha256: str) -> None:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as reply:  # noqa: S310 (a constant https address)
-            content = gzip.decompress(reply.read())
-    except (OSError, EOFError, zlib.error) as error:
-        raise JobError(
-            f"data.name: fashion-mnist is not on this machine and {url} cannot be reached ({error}); "
-            "install the Debian package dataset-fashion-mnist or set data.path"
-        ) from None
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise JobError(
-            f"data.name: {url} does not hold the published data (SHA-256 differs); set data.path to a good copy"
-        )
-    _write(to, lambda file: file.write(content))
+def map_array(path: str, field: str) -> Array:
+    """Memory-map the array of an `.npy` file."""
+    return _map(Path(path), Path(path).stem, field)
 
 
 def _map(path: Path, member: str, job_field: str) -> Array:
@@ -225,14 +174,17 @@ def _map(path: Path, member: str, job_field: str) -> Array:
         else:
             plain = path
         mapped: Array = np.load(plain, mmap_mode="r") if plain.suffix == ".npy" else _map_idx(plain)
-        return mapped
     except OSError as error:
         reason = error.strerror or str(error)
         raise JobError(f"{job_field}: {path} cannot be read ({reason}); name an existing file") from None
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # noqa: BLE001 (damaged bytes end in errors of NumPy, zipfile, gzip and tokenize)
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise JobError(
-            f"{job_field}: {path} is not an .npy, .npz (with arrays x and y) or IDX file ({error})"
+            f"{job_field}: {path} is not an .npy, .npz (with arrays x and y) or IDX file ({reason})"
         ) from None
+    if fault := array_fault(mapped):
+        raise JobError(f"{job_field}: the array {member} of {path} {fault}")
+    return mapped
 
 
 def _map_idx(path: Path) -> Array:
@@ -241,7 +193,10 @@ def _map_idx(path: Path) -> Array:
         head = file.read(4)
         if len(head) < 4 or head[:3] != b"\0\0\x08":
             raise ValueError("its first bytes are not those of an IDX file of unsigned bytes")
-        shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
+        lengths = file.read(4 * head[3])
+        shape = struct.unpack(f">{head[3]}I", lengths) if len(lengths) == 4 * head[3] else ()
+    if path.stat().st_size < 4 + 4 * head[3] + math.prod(shape) or not shape:
+        raise ValueError("it is shorter than its first bytes say")
     return np.memmap(path, np.uint8, "r", offset=4 + 4 * head[3], shape=shape)
 
 
@@ -251,11 +206,11 @@ def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any]) -> Path:
     identity = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
     copy = CACHE / "unpacked" / f"{identity}-{path.stem}{suffix}"
     if not copy.exists():
-        _write(copy, unpack)
+        write_atomically(copy, unpack)
     return copy
 
 
-def _write(to: Path, fill: Callable[[Any], Any]) -> None:
+def write_atomically(to: Path, fill: Callable[[Any], Any]) -> None:
     """Write a file atomically, also when several workers write it at once."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=to.parent, delete=False) as file:
@@ -275,14 +230,3 @@ def _copy_member(path: Path, member: str, file: Any) -> None:
 def _gunzip(path: Path, file: Any) -> None:
     with gzip.open(path) as packed:
         shutil.copyfileobj(packed, file)
-
-
-def _as_input(x: Array) -> Tensor:
-    if x.dtype == np.uint8:
-        return torch.from_numpy(np.asarray(x, order="C")).float().div_(255)
-    return torch.from_numpy(np.asarray(x, dtype=np.float32 if x.dtype.kind == "f" else np.int64, order="C"))
-
-
-def _as_label(y: Array) -> Tensor:
-    # Not np.ascontiguousarray: it makes a single label an array of one.
-    return torch.from_numpy(np.asarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64, order="C"))

@@ -45,6 +45,13 @@ class Rows:
         values = None if self.values is None else self.values.to(device)
         return Rows(self.offsets.to(device), self.indices.to(device), values)
 
+    def some(self, start: int, stop: int) -> Rows:
+        """Return the rows from `start` to before `stop`."""
+        offsets = self.offsets[start : min(stop, len(self)) + 1]
+        entries = slice(int(offsets[0]), int(offsets[-1]))
+        values = None if self.values is None else self.values[entries]
+        return Rows(offsets - offsets[0], self.indices[entries], values)
+
     def row_numbers(self) -> Tensor:
         """Return the row number of every entry `[Z]`."""
         return torch.repeat_interleave(torch.arange(len(self), device=self.offsets.device), self.offsets.diff())

@@ -1,172 +1,255 @@
 """Find the neuron groups of any `nn.Module`.
 
-`torch_pruning.DependencyGraph` (Fang et al., DepGraph, CVPR 2023) follows the couplings between tensors' dimensions.
-Each group is then tried on torch's meta device: the module must run without some of its neurons and still return
-outputs of the same shape, so inputs, outputs and widths that the code fixes stay whole.
+A run of the module shows which positions of which parameters belong to the same neuron (see `tracing`). Neurons of one
+kind are a group. Groups are then tried: on torch's meta device the module must run without half of each one's neurons
+and still return outputs of the same shape; a check by values follows. What fails that stays whole, with the reason.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from idletrain.errors import JobError, user_code
-from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, run_on_meta, weightless, without_statistics
+from idletrain.nn.ist.cut_buffers import Failure, HalfTrial, with_cut_buffers
+from idletrain.nn.ist.groups import (
+    Group,
+    Labels,
+    Layout,
+    UnsplitError,
+    layout_of,
+)
+from idletrain.nn.ist.modules import computed_weights, tensor_of
+from idletrain.nn.ist.shape_runs import run_for_shapes
+from idletrain.nn.ist.tracing import Place, Trace, trace_neurons
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch_pruning's import warns about optional extras
-    import torch_pruning
+MOST_LAYER_RUNS = 100_000  # of a search: 5 to 15 s on the meta device
+
+
+@dataclass(frozen=True)
+class NeuronKind:
+    """Neurons of one kind.
+
+    Attributes:
+        name: The first layer whose outputs they are.
+        size: Their number.
+        labels: Their positions.
+        added: They are a residual stream, in which what several layers compute is added up, or a recurrent state.
+        reason: Why they stay whole, or "".
+        layers: All layers with weights whose outputs they are.
+        place: In the module's order.
+    """
+
+    name: str
+    size: int
+    labels: Labels
+    added: bool = False
+    reason: str = ""
+    layers: tuple[str, ...] = ()
+    place: int = 0
 
 
 def find_groups(
     module: nn.Module,
-    sample: Tensor,
+    sample: Any,
     exclude: Sequence[str] = (),
     refuse: Callable[[Layout], str] = lambda _layout: "",
+    joint: Collection[str] = (),
+    unsuitable: Callable[[NeuronKind], str] = lambda _candidate: "",
 ) -> Layout:
     """Find every neuron group of a module.
 
     Args:
-        module: A module on the meta device.
-        sample: An input of at least two samples, on the meta device.
+        module: A module, and
+        sample: a batch of at least two samples, as `shape_runs.for_trials` makes them.
         exclude: Names of groups to keep whole.
-        refuse: Returns the reason why a layout of one group cannot be cut although the module runs without some of its
-            neurons, or "" if it can.
+        refuse: Returns the reason why a layout cannot be cut although the module runs without some of its neurons, or
+            "" if it can.
+        joint: Buffers that are not cut, since their values for some neurons depend on the others.
+        unsuitable: Returns the reason why a group is not worth a cut, or "".
 
     Raises:
-        JobError: nothing can be cut (with every candidate's reason); an excluded group does not exist; or the module
-            cannot be run without values.
+        UnsplitError: nothing can be cut (with every candidate's reason), or the module cannot be traced.
+        JobError: an excluded group does not exist, or every group is excluded.
     """
-    module = weightless(without_statistics(module))
-    accepted, refused = [], {}
-    candidates = list(_candidates(module, sample))
-    labelled = _labelled(labels for _, labels in candidates)
-    seen: set[tuple[str, int, int]] = set()
-    for name, fine in candidates:
-        positions = {(*at, int(p)) for at, label in fine.items() for p in np.flatnonzero(label >= 0)}
-        if seen & positions:  # the same group, reached from another of its layers
-            continue
-        seen |= positions
-        if any(not labelled[at].all() for at in fine):
-            refused[name] = "it is concatenated with features that no layer makes"  # DepGraph mistakes their positions
-            continue
-        cut = _finest_cut(module, sample, name, fine, refuse)
-        if isinstance(cut, str):
-            refused[name] = cut
-        else:
-            size, labels = cut
-            accepted.append((Group(name, size), labels))
-    unknown = set(exclude) - {group.name for group, _ in accepted}
-    if unknown:
-        known = ", ".join(group.name for group, _ in accepted)
+    traced = _trace(module, sample)
+    candidates = [replace(c, reason=c.reason or unsuitable(c)) for c in _candidates(module, traced)]
+    search = _Search(module, sample, traced, refuse, joint)
+    search.add([candidate for candidate in candidates if not candidate.reason])
+    refused = {c.name: c.reason or search.refused.get(c.name, "") for c in candidates}
+    refused = {name: reason for name, reason in refused.items() if reason}
+    if unknown := set(exclude) - {candidate.name for candidate in search.accepted}:
+        known = ", ".join(candidate.name for candidate in search.accepted)
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {known}")
-    labelled_groups = [(group, labels) for group, labels in accepted if group.name not in exclude]
-    if not labelled_groups:
+    if not search.accepted:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
-        raise JobError(f"model: has nothing to split ({reasons}); use training.method: local-sgd or another model")
-    excluded = dict.fromkeys(exclude, "model.exclude names it")
-    return replace(layout_of(module, labelled_groups), kept_whole=tuple({**refused, **excluded}.items()))
+        raise UnsplitError(f"it has nothing to split ({reasons})")
+    left = [candidate for candidate in search.accepted if candidate.name not in exclude]
+    if not left:
+        raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")
+    return replace(search.layout(left), kept_whole=tuple(_kept_whole(candidates, refused, exclude).items()))
 
 
-def _candidates(module: nn.Module, sample: Tensor) -> Iterator[tuple[str, Labels]]:
-    """Yield every set of coupled dimensions, named after the first layer whose outputs they are."""
-    graph: Any = torch_pruning.DependencyGraph()
-    names = {id(m): name for name, m in module.named_modules()}
-    parameters = {id(p): name for name, p in module.named_parameters()}
-    with (
-        user_code("model: its neuron groups cannot be found (", "); write model.groups by hand or use local-sgd"),
-        warnings.catch_warnings(),
-        torch.enable_grad(),
-    ):
-        warnings.simplefilter("ignore")  # it warns of every parameter that no layer owns
-        # Without a forward_fn it tries module(*sample) first.
-        graph.build_dependency(module, example_inputs=sample, forward_fn=run_on_meta)
-    for layer in module.modules():
-        if layer not in graph.module2node or not isinstance(layer, _LAYERS):
-            continue
-        prune = graph.get_pruner_of_module(layer).prune_out_channels
-        group = graph.get_pruning_group(layer, prune, list(range(graph.get_out_channels(layer))))
-        labels: Labels = {}
-        for item in group:
-            for tensor, dimension in _dimensions(item.dep, parameters, graph):
-                label = labels.setdefault((tensor, dimension), _unlabelled(module, tensor, dimension))
-                within = np.asarray(item.idxs) < len(label)  # only mistaken positions are beyond it
-                label[np.asarray(item.idxs)[within]] = np.asarray(item.root_idxs)[within]
-        if labels:
-            yield names[id(layer)] or type(layer).__name__, labels
-
-
-_LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding)
-
-
-def _labelled(candidates: Iterable[Labels]) -> dict[tuple[str, int], NDArray[np.bool_]]:
-    """Return, for each dimension, a mask of the positions that belong to any candidate."""
-    result: dict[tuple[str, int], NDArray[np.bool_]] = {}
-    for labels in candidates:
-        for at, label in labels.items():
-            result[at] = result.get(at, False) | (label >= 0)
+def _kept_whole(candidates: Sequence[NeuronKind], refused: Mapping[str, str], exclude: Sequence[str]) -> dict[str, str]:
+    """Return every layer that stays whole, with the reason."""
+    reasons = {**refused, **dict.fromkeys(exclude, "model.exclude names it")}
+    result = dict(reasons)
+    for candidate in candidates:
+        if candidate.name in reasons:
+            result |= {layer: f"as {candidate.name}" for layer in candidate.layers if layer not in result}
     return result
 
 
-def _unlabelled(module: nn.Module, tensor: str, dimension: int) -> NDArray[np.int64]:
-    return np.full(module.get_parameter(tensor).shape[dimension], -1, dtype=np.int64)
+class _Search:
+    """Accept those candidates that can be cut together, each as soon as it is tried.
 
-
-def _dimensions(dependency: Any, parameters: Mapping[int, str], graph: Any) -> Iterator[tuple[str, int]]:
-    """Yield the (parameter, dimension) pairs that one entry of a pruning group stands for."""
-    target = dependency.target.module
-    out = "out" in dependency.handler.__name__
-    if isinstance(target, nn.Parameter):
-        dimension = next((u.pruning_dim for u in graph.unwrapped_parameters if u.parameters is target), target.ndim - 1)
-        yield parameters[id(target)], dimension
-        return
-    transposed = isinstance(target, nn.modules.conv._ConvTransposeNd | nn.Embedding)
-    for short, parameter in target.named_parameters(recurse=False):
-        name = parameters[id(parameter)]
-        if parameter.ndim == 1:
-            if out:
-                yield name, 0
-        elif short == "weight":
-            yield name, int(out == transposed)
-
-
-def _finest_cut(
-    module: nn.Module, sample: Tensor, name: str, labels: Labels, refuse: Callable[[Layout], str]
-) -> tuple[int, Labels] | str:
-    """Find the smallest neurons that the module runs without: one channel each or, for attention, one head.
-
-    Returns:
-        The number of neurons and their labels, or the reason why the module does not run without any of them.
+    Attributes:
+        accepted: In the module's order.
+        refused: Names of the others, with reasons.
     """
-    size = 1 + max(int(label.max()) for label in labels.values())
-    reason = "it is a single neuron"
-    for width in (width for width in range(1, size // 2 + 1) if size % width == 0):
-        coarse = {at: np.where(label < 0, -1, label // width) for at, label in labels.items()}
-        reason = _runs_without_first(module, sample, coarse)
-        reason = reason or refuse(layout_of(module, [(Group(name, size // width), coarse)]))
-        if not reason:
-            return size // width, coarse
-    return reason
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sample: Any,
+        traced: Trace,
+        refuse: Callable[[Layout], str],
+        joint: Collection[str],
+    ) -> None:
+        self.accepted: list[NeuronKind] = []
+        self.refused: dict[str, str] = {}
+        self._module, self._refuse, self._joint = module, refuse, joint
+        self._trial = HalfTrial(module, sample)
+        self._summed = _summed(traced)
+        self._normalized = frozenset(at for at in self._summed if traced.couplings.is_normalized(traced.places[at]))
+        self._runs_left = MOST_LAYER_RUNS // sum(1 for _ in module.modules())  # no seconds: it ends alike everywhere
+
+    def layout(self, candidates: Sequence[NeuronKind]) -> Layout:
+        """Return the layout of some candidates."""
+        groups = [(Group(candidate.name, candidate.size), candidate.labels) for candidate in candidates]
+        return replace(layout_of(self._module, groups), summed=self._summed, normalized=self._normalized)
+
+    def add(self, some: Sequence[NeuronKind]) -> None:
+        """Try all at once; where that fails, those that the failing layer has apart, or one half after the other."""
+        if not some:
+            return
+        failure = self._failure(some)
+        if failure and len(some) == 1:
+            labels = with_cut_buffers(self._trial, some[0].labels, self._joint)
+            if not isinstance(labels, str) and labels.keys() != some[0].labels.keys():
+                some = [replace(some[0], labels=labels)]
+                failure = self._failure(some)
+        if not failure:
+            self.accepted = sorted([*self.accepted, *some], key=lambda candidate: candidate.place)
+        elif len(some) == 1:
+            self.refused[some[0].name] = failure.reason
+        else:
+            inside = [c for c in some if any(name.startswith(f"{failure.layer}.") for name, _ in c.labels)]
+            if not failure.layer or not 0 < len(inside) < len(some):
+                inside = list(some[len(some) // 2 :])
+            self.add([candidate for candidate in some if all(candidate is not other for other in inside)])
+            self.add(inside)
+
+    def _failure(self, some: Sequence[NeuronKind]) -> Failure | None:
+        self._runs_left -= 1
+        if self._runs_left < 0:
+            return Failure(f"the search for groups ended before it, after {MOST_LAYER_RUNS:,} runs of layers", "")
+        layout = self.layout([*self.accepted, *some])
+        failure = self._trial.failure(layout)
+        if failure is None and (reason := self._refuse(layout)):
+            return Failure(reason, "")
+        return failure
 
 
-def _runs_without_first(module: nn.Module, sample: Tensor, labels: Labels) -> str:
-    """Return "" if the module runs without neuron 0 and its outputs keep their shape, else the reason."""
-    smaller = {name: parameter.detach() for name, parameter in module.named_parameters()}
-    for (name, dimension), label in labels.items():
-        keep = torch.from_numpy(np.flatnonzero(label != 0))
-        smaller[name] = smaller[name].index_select(dimension, keep.to("meta"))
+def _trace(module: nn.Module, sample: Any) -> Trace:
+    """Follow a module's neurons.
+
+    Raises:
+        UnsplitError: that is not possible, whatever the reason.
+    """
     try:
-        with user_code(""), torch.no_grad(), torch.device("meta"):
-            shape = functional_call(module, smaller, (sample,)).shape
-            expected = module(sample).shape
+        with user_code(""):
+            return trace_neurons(module, sample, run_for_shapes)
     except JobError as error:
-        return str(error)[:120]
-    return "" if shape == expected else "its neurons are the network's outputs"
+        reason = str(error).removeprefix("model: ")
+        raise UnsplitError(f"its neuron groups cannot be found ({reason})") from error
+
+
+def _summed(traced: Trace) -> frozenset[Place]:
+    return frozenset(at for at, ids in traced.places.items() if traced.couplings.summed(ids.numpy()).any())
+
+
+def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
+    """Return the neurons of each kind: those with as many positions in the same dimensions of the same parameters."""
+    summed, reasons, added = _summed(traced), traced.couplings.reasons(), traced.couplings.added()
+    neurons_at = {at: traced.couplings.find(ids.numpy()) for at, ids in traced.places.items()}
+    unsaid = np.array([neuron for neuron, reason in reasons.items() if not reason], dtype=np.int64)
+    counts: dict[int, Counter[Place]] = defaultdict(Counter)
+    for at, found in neurons_at.items():
+        for neuron, count in zip(*np.unique(found[~np.isin(found, unsaid)], return_counts=True), strict=True):
+            counts[int(neuron)][at] = int(count)
+    kinds: dict[tuple[tuple[Place, int], ...], list[int]] = defaultdict(list)
+    for neuron, count_of in counts.items():
+        if any(at not in summed for at in count_of):
+            kinds[tuple(count_of.items())].append(neuron)
+    result: list[NeuronKind] = []
+    for kind, neurons in kinds.items():
+        places = [at for at, _ in kind]
+        name = _name(module, places, summed)
+        reason = _computed(module, [at for at in places if at not in summed])
+        reason = reason or next((reasons[neuron] for neuron in neurons if neuron in reasons), "")
+        reason = reason or ("it is a single neuron" if len(neurons) == 1 else "")
+        labels = {at: _numbers(neurons_at[at], np.sort(neurons)) for at in places}
+        layers = dict.fromkeys(_layer(at[0]) for at in places if at not in summed and tensor_of(module, at[0]).ndim > 1)
+        recurrent = any(isinstance(module.get_submodule(layer), nn.RNNBase) for layer in layers)
+        stream = recurrent or (len(layers) > 1 and bool(added & set(neurons)))
+        result.append(NeuronKind(name, len(neurons), labels, stream, reason, tuple(layers), len(result)))
+    return _with_own_names(result)
+
+
+def _numbers(found: NDArray[np.int64], neurons: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each neuron among sorted ones, -1 for others."""
+    places = np.minimum(np.searchsorted(neurons, found), len(neurons) - 1)
+    return np.where(neurons[places] == found, places, -1)
+
+
+def _with_own_names(kinds: Sequence[NeuronKind]) -> list[NeuronKind]:
+    """Number kinds of the same name; those that may be cut come first."""
+    uses: Counter[str] = Counter()
+    result = []
+    for kind in sorted(kinds, key=lambda kind: bool(kind.reason)):
+        uses[kind.name] += 1
+        result.append(replace(kind, name=kind.name if uses[kind.name] == 1 else f"{kind.name}/{uses[kind.name]}"))
+    return sorted(result, key=lambda kind: kind.place)
+
+
+def _name(module: nn.Module, places: Sequence[Place], summed: Collection[Place]) -> str:
+    """Return the first layer whose outputs the neurons are: one with a weight, if there is any."""
+    weights = [at for at in places if tensor_of(module, at[0]).ndim > 1]
+    outputs = [at for at in places if at not in summed]
+    name, _ = ([at for at in weights if at in outputs] or outputs or places)[0]
+    return _layer(name) or type(module).__name__
+
+
+def _layer(parameter: str) -> str:
+    return re.sub(r"\.?parametrizations\..*", "", parameter.rpartition(".")[0])
+
+
+def _computed(module: nn.Module, places: Collection[Place]) -> str:
+    """Return a reason to keep a group whole that names a weight computed by other than weight_norm, or ""."""
+    names, layers = {name for name, _ in places}, {_layer(name) for name, _ in places}
+    return next(
+        (
+            f"{weight.name} is computed by {', '.join(weight.kinds).lstrip('_')}, which needs all of it"
+            for weight in computed_weights(module)
+            if (weight.path in layers or names & set(weight.sources)) and not weight.has_fixed_length
+        ),
+        "",
+    )

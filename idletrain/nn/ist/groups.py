@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError
+from idletrain.nn.ist.modules import copied, stays_evaluated
 
 Neurons = NDArray[np.int64]
+SharedRule = Literal["mean", "sum", "same"]
+BufferRule = Literal["mean", "sum", "kept"]
+
+
+class UnsplitError(JobError):
+    """A module's groups cannot be found or hold too little; it can be trained whole.
+
+    Attributes:
+        reason: What is so, of the model.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"model: {reason}; write model.groups by hand or use training.method: local-sgd")
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The cuts of one parameter.
+    """The cuts of one parameter or buffer.
 
     Attributes:
         neurons: For each dimension None (never cut) or `[dimension]`: the neuron (numbered across all groups) at
@@ -44,6 +59,8 @@ class TensorLayout:
         scaled: Pairs of a dimension and a power. In a subnet, values along the dimension are multiplied by that power
             of the network's number of neurons over the subnet's: a sum over the subnet's neurons is then as large as
             one over all of them.
+        buffer: None for a parameter; for a buffer how the subnets' copies are merged: `mean` of them, `sum` of their
+            changes, or `kept` as the network's, which training does not change.
     """
 
     name: str
@@ -51,6 +68,12 @@ class TensorLayout:
     neurons: tuple[Neurons | None, ...]
     trainable: bool
     scaled: tuple[tuple[int, float], ...] = ()
+    buffer: BufferRule | None = None
+
+    @property
+    def merged(self) -> bool:
+        """Return True if a commit writes the subnets' values into the network."""
+        return self.trainable or self.buffer in ("mean", "sum")
 
     @property
     def shared(self) -> bool:
@@ -58,8 +81,10 @@ class TensorLayout:
         return all(dimension is None for dimension in self.neurons)
 
 
-SharedRule = Literal["mean", "sum", "same"]
-Scaling = Literal["weights", "roots", "inputs", "normalized", "unused", "unknown"]
+Scaling = Literal["weights", "roots", "inputs", "input_roots", "normalized", "unused", "unknown"]
+# Powers of 1/share that a contraction's weights or its inputs are multiplied by.
+WEIGHT_POWERS: Mapping[Scaling, float] = {"weights": 1.0, "unknown": 1.0, "roots": 0.5}
+INPUT_POWERS: Mapping[Scaling, float] = {"inputs": 1.0, "input_roots": 0.5}
 
 
 @dataclass(frozen=True)
@@ -74,6 +99,8 @@ class Contraction:
             `inputs`: the inputs of `layers` are multiplied, since the parameter has another use. `normalized`: nothing
             is, since a normalization right after it cancels any factor. `unused`: nothing is, since no output depends
             on it. `unknown`: the parameter is multiplied, but outputs could not be compared.
+            `input_roots`: inputs are multiplied by the root only, since the weights for each output are normalized to
+            a fixed length (weight_norm).
         layers: Names of the modules whose inputs are multiplied.
     """
 
@@ -85,7 +112,9 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Layout:
-    """All groups of a network and their cuts of its parameters, in the module's order.
+    """All groups of a network and their cuts of its parameters, in the module's order, then of its buffers.
+
+    A buffer is among them only if it is cut, or if its values travel with the parameters.
 
     Attributes:
         common: How the subnets' copies of a parameter that every subnet has are merged: `mean` of them; `sum` of all
@@ -93,6 +122,9 @@ class Layout:
             loss; `same` where all subnets are trained in lockstep, so that their copies are equal.
         contractions: The sums over cut neurons, each with its scaling in a subnet.
         kept_whole: Names of the groups that no subnet cuts, each with the reason.
+        summed: Parameters and those of their dimensions that layers sum over, as a run has shown; None if not known.
+        normalized: Those that a normalization follows directly.
+        frozen: Cuts of parameters that do not train, once they are no longer among `tensors` (see `frozen`).
     """
 
     groups: tuple[Group, ...]
@@ -100,6 +132,9 @@ class Layout:
     common: SharedRule = "mean"
     contractions: tuple[Contraction, ...] = ()
     kept_whole: tuple[tuple[str, str], ...] = ()
+    summed: frozenset[tuple[str, int]] | None = None
+    normalized: frozenset[tuple[str, int]] = frozenset()
+    frozen: tuple[TensorLayout, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -110,36 +145,33 @@ class Layout:
         return tuple(group.fixed for group in self.groups)
 
 
-Labels = dict[tuple[str, int], NDArray[np.int64]]  # (parameter, dimension) -> neuron of the group, or -1
+Labels = dict[tuple[str, int], NDArray[np.int64]]  # (parameter or buffer, dimension) -> neuron of the group, or -1
 
 
-def to_meta(module: nn.Module) -> nn.Module:
-    """Return a copy whose parameters are on the meta device, without memory; buffers keep their values."""
-    memo: dict[int, Any] = {
+def to_meta(module: nn.Module, *, frozen: bool = True) -> nn.Module:
+    """Return a copy whose parameters are on the meta device, without memory; buffers keep their values.
+
+    Args:
+        module: The module.
+        frozen: False if parameters that do not train keep their values.
+    """
+    return copied(module, _meta_parameters(module, frozen=frozen))
+
+
+def _meta_parameters(module: nn.Module, *, frozen: bool = True) -> dict[int, Any]:
+    return {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
         for p in module.parameters()
+        if frozen or p.requires_grad
     }
-    return copy.deepcopy(module, memo)
 
 
 def weightless(module: nn.Module) -> nn.Module:
     """Return a copy with all of its tensors on the meta device, for runs that only compute shapes."""
     tensors = [t for m in module.modules() for t in (*m.buffers(recurse=False), *vars(m).values())]
     memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors if isinstance(t, Tensor)}
-    return to_meta(copy.deepcopy(module, memo))
-
-
-def run_on_meta(module: nn.Module, inputs: Tensor) -> Any:
-    """Run a weightless module on inputs on the meta device, where tensors that its forward creates are, too.
-
-    Raises:
-        JobError: forward needs values and not only shapes.
-    """
-    with (
-        user_code("model: cannot be traced (", "); its forward should not look at values, as .item() and if do"),
-        torch.device("meta"),
-    ):
-        return module(inputs)
+    memo |= _meta_parameters(module)
+    return copied(module, memo)
 
 
 def whole(module: nn.Module) -> Layout:
@@ -152,15 +184,16 @@ def by_hand(module: nn.Module, table: Mapping[str, Sequence[str | None]]) -> Lay
 
     Args:
         module: The module.
-        table: For each parameter's name, a group's name or None for every dimension; `heads*3` where the dimension
-            holds the group three times, one after another (a fused query, key and value).
+        table: For the name of each parameter or buffer, a group's name or None for every dimension; `heads*3` where
+            the dimension holds the group three times, one after another (a fused query, key and value).
 
     Raises:
         JobError: a parameter does not exist, or the dimensions of a group have no common number of neurons.
     """
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    shapes = {name: tuple(t.shape) for name, t in (*module.named_parameters(), *module.named_buffers())}
     faults = [
-        f"model.groups: {name} is not a parameter; known are {', '.join(shapes)}" for name in table.keys() - shapes
+        f"model.groups: {name} is not a parameter or buffer; known are {', '.join(shapes)}"
+        for name in table.keys() - shapes
     ]
     faults += [
         f"model.groups.{name}: {len(table[name])} entries, but the parameter has {len(shapes[name])} dimensions"
@@ -200,9 +233,18 @@ def _parse_entry(entry: str) -> tuple[str, int]:
 
 
 def without_statistics(module: nn.Module) -> nn.Module:
-    """Return a copy whose BatchNorm uses batch statistics only; running ones are estimated on the whole network."""
-    module = copy.deepcopy(module)
+    """Return a copy whose BatchNorm uses batch statistics only; running ones are estimated on the whole network.
+
+    A layer that a user has put into evaluation mode keeps its running statistics, and uses them.
+    """
+    return leave_out_statistics(copied(module))
+
+
+def leave_out_statistics(module: nn.Module) -> nn.Module:
+    """Change a module to use batch statistics only; return it."""
     for layer in module.modules():
+        if stays_evaluated(module, layer):
+            continue
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
             layer.track_running_stats = False
             layer.running_mean = layer.running_var = layer.num_batches_tracked = None
@@ -257,10 +299,37 @@ def layout_of(module: nn.Module, labelled_groups: Sequence[tuple[Group, Labels]]
         tensors=tuple(
             TensorLayout(
                 name=name,
-                shape=tuple(parameter.shape),
-                neurons=tuple(dimensions.get((name, d)) for d in range(parameter.ndim)),
-                trainable=parameter.requires_grad,
+                shape=tuple(tensor.shape),
+                neurons=tuple(dimensions.get((name, d)) for d in range(tensor.ndim)),
+                trainable=tensor.requires_grad,
+                buffer=None if isinstance(tensor, nn.Parameter) else "kept",
             )
-            for name, parameter in module.named_parameters()
+            for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            if isinstance(tensor, nn.Parameter) or any((name, d) in dimensions for d in range(tensor.ndim))
         ),
     )
+
+
+def split_share(layout: Layout) -> float:
+    """Return the share of the parameters that belong to neurons of groups, so that not every subnet has them."""
+    parameters = [tensor for tensor in layout.tensors if not tensor.buffer]
+    in_all = sum(
+        math.prod(
+            length if neurons is None else int((neurons < 0).sum())
+            for length, neurons in zip(tensor.shape, tensor.neurons, strict=True)
+        )
+        for tensor in parameters
+    )
+    return 1 - in_all / max(1, sum(math.prod(tensor.shape) for tensor in parameters))
+
+
+def with_buffers(module: nn.Module, layout: Layout, rules: Mapping[str, BufferRule]) -> Layout:
+    """Return the layout with the buffers that travel, each with the rule by which its copies are merged."""
+    known = {tensor.name for tensor in layout.tensors}
+    persistent_buffers = tuple(
+        TensorLayout(name, tuple(buffer.shape), (None,) * buffer.ndim, trainable=False, buffer="kept")
+        for name, buffer in module.named_buffers()
+        if name in rules and name not in known
+    )
+    tensors = (replace(t, buffer=rules.get(t.name, t.buffer)) for t in (*layout.tensors, *persistent_buffers))
+    return replace(layout, tensors=tuple(t for t in tensors if t.buffer != "kept" or not t.shared))

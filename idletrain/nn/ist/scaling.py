@@ -15,14 +15,16 @@ from dataclasses import replace
 
 from torch import nn
 
-from idletrain.nn.ist.contractions import KNOWN, contracting_layers, contracts, owners_of
-from idletrain.nn.ist.groups import Contraction, Layout, Scaling, without_groups
-from idletrain.nn.ist.scaling_trial import POWERS, SAME, Choice, Place, Subject, Trial, UnknownError
+from idletrain.nn.ist.contractions import KNOWN, contracting_layers, contracts, guessed_for_computed, owners_of
+from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Contraction, Layout, Scaling, without_groups
+from idletrain.nn.ist.scaling_trial import SAME, Choice, Place, Subject, Trial, UnknownError
 
 # Relative difference that the small constant in a normalization's denominator explains, with loud weights. What one of
 # fifty residual blocks adds changes outputs by 0.07 and more.
 NORMALIZED = 1e-2
 UNDECIDED = 5e-2  # below it the trial is repeated with larger weights
+# Of trials of one sum each; beyond them, a run of the module says which sums are normalized.
+MOST_LAYER_RUNS = 5_000
 MAX_CHOICES = 64  # ways to scale one group that are tried
 
 
@@ -94,7 +96,13 @@ def _without_normalized(subject: Subject, layout: Layout, choice: Choice) -> Cho
     if trial is None:
         return choice
     result: dict[Place, Scaling] = dict(choice)
-    for place in (place for place, scaling in choice.items() if scaling in ("weights", "roots", "inputs")):
+    open_places = [place for place, scaling in choice.items() if scaling not in ("normalized", "unused")]
+    likely = [place for place in open_places if place in layout.normalized]
+    together: Choice = {**choice, **dict.fromkeys(likely, "normalized")}
+    if likely and trial.louder(*likely).difference(together) < NORMALIZED:
+        choice = result = dict(together)
+        open_places = [place for place in open_places if place not in likely]
+    for place in open_places[: MOST_LAYER_RUNS // sum(1 for _ in subject.module.modules())]:
         without: Choice = {**choice, place: "normalized"}
         difference = trial.difference(without)
         if difference < UNDECIDED:
@@ -106,13 +114,13 @@ def _without_normalized(subject: Subject, layout: Layout, choice: Choice) -> Cho
 
 def _with_contractions(subject: Subject, layout: Layout, choice: Choice) -> Layout:
     contractions = tuple(
-        Contraction(name, d, scaling, contracting_layers(subject.module, name, d) if scaling == "inputs" else ())
+        Contraction(name, d, scaling, contracting_layers(subject.module, name, d) if scaling in INPUT_POWERS else ())
         for (name, d), scaling in choice.items()
     )
     dimensions: dict[str, list[tuple[int, float]]] = {}
     for c in contractions:
-        if c.scaling in POWERS:
-            dimensions.setdefault(c.tensor, []).append((c.dimension, POWERS[c.scaling]))
+        if c.scaling in WEIGHT_POWERS:
+            dimensions.setdefault(c.tensor, []).append((c.dimension, WEIGHT_POWERS[c.scaling]))
     tensors = tuple(replace(t, scaled=tuple(sorted(dimensions.get(t.name, ())))) for t in layout.tensors)
     return replace(layout, tensors=tensors, contractions=contractions)
 
@@ -126,7 +134,7 @@ def _places(layout: Layout) -> list[Place]:
         (tensor.name, d)
         for tensor in layout.tensors
         for d, neurons in enumerate(tensor.neurons)
-        if neurons is not None and len(tensor.shape) > 1
+        if neurons is not None and len(tensor.shape) > 1 and tensor.buffer is None
     ]
 
 
@@ -136,9 +144,13 @@ def _guess(module: nn.Module, layout: Layout) -> Choice:
     """
     choice: dict[Place, Scaling] = {}
     for name, d in _places(layout):
-        uses = [contracts(owner, short, d) for owner, short in owners_of(module, name)]
+        owners = owners_of(module, name)
+        uses = [contracts(owner, short, d) for owner, short in owners]
+        if layout.summed is not None:
+            summed = (name, d) in layout.summed
+            uses = [u if isinstance(o, KNOWN) else summed for u, (o, _) in zip(uses, owners, strict=True)]
         if any(uses):
-            choice[name, d] = "weights" if all(uses) else "inputs"
+            choice[name, d] = guessed_for_computed(module, name) or ("weights" if all(uses) else "inputs")
     return choice
 
 
@@ -160,5 +172,5 @@ def _others(module: nn.Module, place: Place, guessed: Scaling | None) -> list[Sc
     if all(isinstance(owner, KNOWN) and not contracts for owner, contracts in uses):
         return []
     possible: list[Scaling | None] = ["weights", "roots", None]
-    possible += ["inputs"] if contracting_layers(module, name, d) else []
+    possible += ["inputs", "input_roots"] if contracting_layers(module, name, d) else []
     return [scaling for scaling in possible if scaling != guessed]

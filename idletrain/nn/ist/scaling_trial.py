@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +15,17 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from idletrain.errors import JobError, user_code
+from idletrain.nn.data.batches import Called, compared, fresh
 from idletrain.nn.ist.contractions import contracting_layers
-from idletrain.nn.ist.groups import Layout, Neurons, Scaling, offsets
+from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Layout, Neurons, Scaling, offsets
+from idletrain.nn.ist.modules import in_training
 from idletrain.nn.ist.partition import Mask
-from idletrain.nn.ist.subnets import ScaledInputs, Subnet, cut
+from idletrain.nn.ist.subnets import Positions, ScaledInputs, Subnet, cut
 
 TRIAL_NEURONS = 32  # of a group in the trial's subnet, and twice as many in its network: enough for any statistics
 SEED = 29  # of the trial's weights; the same in every process
 SAME = 1e-3  # relative difference that float32's rounding explains; a sum of half the size makes 0.1 and more
 LOUD = 8.0  # how much larger weights are beside which a normalization's small constant is negligible
-POWERS: Mapping[Scaling, float] = {"weights": 1.0, "unknown": 1.0, "roots": 0.5}  # of 1/share
 Place = tuple[str, int]  # a parameter's name and one of its dimensions
 Choice = Mapping[Place, Scaling]
 
@@ -35,14 +35,14 @@ class Subject:
     """A network to try.
 
     Attributes:
-        module: The network on the meta device; BatchNorm uses batch statistics.
-        parameters: The network's values, in the module's order; only their size matters.
+        module: The network on the meta device, for trials alone; BatchNorm uses batch statistics.
+        values: The network's parameters and buffers, by name; of parameters only their size matters.
         inputs: A few samples.
         outputs: Names of groups whose neurons are the network's outputs; the trial cuts none of them.
     """
 
     module: nn.Module
-    parameters: Sequence[Tensor]
+    values: Mapping[str, Tensor]
     inputs: Any
     outputs: frozenset[str] = frozenset()
 
@@ -74,7 +74,12 @@ class Trial:
         whole, half, partner, doubled = _pairs(layout, subject.outputs)
         subnet = cut(layout, half)
         generator = torch.Generator().manual_seed(SEED)
-        halves = [_random(own, shape, generator) for own, shape in zip(subject.parameters, subnet.shapes, strict=True)]
+        halves = [
+            _values_of(subject.values[tensor.name], at)
+            if tensor.buffer
+            else random_values(subject.values[tensor.name], shape, generator)
+            for tensor, at, shape in zip(layout.tensors, subnet.positions, subnet.shapes, strict=True)
+        ]
         places = [
             [None if n is None else _source(n, whole, half, partner) for n in tensor.neurons]
             for tensor in layout.tensors
@@ -88,25 +93,25 @@ class Trial:
         for i, tensor in enumerate(self.layout.tensors):
             for d in range(len(tensor.shape)):
                 scaling = choice.get((tensor.name, d))
-                if scaling is not None and scaling in POWERS:
-                    tensors[i] = tensors[i] * _shaped(self._factors(i, d) ** POWERS[scaling], d, tensors[i].ndim)
-                elif scaling == "inputs":
-                    hooks += [
-                        (path, self._factors(i, d)) for path in contracting_layers(self.subject.module, tensor.name, d)
-                    ]
+                if scaling and scaling in WEIGHT_POWERS:
+                    factors = self._factors(i, d) ** WEIGHT_POWERS[scaling]
+                    tensors[i] = tensors[i] * _shaped(factors, d, tensors[i].ndim)
+                elif scaling and scaling in INPUT_POWERS:
+                    factors = self._factors(i, d) ** INPUT_POWERS[scaling]
+                    hooks += [(path, factors) for path in contracting_layers(self.subject.module, tensor.name, d)]
         try:
-            outputs = _run(self.subject, self._names, tensors, hooks, training=self.training)
+            outputs = run_with(self.subject, self._names, tensors, hooks, training=self.training)
         except UnknownError:
             return math.inf
         if outputs.shape != self.expected.shape:
             return math.inf
         return float((outputs - self.expected).norm() / self.expected.norm().clamp(min=1e-30))
 
-    def louder(self, place: Place) -> Trial:
-        """Return the trial with larger weights at one place, so that a normalization's constant is negligible."""
-        i = self._names.index(place[0])
+    def louder(self, *places: Place) -> Trial:
+        """Return the trial with larger weights at some places, so that a normalization's constant is negligible."""
         halves = list(self.halves)
-        halves[i] = halves[i] * LOUD
+        for i in {self._names.index(name) for name, _ in places}:
+            halves[i] = halves[i] * LOUD
         trial = replace(self, halves=halves)
         try:
             return replace(trial, expected=trial._network())
@@ -130,7 +135,7 @@ class Trial:
             for d, source in enumerate(sources):
                 if source is not None:
                     tensors[i] = tensors[i].index_select(d, source)
-        return _run(self.subject, self._names, tensors, [], training=self.training)
+        return run_with(self.subject, self._names, tensors, [], training=self.training)
 
     def _factors(self, i: int, dimension: int) -> Tensor:
         """Return 2 for every position of a doubled neuron, 1 for the others `[length]`."""
@@ -184,7 +189,14 @@ def _occurrences(neurons: Neurons) -> NDArray[np.int64]:
     return result
 
 
-def _random(own: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _values_of(own: Tensor, at: Positions) -> Tensor:
+    """Return a buffer's values at the subnet's positions; they may be anything, so the trial makes up no others."""
+    for d, positions in enumerate(at):
+        own = own if positions is None else own.index_select(d, positions)
+    return own
+
+
+def random_values(own: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw weights whose sums are about 1, whatever the network's are; draw biases around the network's."""
     values = torch.randn(shape, generator=generator)
     if len(shape) > 1:
@@ -197,20 +209,17 @@ def _shaped(factors: Tensor, dimension: int, dimensions: int) -> Tensor:
     return factors.view([-1 if d == dimension else 1 for d in range(dimensions)])
 
 
-class _Runs(nn.Module):
+class _Runs(Called):
     """Run the module and compute all scores of a very wide output while its parameters are replaced."""
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, inputs: Any) -> Tensor:
-        outputs = self.module(inputs)
+    def forward(self, inputs: Any) -> Any:
+        outputs = super().forward(inputs)
         scores: Callable[[], Tensor] | None = getattr(outputs, "dense", None)  # of a very wide output
-        return scores() if scores else outputs
+        tensors = compared(scores() if scores else outputs)
+        return tensors[0] if len(tensors) == 1 else torch.cat([tensor.flatten().double() for tensor in tensors])
 
 
-def _run(
+def run_with(
     subject: Subject,
     names: Sequence[str],
     tensors: Sequence[Tensor],
@@ -223,17 +232,29 @@ def _run(
     Raises:
         UnknownError: it cannot be run, or its outputs are not finite.
     """
-    module = copy.deepcopy(subject.module).train(training)
+    module = subject.module
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module = in_training(module) if training else module.eval()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it does not run with the parameters of a subnet
+    handles = []
     for path, factors in hooks:
         layer = module.get_submodule(path)
-        layer.register_forward_pre_hook(ScaledInputs(factors, layer))
-    values = {f"module.{name}": tensor for name, tensor in zip(names, tensors, strict=True)}
+        handles.append(layer.register_forward_pre_hook(ScaledInputs(factors, layer)))
+    values = {f"module.{name}": buffer.clone() for name, buffer in module.named_buffers()}
+    values |= {f"module.{name}": tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
     try:
         with user_code(""), torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
             torch.manual_seed(SEED)
-            outputs = functional_call(_Runs(module), values, (subject.inputs,))
+            outputs = functional_call(_Runs(module), values, (fresh(subject.inputs),))
     except JobError as error:
         raise UnknownError(str(error)) from None
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for handle in handles:
+            handle.remove()
+        for layer, was_training in modes:
+            layer.training = was_training
     if not isinstance(outputs, Tensor) or not bool(outputs.isfinite().all()):
         raise UnknownError("its outputs are not finite numbers")
     return outputs.double()

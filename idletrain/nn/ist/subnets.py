@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.ist.groups import Layout, SharedRule, TensorLayout
+from idletrain.nn.ist.groups import INPUT_POWERS, Layout, SharedRule, TensorLayout
 from idletrain.nn.ist.partition import Mask
 
 BLOCK_ROWS = 1 << 14  # rows added at a time: 16 MB of an embedding of 256 numbers
@@ -34,6 +34,7 @@ class Subnet:
             for 1. So a sum over a share of the neurons is as large as the network's sum over all of them (the inverse
             scaling of dropout), and the network computes the mean of its subnets' sums.
         input_factors: Names of modules and the factor of their inputs, where the tensor itself cannot be multiplied.
+        frozen: The same of the parameters that do not train, which are no part of its flat buffer; None without any.
     """
 
     layout: Layout
@@ -41,6 +42,7 @@ class Subnet:
     shapes: tuple[tuple[int, ...], ...]
     factors: tuple[Tensor | None, ...]
     input_factors: tuple[tuple[str, Tensor], ...] = ()
+    frozen: Subnet | None = None
 
     @property
     def parameters(self) -> int:
@@ -80,13 +82,14 @@ def cut(layout: Layout, members: Mask) -> Subnet:
         _product(tensor, [_along(tensor, d, neuron_factors**power, has) for d, power in tensor.scaled])
         for tensor in layout.tensors
     )
-    named = {tensor.name: tensor for tensor in layout.tensors}
+    named = {tensor.name: tensor for tensor in (*layout.tensors, *layout.frozen)}
     input_factors = tuple(
-        (layer, _along(named[c.tensor], c.dimension, neuron_factors, has).to(torch.float32))
+        (layer, _along(named[c.tensor], c.dimension, neuron_factors ** INPUT_POWERS[c.scaling], has).to(torch.float32))
         for c in layout.contractions
         for layer in c.layers
     )
-    return Subnet(layout, positions, shapes, factors, input_factors)
+    frozen = replace(layout, tensors=layout.frozen, frozen=(), contractions=())
+    return Subnet(layout, positions, shapes, factors, input_factors, cut(frozen, members) if layout.frozen else None)
 
 
 def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
@@ -190,11 +193,13 @@ def merge(
     updates: Sequence[tuple[Subnet, Tensor, int]],
     common: SharedRule = "mean",
     power: int = 1,
+    copies: int = 1,
 ) -> None:
     """Write updates `(subnet, slot [P], steps)` back into the network's tensors, and undo the scaling of `gather`.
 
-    Each neuron belongs to one subnet, so its values are copied. Parameters that every subnet has are averaged, weighted
-    by steps, in the order of `updates`, or merged as `common` says (see `Layout`).
+    Where each neuron belongs to one subnet, its values are copied; where several have copies of it, they are averaged.
+    Parameters that every subnet has are averaged or merged as `common` says (see `Layout`); buffers as their own rule
+    says. Averages are weighted by steps, in the order of `updates`.
     """
     if not updates:
         return
@@ -202,27 +207,36 @@ def merge(
     total = sum(steps for _, _, steps in updates)
     pieces = zip(*(views(slot, subnet.shapes) for subnet, slot, _ in updates), strict=True)
     for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
-        if not layout.tensors[i].trainable:
+        if not layout.tensors[i].merged:
             continue
+        rule = _rule(layout.tensors[i], common)
         values = tuple(  # noqa: PLW2901 (below, only the network's values are used)
             unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
         )
+        if copies > 1 and not layout.tensors[i].shared:
+            _write_mean(tensor, [(s.positions[i], v, n) for (s, _, n), v in zip(updates, values, strict=True)])
+            continue
         if not layout.tensors[i].shared:
             for (subnet, _, _), value in zip(updates, values, strict=True):
                 _scatter(tensor, subnet.positions[i], value)
         where = _common(layout.tensors[i])
         if where is not None:
-            copies = [
+            parts = [
                 (value[_common_within(layout.tensors[i], subnet.positions[i])], steps / total)
                 for (subnet, _, steps), value in zip(updates, values, strict=True)
             ]
-            if common == "same":
-                tensor[where] = copies[0][0]
+            if rule == "same":
+                tensor[where] = parts[0][0]
             else:
-                tensor[where] = _moved(tensor[where], copies) if common == "sum" else _mean(copies)
+                tensor[where] = _moved(tensor[where], parts) if rule == "sum" else _mean(parts)
 
 
-def add(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
+def _rule(tensor: TensorLayout, common: SharedRule) -> SharedRule:
+    """Return how the subnets' copies of a tensor are merged: a buffer has its own rule, where copies may differ."""
+    return tensor.buffer if tensor.buffer in ("mean", "sum") and common != "same" else common
+
+
+def add_change(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
     """Add a change `[P]` of a subnet's values to the network, `weight` times as much where every subnet has them."""
     pieces = views(change, subnet.shapes)
     for tensor, layout, at, factor, piece in zip(
@@ -244,6 +258,18 @@ def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
     for copy, weight in copies[1:]:
         mean.add_(copy, alpha=weight)
     return mean
+
+
+def _write_mean(tensor: Tensor, copies: Sequence[tuple[Positions, Tensor, int]]) -> None:
+    """Write the mean of copies `(positions, values, steps)`, weighted by steps, wherever a tensor has any."""
+    total = sum(steps for _, _, steps in copies)
+    mean, counted = torch.zeros_like(tensor), torch.zeros(tensor.shape)
+    for at, values, steps in copies:
+        index = tuple(_grid(tensor, at))
+        mean[index] = mean[index].add_(values, alpha=steps / total)
+        counted[index] += steps
+    rescale = torch.full_like(counted, total).div_(counted)  # exactly 1 where all subnets have copies
+    tensor.copy_(torch.where(counted > 0, mean.mul_(rescale), tensor))
 
 
 def _moved(before: Tensor, copies: Sequence[tuple[Tensor, float]]) -> Tensor:

@@ -52,7 +52,7 @@ def keeps_tables(program: Program) -> bool:
     return output is not None and output[1].retrieves
 
 
-def labels_of(program: Program, subnet: Subnet) -> NDArray[np.int64] | None:
+def held_labels(program: Program, subnet: Subnet) -> NDArray[np.int64] | None:
     """Return the labels that a subnet holds, ascending; None for all of them."""
     labels = subnet.positions[program.output_at][0]
     return None if labels is None else labels.numpy()
@@ -72,7 +72,7 @@ def open_output(
             attempt resumed in the middle of a round draws the same labels.
         place: The subnet and round.
     """
-    training, labels = program.training, labels_of(program, subnet)
+    training, labels = program.training, held_labels(program, subnet)
     output = wide_output(module)
     assert output is not None
     layer = output[1]

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
+from idletrain.nn.data.batches import call, device_of, map_parts, tensors_of
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
 from idletrain.nn.outofcore.executing.saved_tensors import SMALL_BYTES
 from idletrain.nn.outofcore.planning.profile import Unit
@@ -33,8 +34,8 @@ TIMED = 2  # timed runs of a unit; the quickest counts
 def measure_units(
     module: nn.Module,
     pieces: Sequence[Piece],
-    inputs: Tensor,
-    loss: Callable[[Tensor], Tensor],
+    inputs: Any,
+    loss: Callable[[Any], Tensor],
     state_slots: int = 0,
     *,
     by_kernel: bool = False,
@@ -69,7 +70,7 @@ def measure_units(
     with left_alone(module, inputs), torch.no_grad():
         installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
         try:
-            outputs = module(inputs)
+            outputs = call(module, inputs)
         finally:
             installed.remove()
         last = _Trial(LOSS, loss, (outputs,), {}, [], fixed, by_kernel).unit(0)[0]
@@ -81,10 +82,11 @@ def measure_units(
 
 
 @contextlib.contextmanager
-def left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+def left_alone(module: nn.Module, inputs: Any) -> Iterator[None]:
     """Restore the module's buffers and torch's random state on exit."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    device = device_of(inputs)
+    devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
             yield
@@ -94,22 +96,24 @@ def left_alone(module: nn.Module, inputs: Tensor) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def across_batch(module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str:
+def across_batch(module: nn.Module, loss: Callable[[Any, Any], Tensor], outputs: Any, target: Any) -> str:
     """Return the reason why a batch cannot be cut into micro-batches, or "" if it can.
 
     Args:
         module: The network.
         loss: The loss, which must be a mean over samples; tried on halves of the batch.
-        outputs: The network's outputs `[B, ...]`.
-        labels: Their labels `[B, ...]`.
+        outputs: The network's outputs for the batch.
+        target: The batch's target.
     """
+    if not isinstance(outputs, Tensor) or not isinstance(target, Tensor):
+        return "outputs or labels are more than one tensor"
     for name, inner in module.named_modules():
         if isinstance(inner, nn.modules.batchnorm._BatchNorm) and inner.training:
             return f"{name} (BatchNorm) uses the statistics of the whole batch"
     half = len(outputs) // 2
     if half:
-        whole = loss(outputs[: 2 * half], labels[: 2 * half])
-        parts = (loss(outputs[:half], labels[:half]) + loss(outputs[half : 2 * half], labels[half : 2 * half])) / 2
+        whole = loss(outputs[: 2 * half], target[: 2 * half])
+        parts = (loss(outputs[:half], target[:half]) + loss(outputs[half : 2 * half], target[half : 2 * half])) / 2
         if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-6):
             return "the loss is not a mean over the batch's samples"
     return ""
@@ -132,7 +136,7 @@ class _Trial:
         self._arguments = args, kwargs
         self._parameters = [p for p in parameters if p.requires_grad]
         self._values = sum(p.nbytes for p in parameters)
-        tensors = [t for t in tree_flatten(self._arguments)[0] if isinstance(t, Tensor)]
+        tensors = tensors_in(self._arguments)
         self._device = tensors[0].device
         self._entering = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
         self._make_memory = _DeviceMemory if self._device.type == "cuda" else lambda: _HostMemory(by_kernel)
@@ -188,7 +192,7 @@ class _Trial:
             return copied
 
         with torch.enable_grad():
-            copies = tree_map(copy, self._arguments)
+            copies = map_parts(copy, self._arguments)
         return copies, leaves, storages
 
     def _run(self, copies: Any) -> tuple[Any, dict[int, int], float]:
@@ -288,12 +292,12 @@ class _HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._live and key not in entered:
-                self._live[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._gone, key))
+                self._live[key] = storage.nbytes(), weakref.ref(storage, functools.partial(self._on_freed, key))
                 self._bytes += storage.nbytes()
         self._peak = max(self._peak, self._bytes)
         return out
 
-    def _gone(self, key: int, _ref: Any) -> None:
+    def _on_freed(self, key: int, _ref: Any) -> None:
         self._bytes -= self._live.pop(key)[0]
 
 
@@ -320,4 +324,4 @@ class _DeviceMemory:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return all tensors in nested arguments or results."""
-    return [t for t in tree_flatten(tree)[0] if isinstance(t, Tensor)]
+    return [tensor for leaf in tree_flatten(tree)[0] for tensor in tensors_of(leaf)]

@@ -64,12 +64,12 @@ class OutOfCoreForecast:
         subnet = subnet_of_share(program, share)
         flat = torch.empty(subnet.parameters).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(0))
         samples = program.source.open()
-        inputs, labels = samples.batch(np.arange(min(program.training.batch_size, len(samples))))
+        inputs, target = samples.batch(np.arange(min(program.training.batch_size, len(samples))))
         return learn_profile(
             assemble(program.module, subnet, flat),
             inputs,
-            labels,
-            program.loss,
+            target,
+            program.training_loss,
             state_slots=len(program.slots) - 1,
             resident_bytes=SCRATCH_BYTES,
             link=ASSUMED_LINK,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from idletrain.nn.data.batches import call, tensors_of
 from idletrain.nn.outofcore.executing.measure import left_alone, tensors_in
 from idletrain.nn.outofcore.planning.profile import Held
 from idletrain.nn.units import Installed, Piece
@@ -33,7 +34,7 @@ class Traced(NamedTuple):
     waiting: list[int]
 
 
-def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> Traced:
+def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Any) -> Traced:
     """Run a module forward without gradients, so that all live tensors are held by its own code, and trace these.
 
     Args:
@@ -60,7 +61,7 @@ def trace(module: nn.Module, pieces: Sequence[Piece], inputs: Tensor) -> Traced:
     with left_alone(module, inputs), torch.no_grad(), uses:
         installed = Installed(pieces, [(p, p) for p in range(len(pieces))], run)
         try:
-            module(inputs)
+            call(module, inputs)
         finally:
             installed.remove()
     flows = _flows(uses.all, len(pieces))
@@ -87,7 +88,7 @@ class _Value:
         # While this weak reference exists, no other storage gets the address.
         self._weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
-    def gone(self) -> bool:
+    def is_freed(self) -> bool:
         return bool(self._weak.expired())  # type: ignore[no-untyped-call]
 
     @property
@@ -123,7 +124,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Several parameters may lie in one storage.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], inputs: Tensor) -> None:
+    def __init__(self, parameters: Sequence[Tensor], inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.here = BETWEEN
         self.of: list[set[int]] = [set() for _ in parameters]
@@ -134,7 +135,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._within.setdefault(p.untyped_storage()._cdata, []).append((int(p.storage_offset()), number))
         for starts in self._within.values():
             starts.sort()
-        self._fixed = {*self._within, inputs.untyped_storage()._cdata}
+        self._fixed = {*self._within, *(t.untyped_storage()._cdata for t in tensors_of(inputs))}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -156,7 +157,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def alive(self) -> list[_Value]:
         """Return the latest value in every live storage, so that one changed in place counts once."""
-        return [value for value in self._by_storage.values() if not value.gone()]
+        return [value for value in self._by_storage.values() if not value.is_freed()]
 
     def values(self, tree: Any) -> list[_Value]:
         """Return the recorded values of these tensors."""

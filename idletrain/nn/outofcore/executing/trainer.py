@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from idletrain.nn.data.batches import call, device_of, length, map_parts
 from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
@@ -47,9 +49,9 @@ class LearntProfile:
 
 def learn_profile(
     module: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    inputs: Any,
+    target: Any,
+    loss: Callable[[Any, Any], Tensor],
     *,
     state_slots: int,
     resident_bytes: int,
@@ -62,27 +64,28 @@ def learn_profile(
     Args:
         module: The module in training mode; its buffers and torch's random state are restored.
         inputs: The batch.
-        labels: Its labels.
-        loss: `(outputs, labels) -> scalar`.
+        target: Its target.
+        loss: `(outputs, target) -> scalar`.
         state_slots: Tensors of optimizer state per parameter.
         resident_bytes: Bytes in memory beside parameters and optimizer state.
         link: The link to the swap space.
         names: Submodules that are a unit each; automatic if empty.
         by_kernel: See `measure_units`.
     """
-    outputs: list[Tensor] = []
+    outputs: list[Any] = []
 
-    def end(out: Tensor) -> Tensor:
+    def end(out: Any) -> Tensor:
         if not outputs:
-            outputs.append(out.detach())
-        return loss(out, labels)
+            outputs.append(map_parts(lambda part: part.detach(), out))
+        return loss(out, target)
 
     pieces, measured = measure_units(module, pieces_of(module, names), inputs, end, state_slots, by_kernel=by_kernel)
     users, held, waiting = trace(module, pieces, inputs)
     owners = tuple(next(iter(using)) if len(using) == 1 and BETWEEN not in using else None for using in users)
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    device = device_of(inputs)
+    devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        across = across_batch(module, loss, outputs[0], labels)
+        across = across_batch(module, loss, outputs[0], target)
     parameters = list(zip(module.parameters(), owners, strict=True))
     units = list(measured)
     for u in range(len(pieces)):
@@ -96,8 +99,8 @@ def learn_profile(
             state_bytes=state,
         )
     others = sum(p.nbytes for p, owner in parameters if owner is None)
-    resident = resident_bytes + (2 + state_slots) * others + (CHECKPOINT_BYTES if inputs.device.type == "cpu" else 0)
-    return LearntProfile(pieces, owners, Profile(tuple(units), link, resident, len(inputs), across))
+    resident = resident_bytes + (2 + state_slots) * others + (CHECKPOINT_BYTES if device.type == "cpu" else 0)
+    return LearntProfile(pieces, owners, Profile(tuple(units), link, resident, length(inputs), across))
 
 
 def scratch_bytes(footprint: Footprint) -> int:
@@ -154,7 +157,7 @@ class PlannedSteps:
 
     Args:
         module: The module in training mode; its parameters are bound to `state_file`, whose values may still arrive.
-        loss: `(outputs, labels) -> scalar`.
+        loss: `(outputs, target) -> scalar`.
         state_file: The file that parameters and optimizer state are loaded from and stored to.
         update: Updates one parameter by its gradient.
         room: The memory and scratch space that steps may use.
@@ -173,7 +176,7 @@ class PlannedSteps:
     def __init__(
         self,
         module: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Any, Any], Tensor],
         state_file: StateFile,
         update: Update,
         room: MemoryRoom,
@@ -195,12 +198,12 @@ class PlannedSteps:
         self.plans = 0
         self.swapped_bytes = self.peak_bytes = 0
 
-    def step(self, inputs: Tensor, labels: Tensor, *, last: bool = False) -> Tensor:
+    def step(self, inputs: Any, target: Any, *, last: bool = False) -> Tensor:
         """Do one step, with the same bits as in core, and return the batch's loss before it `[]`.
 
         Args:
             inputs: The batch.
-            labels: Its labels.
+            target: Its target.
             last: Whether to store final tensors, and report them, while the rest still computes.
 
         Raises:
@@ -208,18 +211,18 @@ class PlannedSteps:
             ScratchError: the scratch space is full; the step was not done.
             DamageError: a tensor was read back changed.
         """
-        built = self._ready(inputs, labels)
+        built = self._ready(inputs, target)
         if last and self._on_leave:
             built.weights.last(*self._on_leave)
         with built.executor.step():
-            loss = self._loss(self._module(inputs), labels)
+            loss = self._loss(call(self._module, inputs), target)
             loss.backward()  # type: ignore[no-untyped-call]
         built.weights.finish()
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
         if (
-            math.log2(self._steps).is_integer() and not last and inputs.device.type == "cpu"
+            math.log2(self._steps).is_integer() and not last and device_of(inputs).type == "cpu"
         ):  # planning takes time, so rarely
             self._check_prediction(built)
         return loss.detach()
@@ -237,11 +240,11 @@ class PlannedSteps:
             self._built.swap.close()
         self._built = None
 
-    def _ready(self, inputs: Tensor, labels: Tensor) -> _Built:
+    def _ready(self, inputs: Any, target: Any) -> _Built:
         """Return what runs the plan: planned with this batch the first time, rebuilt when the plan has changed."""
-        device = inputs.device
+        device = device_of(inputs)
         if self.plan is None:
-            self._choose_plan(inputs, labels)
+            self._choose_plan(inputs, target)
         assert self.plan
         if self._built and self._built.plan is not self.plan:
             self.store(self._state_file)
@@ -250,19 +253,19 @@ class PlannedSteps:
             self._built = self._build(self.plan, device)
         return self._built
 
-    def _choose_plan(self, inputs: Tensor, labels: Tensor) -> None:
+    def _choose_plan(self, inputs: Any, target: Any) -> None:
         """Take the known plan, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
             named = {piece.name: piece for piece in pieces_of(self._module, self._units)}
             self._adopt(LearntProfile([named[name] for name in known.names], known.owners, known.profile), known.plan)
             return
         self._state_file.wait(range(len(self._parameters)))
-        with contextlib.closing(self._make_swap(inputs.device, PROBE_ROOM_BYTES)) as probe:
+        with contextlib.closing(self._make_swap(device_of(inputs), PROBE_ROOM_BYTES)) as probe:
             link = probe.speed()
         learnt = learn_profile(
             self._module,
             inputs,
-            labels,
+            target,
             self._loss,
             state_slots=self._state_file.slots - 1,
             resident_bytes=self._room.resident_bytes,
@@ -271,7 +274,7 @@ class PlannedSteps:
             by_kernel=True,
         )
         self._adopt(
-            learnt, make_memory_plan(learnt.profile, self._room.budget_bytes, stream=inputs.device.type == "cpu")
+            learnt, make_memory_plan(learnt.profile, self._room.budget_bytes, stream=device_of(inputs).type == "cpu")
         )
 
     def _adopt(self, learnt: LearntProfile, plan: MemoryPlan) -> None:

@@ -137,8 +137,8 @@ class Weights:
                 self._release(other, 0)
                 self._release(other, 1)
         self._bring(s, (0,))
-        for ahead in range(s + 1, min(s + LOOKAHEAD + 1, self._segments)):
-            self._fetch(ahead, 0)
+        for upcoming in range(s + 1, min(s + LOOKAHEAD + 1, self._segments)):
+            self._fetch(upcoming, 0)
 
     def backward(self, s: int) -> None:
         """Load segment `s` for its backward pass, and begin to load the one before it."""

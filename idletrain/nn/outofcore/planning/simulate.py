@@ -35,7 +35,6 @@ class SimulatedStep:
     peak_bytes: int
     shortfall_bytes: int
     compute_seconds: float
-    written_bytes: int
     spans: list[Span] = field(default_factory=list)
 
     @property
@@ -130,7 +129,7 @@ class _Run:
         self._write_seconds, self._read_seconds = 1 / link.write_bytes_per_second, 1 / link.read_bytes_per_second
         self._handling_seconds = link.seconds_per_tensor / 2  # half when it is written, half when it is read back
         self._now = self._out = self._in = 0.0
-        self._live = self._peak = self._shortfall = self._written = 0
+        self._live = self._peak = self._shortfall = 0
         self._pending: deque[tuple[float, int, int]] = deque()  # (when written, segment, bytes)
         self._ready = [0.0] * len(self._segments)
         self._weights = [0.0] * len(self._segments)
@@ -146,7 +145,7 @@ class _Run:
         compute = sum(s.forward_seconds + s.recompute_seconds + s.backward_seconds for s in self._segments)
         seconds = max(self._now, self._out) if self._footprint.streamed else self._now
         peak = self._peak + self._footprint.resident_bytes
-        return SimulatedStep(seconds, peak, self._shortfall, compute, self._written, self._spans or [])
+        return SimulatedStep(seconds, peak, self._shortfall, compute, self._spans or [])
 
     def _forward(self, s: int) -> None:
         segment, room = self._segments[s], self._footprint.forward_room(s)
@@ -166,7 +165,6 @@ class _Run:
             start = max(self._out, self._now)
             self._out = start + segment.stored_bytes * self._write_seconds
             self._pending.append((self._out, s, segment.stored_bytes))
-            self._written += segment.stored_bytes
             self._span("write", "swap", s, start, self._out)
         self._peak = max(self._peak, self._live)
 

@@ -1,0 +1,124 @@
+"""Check what a module is made of, and find the buffers that training changes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from idletrain.errors import JobError, user_code
+from idletrain.job import TrainingSettings
+from idletrain.nn.buffer_trial import observe
+from idletrain.nn.buffers import BufferKind, kinds_of, of_torch_norms
+from idletrain.nn.checks import first_samples, open_samples, very_wide
+from idletrain.nn.data.arrays import Source
+from idletrain.nn.data.batches import call, described, fresh
+from idletrain.nn.ist.modules import copied, in_training
+from idletrain.nn.ist.randomness import key
+from idletrain.nn.precision import HALF, Forward, Precision, in_float32
+from idletrain.nn.program import Loss, cross_entropy
+
+
+def materialized(module: nn.Module, source: Source, training: TrainingSettings) -> nn.Module:
+    """Return the module, or a copy whose lazy layers have got their sizes from a few samples."""
+    if not any(
+        isinstance(t, UninitializedParameter | UninitializedBuffer) for t in (*module.parameters(), *module.buffers())
+    ):
+        return module
+    inputs, _ = first_samples(open_samples(source, "data.train"), training.batch_size, "data.train")
+    result = copied(module).eval()  # lazy BatchNorm would count these samples
+    fault = f"model: its lazy layers cannot take their sizes from inputs of shape {described(inputs, first=1)}: "
+    with user_code(fault), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(training.seed, "lazy") % 2**63)
+        call(result, inputs)
+    modes = {name: layer.training for name, layer in module.named_modules()}
+    for name, layer in result.named_modules():
+        layer.training = modes[name]
+    return result
+
+
+def check_layers(module: nn.Module) -> nn.Module:
+    """Check that the module can be copied, and no layer is one that cannot have other weights; return the module."""
+    scripted = [name or "it" for name, layer in module.named_modules() if isinstance(layer, torch.jit.ScriptModule)]
+    if scripted:
+        raise JobError(
+            f"model: {scripted[0]} is compiled by torch.jit and cannot be cut or sent; give the module it was made from"
+        )
+    if very_wide(module) is None:  # which may take gigabytes
+        with user_code("model: cannot be copied (", "); keep locks, open files and generators out of its attributes"):
+            copied(module)
+    return module
+
+
+def check_parameters(module: nn.Module) -> nn.Module:
+    """Check that parameters are floats of 32 or 16 bits and at least one trains; return the module, in float32."""
+    known = (torch.float32, *HALF)
+    wrong = [f"{name} is {p.dtype}" for name, p in module.named_parameters() if p.dtype not in known]
+    if wrong:
+        raise JobError(f"model: parameters should be float32, bfloat16 or float16, but {', '.join(wrong)}")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise JobError("model: has no parameter that requires a gradient; there is nothing to train")
+    return in_float32(module)
+
+
+def check_computing(
+    module: nn.Module, pair: tuple[Any, Any], loss: Loss, training: TrainingSettings, precision: Precision
+) -> None:
+    """Try steps in bfloat16, and compiled, on a few samples, if that is how they are to compute."""
+    inputs, target = pair
+    if precision == "bfloat16":
+        with user_code("training.precision: the model does not compute in bfloat16 (", "); leave it out"):
+            _step(Forward(in_training(copied(module)), precision), inputs, target, loss)
+    if training.compile:
+        with user_code("training.compile: the model cannot be compiled (", "); leave it out"):
+            _step(Forward(in_training(copied(module)), precision, compiled=True), inputs, target, loss)
+
+
+def _step(forward: Forward, inputs: Any, target: Any, loss: Loss) -> None:
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own code
+        torch.autograd.backward(loss(forward(fresh(inputs)), target))
+
+
+def buffer_kinds(
+    module: nn.Module, pair: tuple[Any, Any], loss: Loss, training: TrainingSettings
+) -> dict[str, BufferKind]:
+    """Return how each buffer that training changes goes from round to round, found by a few steps on a few samples."""
+    names = [name for name, _ in module.named_buffers() if name not in of_torch_norms(module)]
+    observed = observe(module, *pair, loss, wide=very_wide(module) is not None)
+    return kinds_of(observed, names, training)
+
+
+def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> None:
+    """Check that the job's settings of a step suit the module and the loss.
+
+    Raises:
+        JobError: with each that does not.
+    """
+    faults = []
+    if training.label_smoothing and loss is not cross_entropy:
+        faults.append("training.label_smoothing: is for loss: cross_entropy alone; leave it out")
+    norms = [name or "it" for name, layer in module.named_modules() if _takes_batch_statistics(module, layer)]
+    if training.micro_batch and norms and not training.ghost_batches:
+        faults.append(
+            f"training.micro_batch: {norms[0]} is a BatchNorm, whose statistics would be those of a micro-batch; "
+            "leave it out, use GroupNorm, or accept that by training.ghost_batches: true"
+        )
+    by_rows = [name or "it" for name, layer in module.named_modules() if getattr(layer, "sparse", False) is True]
+    if (by_rows or very_wide(module)) and training.optimizer.clip_norm:
+        faults.append(
+            f"training.optimizer.clip_norm: the gradients of {(by_rows or [very_wide(module)])[0]} are row-sparse and "
+            "are not clipped; leave it out"
+        )
+    if very_wide(module) and training.micro_batch:
+        faults.append("training.micro_batch: a very wide output takes each batch as a whole; leave it out")
+    if faults:
+        raise JobError(faults)
+
+
+def _takes_batch_statistics(module: nn.Module, layer: nn.Module) -> bool:
+    """Return whether a layer is a BatchNorm that a user has not frozen by `eval()` in a module in training mode."""
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not module.training)
