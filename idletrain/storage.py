@@ -28,15 +28,32 @@ READ_ERRORS = {
 DELETE_BATCH = 1000  # the limit of one DeleteObjects request
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user can enter, whatever the umask, unless it exists; make its parents as usual.
+
+    Raises:
+        OSError: it cannot be made, or something else has its name.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def owner_only(path: str, flags: int) -> int:
+    """Open a file as `open(..., opener=owner_only)`: one that is new is for this user alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Replace a file's content so that a reader sees either the old or the new, even after a power cut.
+
+    The file is for this user alone.
 
     Raises:
         OSError: the disk is full, or writing is not permitted.
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=owner_only) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -63,10 +80,10 @@ def only_head(run_dir: Path) -> Iterator[None]:
     Raises:
         RunError: another process runs it.
     """
-    with (run_dir / "lock").open("a+") as file:
+    with open(run_dir / "lock", "a+", opener=owner_only) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             raise RunError(
                 f"run {run_dir} is going on in process {file.read().strip()}; wait for it or stop it with Ctrl-C"
@@ -82,10 +99,10 @@ def has_head(run_dir: Path) -> bool:
     try:
         with (run_dir / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # there is none, or it is no lock
+        return False
     return False
 
 

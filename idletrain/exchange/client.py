@@ -21,6 +21,7 @@ from idletrain.exchange.datagram.session import DatagramSession
 from idletrain.exchange.datagram.transfer import PeerSilentError
 from idletrain.exchange.messages import (
     LATE_ROWS_REPLIES,
+    Activity,
     LeaseId,
     LockstepGroup,
     PushHeader,
@@ -241,14 +242,14 @@ class StoreClient:
                 break
         return answer
 
-    async def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """Report that the lease's subnet is being trained, and how many steps it has.
+    async def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:
+        """Report that the lease's subnet is being trained, how many steps it has and what is done now.
 
         Raises:
             ConnectionError: the store cannot be reached.
         """
         with _link():
-            answer = await self._rpc.beat(lease=as_message(lease), steps=steps)
+            answer = await self._rpc.beat(lease=as_message(lease), steps=steps, doing=doing)
         return Reply(answer["reply"])
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str = "") -> LockstepGroup | Reply:

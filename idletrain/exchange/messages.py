@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -24,8 +24,11 @@ class Reply(enum.StrEnum):
     WRONG_SHAPE = "wrong-shape"
     NOT_FINITE = "not-finite"
     ENOUGH = "enough"
+    HUNG = "hung"
 
 
+Activity = Literal["load", "move", "wait", "train"]
+"""What an attempt does: load the program and its data, move data, wait for its worker's turn, or take steps."""
 DONE_REPLIES = (Reply.ACCEPTED, Reply.DUPLICATE)
 """Replies after which a worker is done: a duplicate means that an earlier send got through."""
 LATE_ROWS_REPLIES = (Reply.DUPLICATE, Reply.STALE_ROUND)

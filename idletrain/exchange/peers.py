@@ -127,9 +127,9 @@ class PeerLinks:
                     received[k] = content
             if len(received) == self.members:
                 return [received[k] for k in range(self.members)]
-            gone = [k for k, line in enumerate(self._lines) if k not in received and line and self._is_gone(k, line)]
-            if gone or asyncio.get_running_loop().time() > until:
-                raise CutOffError("" if gone else f"no message in {self._patience:.0f} s from {self._silent(received)}")
+            lost = [k for k, line in enumerate(self._lines) if k not in received and line and self._is_lost(k, line)]
+            if lost or asyncio.get_running_loop().time() > until:
+                raise CutOffError("" if lost else f"no message in {self._patience:.0f} s from {self._silent(received)}")
             await self._mailbox.wait(PEER_POLL_SECONDS)
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class PeerLinks:
     def _silent(self, received: Collection[int]) -> str:
         return ", ".join(line.peer_address for k, line in enumerate(self._lines) if line and k not in received)
 
-    def _is_gone(self, k: int, line: Comm) -> bool:
+    def _is_lost(self, k: int, line: Comm) -> bool:
         return bool(line.closed()) or self._mailbox.has_left(self._to, k)
 
     async def _send(self, k: int, number: int, content: bytes) -> None:

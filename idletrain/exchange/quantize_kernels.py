@@ -16,7 +16,6 @@ VALUES_PER_ROW = (
 )
 HALF_ROW = VALUES_PER_ROW // 2  # bytes of a row: a chunk's first half goes below its second
 MIN_SCALE = 1e-30  # a smaller scale has no finite inverse; its values count as zero
-ZERO_CODES = 8, 136  # codes of zero, with four bits and with eight: codes are positive
 Floats = NDArray[np.float32]
 Uint32s = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from distributed.comm.addressing import unparse_host_port
 from distributed.core import Server
 from distributed.protocol import Serialized, to_serialize
 from distributed.security import Security
@@ -24,6 +25,7 @@ from idletrain.exchange.datagram_server import DatagramServer
 from idletrain.exchange.messages import (
     LATE_ROWS_REPLIES,
     AcceptanceRule,
+    Activity,
     LeaseId,
     LockstepGroup,
     PushHeader,
@@ -64,8 +66,8 @@ class StoreBackend(Protocol):
         The header's checksum is not the payload's.
         """
 
-    def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """Extend a lease."""
+    def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:
+        """Extend a lease; return HUNG if its worker is to restart."""
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
         """Return the lockstep group once all members have joined, each with the steps that it can continue from and why
@@ -114,7 +116,9 @@ class StoreServer:
     async def listen(self, host: str) -> str:
         """Start to serve on a free port of `host`; return the address."""
         scheme = "tls" if self._security.require_encryption or self._security.tls_scheduler_cert else "tcp"
-        await self._server.listen(f"{scheme}://{host}:0", **self._security.get_listen_args("scheduler"))
+        await self._server.listen(
+            f"{scheme}://{unparse_host_port(host, 0)}", **self._security.get_listen_args("scheduler")
+        )
         self._host = host
         address: str = self._server.address
         return address
@@ -220,8 +224,8 @@ class StoreServer:
         self.bytes_up += sum(len(frame) for frame in frames)
         return frames
 
-    def _beat(self, lease: dict[str, Any], steps: int) -> Any:
-        return {"reply": self._backend.beat(LeaseId(**lease), steps).value}
+    def _beat(self, lease: dict[str, Any], steps: int, doing: Activity) -> Any:
+        return {"reply": self._backend.beat(LeaseId(**lease), steps, doing).value}
 
     async def _join(self, lease: dict[str, Any], address: str, steps: Sequence[int], why: str) -> Any:
         answer = await self._backend.join(LeaseId(**lease), address, steps, why)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from idletrain.exchange.messages import LeaseId
 from idletrain.rounds import lockstep_rules
 from idletrain.rounds.protocol import GrantLease
-from idletrain.rounds.table import Phase, RoundState, SubnetState, WorkerState, with_subnet, with_worker
+from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState, WorkerState, with_subnet, with_worker
 
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
 
@@ -21,13 +21,24 @@ def is_idle(worker: WorkerState) -> bool:
 
 def has_room(worker: WorkerState) -> bool:
     """Return whether a busy worker may hold another subnet, to pull it while it trains."""
-    return not worker.draining and 0 < len(worker.attempts) < worker.leases
+    return worker.stays and 0 < len(worker.attempts) < worker.leases
 
 
 def queued_subnets(state: RoundState) -> Sequence[int]:
     """Return the subnets that are leased to a worker that first finishes another one."""
     several = (worker.attempts for worker in state.workers.values() if len(worker.attempts) > 1)
-    return [k for attempts in several for k in list(attempts.values())[1:] if state.subnets[k].queued]
+    behind = [item for attempts in several for item in list(attempts.items())[1:]]
+    return [k for attempt, k in behind if (lease := state.subnets[k].lease_of(attempt)) and lease.queued]
+
+
+def able_workers(state: RoundState, subnet: SubnetState) -> list[str]:
+    """Return the workers that could take a subnet now, or (but for lockstep) once they are done with another."""
+    return [
+        name
+        for name, worker in state.workers.items()
+        if worker.stays and _is_sound(worker) and worker.memory_bytes >= subnet.need_bytes
+        if is_idle(worker) or not state.rules.lockstep
+    ]
 
 
 def lease_subnets(
@@ -36,48 +47,67 @@ def lease_subnets(
     """Lease subnets, in their order, each to the smallest willing worker whose free memory can hold it."""
     if not subnets:
         return state, ()
-    staying = {name: worker for name, worker in state.workers.items() if not worker.draining}
+    staying = {name: worker for name, worker in state.workers.items() if worker.stays}
     if state.rules.lockstep:
         staying = lockstep_rules.of_cohort(state, staying)
     room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
     # In lockstep a busy worker is not freed until every subnet has a worker.
-    others = [w for w in staying.values() if _is_sound(w) and (willing(w) or not state.rules.lockstep)]
-    largest_sound = max((worker.memory_bytes for worker in others), default=0)
+    others = {n: w for n, w in staying.items() if _is_sound(w) and (willing(w) or not state.rules.lockstep)}
+    largest_sound = max((worker.memory_bytes for worker in others.values()), default=0)
     commands: list[GrantLease] = []
     before = state
     for k in subnets if room else ():
         subnet = before.subnets[k]
         if not _worth_leasing(before, subnet):
             continue
-        able = range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room))
-        chosen = next((i for i in able if _fits(staying[room[i][1]], subnet, largest_sound)), None)
+        large = range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room))
+        avoided = _avoided(subnet, others)
+        fitting = (i for i in large if _fits(staying[room[i][1]], subnet, largest_sound))
+        chosen = next((i for i in fitting if room[i][1] not in avoided), None)
         if chosen is None:
             continue
         _, name = room.pop(chosen)
-        state, command = _grant(state, now, k, subnet, name)
+        state, command = grant(state, now, k, name)
         commands.append(command)
     return state, tuple(commands)
 
 
-def _grant(state: RoundState, now: float, k: int, subnet: SubnetState, name: str) -> tuple[RoundState, GrantLease]:
-    """Lease a subnet to a worker under the next attempt's number."""
-    worker, attempt = state.workers[name], state.attempts + 1
-    leased = replace(
-        subnet,
-        phase=Phase.LEASED,
+def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = False) -> tuple[RoundState, GrantLease]:
+    """Lease a subnet to a worker under the next attempt's number, in place of its lease or as a backup beside it."""
+    worker, subnet, attempt = state.workers[name], state.subnets[k], state.attempts + 1
+    lease = Lease(
         attempt=attempt,
         worker=name,
-        leased_at=now,
+        granted_at=now,
         expires=now + state.rules.lease_seconds,
         base_steps=subnet.steps,
+        stored_steps=subnet.steps,
         reported_steps=subnet.steps,
         reported_at=now,
+        progress_at=now,
+        paced_at=now,
         queued=bool(worker.attempts),
-        in_flight=(0, 0.0),
     )
+    if backup:
+        leased = replace(subnet, backup=lease)
+    else:
+        for former in subnet.leases:  # it waits behind another subnet
+            state = unwanted(state, former, now)
+        leased = replace(subnet, phase=Phase.LEASED, lease=lease, in_flight=(0, 0.0))
     state = with_subnet(replace(state, attempts=attempt), k, leased)
+    worker = state.workers[name]
     state = with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: k}))
-    return state, GrantLease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps)
+    return state, GrantLease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps, backup)
+
+
+def unwanted(state: RoundState, lease: Lease, now: float) -> RoundState:
+    """Return the state in which a worker is to end an attempt that has no lease any more."""
+    worker = state.workers.get(lease.worker)
+    if worker is None or lease.attempt not in worker.attempts:
+        return state
+    over = {**worker.unwanted, lease.attempt: now}
+    pace = lease.step_seconds or worker.step_seconds  # what is newer
+    return with_worker(state, lease.worker, replace(worker, unwanted=over, step_seconds=pace))
 
 
 def free_slot(state: RoundState, name: str, attempt: int, now: float) -> RoundState:
@@ -87,10 +117,41 @@ def free_slot(state: RoundState, name: str, attempt: int, now: float) -> RoundSt
         return state
     left = {other: k for other, k in worker.attempts.items() if other != attempt}
     for following, k in list(left.items())[:1]:
-        subnet = state.subnets[k]
-        if subnet.queued and subnet.attempt == following:
-            state = with_subnet(state, k, replace(subnet, queued=False, leased_at=now, reported_at=now))
-    return with_worker(state, name, replace(worker, attempts=left))
+        lease = state.subnets[k].lease_of(following)
+        if lease and lease.queued:
+            lease = replace(lease, queued=False, granted_at=now, reported_at=now, progress_at=now, paced_at=now)
+            state = with_subnet(state, k, state.subnets[k].with_lease(lease))
+    over = {other: since for other, since in worker.unwanted.items() if other != attempt}
+    hung = worker.hung and attempt not in worker.unwanted  # what seemed to hang has ended after all
+    return with_worker(state, name, replace(worker, attempts=left, unwanted=over, hung=hung))
+
+
+def take_turn(state: RoundState, lease: Lease, since: float) -> RoundState:
+    """Return the state in which an attempt has trained since a time, perhaps before one that its worker got earlier.
+
+    A worker trains first what it has pulled first.
+    """
+    worker = state.workers.get(lease.worker)
+    if not lease.queued or worker is None or lease.attempt not in worker.attempts:
+        return state
+    first, *_ = worker.attempts
+    expected = state.subnets[worker.attempts[first]].lease_of(first)
+    if expected and expected.doing == "wait":
+        k = worker.attempts[first]
+        state = with_subnet(state, k, state.subnets[k].with_lease(replace(expected, queued=True)))
+    k = worker.attempts[lease.attempt]
+    trains = replace(lease, queued=False, granted_at=since)
+    state = with_subnet(state, k, state.subnets[k].with_lease(trains))
+    return with_worker(state, lease.worker, replace(worker, attempts={lease.attempt: k, **worker.attempts}))
+
+
+def _avoided(subnet: SubnetState, others: Mapping[str, WorkerState]) -> frozenset[str]:
+    """Return the workers on which a subnet failed, if there is another that can hold it; a second opinion is due."""
+    failed = frozenset((*subnet.diverged, *subnet.failed))
+    if not failed:
+        return failed
+    fresh = any(name not in failed and other.memory_bytes >= subnet.need_bytes for name, other in others.items())
+    return failed if fresh else frozenset()
 
 
 def _is_sound(worker: WorkerState) -> bool:

@@ -1,53 +1,57 @@
 """Runs a job's rounds: turns what happens into events for the state machine, and its commands into calls.
 
 Decides nothing about rounds (that is `state.advance`), writes nothing (that is `durable`), computes nothing (`nn`).
-Events come from `membership`, `leases` and `uploads`, and from the clock; commands go to them and to the run directory.
+Events come from `membership`, `leases` and `uploads`, and from the clock; commands go to them and to `commits`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import cloudpickle
 from distributed import Client
 from distributed.comm import CommClosedError
 from distributed.utils import get_ip
 
 from idletrain.errors import RunError
 from idletrain.exchange.codec import warm
-from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
+from idletrain.exchange.messages import Reply
 from idletrain.exchange.store import StoreServer
 from idletrain.job import Job
 from idletrain.nn.prepare import Prepared
-from idletrain.observe.records import Recorder
+from idletrain.observe.records import DONE_STATUSES, Recorder
 from idletrain.rounds import lockstep_rules, protocol, state, table
+from idletrain.rounds.backend import RunBackend
+from idletrain.rounds.commits import Commits
 from idletrain.rounds.downloads import Downloads
 from idletrain.rounds.durable.run_directory import RunDirectory
-from idletrain.rounds.evaluation import Evaluator
+from idletrain.rounds.evaluation import Evaluator, OnEvaluate
 from idletrain.rounds.leases import Leases
 from idletrain.rounds.membership import Membership
+from idletrain.rounds.opening import open_epoch
 from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
 from idletrain.rounds.reassembly import DecodedPush, Reassembly
 from idletrain.rounds.rendezvous import Rendezvous
 from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.run_records import failure_reason, record_sick, record_start
 from idletrain.rounds.sizing import SubnetSizing
 from idletrain.rounds.uploads import Uploads
-from idletrain.worker.lease_spec import version
 
 STATE_TICK_SECONDS = 0.25
 SCHEDULER_GONE_SECONDS = 5.0
-NO_SCORE = dict.fromkeys(("accuracy", "loss", "calibration_error", "temperature"))
+NO_SCORE: dict[str, Any] = {"accuracy": None, "loss": None}
 ACCOUNT_SECONDS, ACCOUNT_POLL_SECONDS = 1.0, 0.01
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run's end: `completed`, `reached`, `stopped` or `diverged`, its last scores and the network's digest."""
+    """A run's end: its status, its last scores, the digest of its last network, and the best network's round.
+
+    The status is `completed`, `reached` (the target), `stopped-early`, `stopped` (by the user) or `diverged`.
+    """
 
     status: str
     rounds: int
@@ -56,6 +60,8 @@ class RunOutcome:
     loss: float | None
     calibration_error: float | None = None
     temperature: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    best_round: int | None = None
 
 
 class Coordinator:
@@ -68,6 +74,7 @@ class Coordinator:
         client: An asynchronous client of the cluster whose workers train.
         record: Takes what happens.
         about: Further fields of the run's first record: its dashboard, and how to reproduce it.
+        on_evaluate: Called with a copy of each network that is evaluated, and its scores.
     """
 
     def __init__(
@@ -78,6 +85,7 @@ class Coordinator:
         client: Client,
         record: Recorder,
         about: Mapping[str, Any],
+        on_evaluate: OnEvaluate | None = None,
     ) -> None:
         self._client, self._about, training = client, about, prepared.program.training
         self._run = RunContext(
@@ -96,7 +104,7 @@ class Coordinator:
         )
         self._noticed: set[str] = set()
         self._sizing = SubnetSizing(job, prepared.program, self._membership.capacities)
-        self._evaluation = Evaluator(self._run, prepared)
+        self._evaluation = Evaluator(self._run, prepared, on_evaluate)
         self._rendezvous = Rendezvous(self._roll_back)
         reassembly = Reassembly(prepared.program, salvage=job.preemption.policy == "salvage")
         self._downloads, self._uploads = Downloads(self._run), Uploads(self._run, reassembly)
@@ -104,9 +112,8 @@ class Coordinator:
             RunBackend(self._run, self._downloads, self._uploads, self._rendezvous), client.security
         )
         self._leases = Leases(self._run, client, self._membership.capacities, self._store, self._downloads, reassembly)
-        self._subnet_loss: float | None = None  # of the last committed round
-        self._snapshot_at = self._opened_at = time.monotonic()
-        self._traffic = (0, 0)
+        self._commits = Commits(self._run, self._sizing, self._uploads, self._evaluation, self._store)
+        self._blame: protocol.Finish | None = None
 
     async def run(self, count: int) -> RunOutcome:
         """Train until the job is done.
@@ -121,10 +128,10 @@ class Coordinator:
             if self._run.program.training.exchange.coded:
                 await asyncio.to_thread(warm)  # its loops take a second to load, which leases should not wait for
             self._leases.listen(await self._store.listen(_own_host(self._client.scheduler.address)))
-            self._record_start()
+            record_start(self._run, self._about)
             self._spawn(self._watch_scheduler())
             await self._membership.watch()
-            await self._membership.wait_for(count, stopped=self._done.done)
+            await self._membership.wait_for(count, self._run.job.nodes.idle_duration, stopped=self._done.done)
             if not self._done.done():
                 await self._open()
             return await self._record_end(await self._until_done())
@@ -143,65 +150,21 @@ class Coordinator:
 
     # --- start and end ------------------------------------------------------------------------------------------
 
-    def _record_start(self) -> None:
-        run, training = self._run, self._run.program.training
-        run.record(
-            "run_started",
-            run=run.job.name,
-            version=version(),
-            subnets=training.subnets,
-            rounds=training.rounds,
-            policy=run.job.preemption.policy,
-            target=run.job.stop.accuracy,
-            method=training.method,
-            local_steps=training.local_steps,
-            exchange=training.exchange.model_dump(),
-            parameters=sum(tensor.numel() for tensor in run.directory.network.values),
-            groups={group.name: group.size for group in run.program.layout.groups},
-            resumed_at=run.directory.round,
-            run_dir=str(run.directory.run_dir),
-            **self._about,
-        )
-
     async def _open(self) -> None:
         """Begin this epoch with the workers that are here."""
-        directory, training = self._run.directory, self._run.program.training
-        preemption = self._run.job.preemption
-        salvage, lockstep = preemption.policy == "salvage", training.mode == "lockstep"
-        # The subnets that are left of a round in lockstep could not train alone.
-        drop = lockstep and 0 < len(directory.staged) < training.subnets
-        keep = directory.shares and (not salvage or directory.staged)
-        await directory.begin(directory.shares if keep else await asyncio.to_thread(self._sizing.shares), drop=drop)
-        rules = table.RoundRules(
-            salvage=salvage,
-            local_steps=training.local_steps,
-            rounds=training.rounds,
-            lease_seconds=preemption.lease,
-            evaluate_every=training.evaluate_every,
-            target=self._run.job.stop.accuracy,
-            lockstep=lockstep,
-        )
-        staged = {k: update.steps for k, update in directory.staged.items()}
-        now = self._opened_at = time.monotonic()
-        needs, exclusive = await asyncio.to_thread(self._sizing.needs, directory.shares)
-        workers = {
-            address: table.WorkerState(
-                memory_bytes=capacity.memory_bytes, leases=capacity.leases, cohort=capacity.cohort
-            )
-            for address, capacity in self._sizing.capacities().items()
-        }
-        name, epoch, number = self._run.job.name, directory.epoch, directory.round
-        opened = state.open_run(rules, name, epoch, number, needs, staged, now, workers, exclusive)
-        self._run.state = opened
+        opened = self._run.state = await open_epoch(self._run, self._sizing, self._evaluation.watch)
+        self._commits.open_round(opened.opened_at)
         if opened.evaluating:
             snapshot = opened.stage is table.RunStage.LAST_EVALUATION
-            self._spawn(self._evaluate(protocol.Evaluate(evaluate=True, snapshot=snapshot)))
-        self._handle(protocol.ClockTick(now=now))
+            self._spawn(self._commits.evaluate(protocol.Evaluate(evaluate=True, snapshot=snapshot)))
+        self._handle(protocol.ClockTick(now=time.monotonic()))
 
     async def _until_done(self) -> str:
         while not self._done.done():
             await asyncio.wait((self._done,), timeout=STATE_TICK_SECONDS)
             self._handle(protocol.ClockTick(now=time.monotonic()))
+            if self._run.state and self._run.state.stage is table.RunStage.TRAINING:
+                self._membership.check_idle(self._run.job.nodes.count, self._run.job.nodes.idle_duration)
             for reason in self._sizing.misfits(self._run.state) if self._run.state else ():
                 self._run.record_waiting(reason)
         return self._done.result()
@@ -221,14 +184,19 @@ class Coordinator:
         return RunError(f"the Dask scheduler is gone after round {number}; start the job again with --resume")
 
     async def _record_end(self, status: str) -> RunOutcome:
-        if status == "failed":
-            raise RunError(f"a subnet fails on every worker: {self._leases.failure}; mend that and add --resume")
-        if status in ("completed", "reached"):
+        if self._blame and self._blame.status != "diverged":
+            raise RunError(failure_reason(self._run, self._membership, self._blame, self._leases.failure))
+        if status in DONE_STATUSES:
             await self._await_accounts()
         directory, score = self._run.directory, self._evaluation.score
         digest = await directory.end(status)
-        outcome = RunOutcome(status, directory.round, digest, **(asdict(score) if score else NO_SCORE))
-        self._run.record("run_ended", **asdict(outcome), run_dir=str(directory.run_dir))
+        scores = asdict(score) if score else NO_SCORE
+        outcome = RunOutcome(status, directory.round, digest, best_round=directory.best_round, **scores)
+        stop = self._run.job.stop
+        early = (
+            {"reason": f"no better {stop.watched} in {stop.patience} evaluations"} if status == "stopped-early" else {}
+        )
+        self._run.record("run_ended", **asdict(outcome), run_dir=str(directory.run_dir), **early)
         return outcome
 
     async def _await_accounts(self) -> None:
@@ -277,8 +245,8 @@ class Coordinator:
             match command:
                 case protocol.Respond(answer):
                     reply = answer
-                case protocol.KeepProgress(k) if push:
-                    self._uploads.keep_progress(k, push.payload)
+                case protocol.KeepProgress() if push:
+                    self._uploads.keep_progress(command, push.payload)
                 case protocol.Persist(k):
                     # A push may close a round under `salvage` and itself be refused: then the checkpoint counts.
                     pushed = isinstance(event, protocol.Pushed) and event.lease.subnet == k and reply is Reply.ACCEPTED
@@ -287,10 +255,15 @@ class Coordinator:
                     kept_seconds = self._uploads.kept_seconds(command)
                     run.record("lost", round=run.directory.round, kept_seconds=kept_seconds, **asdict(command))
                 case protocol.Commit():
-                    self._spawn(self._commit(command))
+                    self._spawn(self._commits.commit(command))
                 case protocol.Evaluate():
-                    self._spawn(self._evaluate(command))
+                    self._spawn(self._commits.evaluate(command))
+                case protocol.KeepScore():
+                    self._spawn(self._commits.keep_score(command))
+                case protocol.WorkerSick():
+                    record_sick(run, self._membership, command)
                 case protocol.Finish(status):
+                    self._blame = command if command.workers else None
                     self._finish(status)
         self._rendezvous.answer_waiting(run.state)
         if (grants := [command for command in commands if isinstance(command, protocol.GrantLease)]) and run.state:
@@ -321,89 +294,13 @@ class Coordinator:
         self._handle(protocol.NoticeReceived(now=time.monotonic(), worker=address))
 
     def _on_left(self, address: str, name: str) -> None:
-        cause = "notice" if address in self._noticed else "kill"
+        known = self._run.state.workers.get(address) if self._run.state else None
+        cause = "notice" if address in self._noticed else "hang" if known and known.hung else "kill"
         self._noticed.discard(address)
         self._run.record("worker_left", worker=address, name=name, cause="end" if self._done.done() else cause)
         self._store.worker_left(address)
         self._leases.cancel_on(address)
         self._handle(protocol.WorkerLeft(now=time.monotonic(), worker=address))
-
-    # --- rounds -------------------------------------------------------------------------------------------------
-
-    async def _commit(self, command: protocol.Commit) -> None:
-        """Commit a round and draw the next one's partition."""
-        run, directory, started = self._run, self._run.directory, time.monotonic()
-        shares = next_shares = directory.shares
-        if run.job.preemption.policy == "salvage" and self._membership.capacities:
-            with contextlib.suppress(RunError):  # every worker that could hold a subnet is gone just now
-                next_shares = await asyncio.to_thread(self._sizing.shares)
-        await directory.commit(command.staged, next_shares)
-        self._subnet_loss = _mean_loss(self._uploads.losses, command.staged)
-        ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
-        run.record(
-            "round_committed",
-            round=command.round,
-            steps=sum(steps for _, steps in command.staged),
-            seconds=ended - self._opened_at,
-            commit_seconds=ended - started,
-            bytes_down=traffic[0] - self._traffic[0],
-            bytes_up=traffic[1] - self._traffic[1],
-            shares=shares,
-            loss=self._subnet_loss,
-        )
-        self._traffic, self._opened_at = traffic, ended
-        run.checkpoints.clear()
-        self._uploads.open_round()
-        due = ended - self._snapshot_at > run.job.checkpoint.every
-        needs, exclusive = await asyncio.to_thread(self._sizing.needs, directory.shares)
-        self._handle(protocol.Committed(now=ended, needs=needs, exclusive=exclusive, snapshot_due=due))
-
-    async def _evaluate(self, command: protocol.Evaluate) -> None:
-        """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
-        accuracy = await self._evaluation.run(self._subnet_loss) if command.evaluate else None
-        if command.snapshot:
-            await self._run.directory.snapshot()
-            self._snapshot_at = time.monotonic()
-        self._handle(protocol.Evaluated(now=time.monotonic(), accuracy=accuracy))
-
-
-class RunBackend:
-    """The store's `StoreBackend`: passes each request of a worker on to the part of the run that answers it.
-
-    Args:
-        run: The run.
-        downloads: Answers pulls.
-        uploads: Takes pushes, their parts and late rows.
-        rendezvous: Forms lockstep groups.
-    """
-
-    def __init__(self, run: RunContext, downloads: Downloads, uploads: Uploads, rendezvous: Rendezvous) -> None:
-        self._run, self._rendezvous = run, rendezvous
-        self._pickled: bytes = cloudpickle.dumps(run.program)
-        self.pull = downloads.pull
-        self.push, self.late_rows = uploads.push, uploads.late_rows
-        self.part, self.expect, self.part_arrived = uploads.part, uploads.expect, uploads.part_arrived
-
-    def program(self) -> bytes:
-        """See `StoreBackend`."""
-        return self._pickled
-
-    def beat(self, lease: LeaseId, steps: int) -> Reply:
-        """See `StoreBackend`."""
-        return self._run.handle(protocol.Heartbeat(now=time.monotonic(), lease=lease, steps=steps))
-
-    async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
-        """See `StoreBackend`."""
-        if why:
-            self._run.record_waiting(f"lockstep: {address} was cut off: {why}")
-        stored = self._run.checkpoints.steps(lease.subnet)
-        return await self._rendezvous.join(lease, address, {*steps, *stored}, self._run.state)
-
-
-def _mean_loss(losses: Mapping[int, float], staged: Sequence[tuple[int, int]]) -> float | None:
-    """Return the mean of the subnets' losses, weighted by their steps; None if none is known."""
-    known = [(losses[k], steps) for k, steps in staged if k in losses]
-    return sum(loss * steps for loss, steps in known) / sum(steps for _, steps in known) if known else None
 
 
 def _own_host(scheduler: str) -> str:

@@ -24,15 +24,24 @@ class Downloads:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self._buffers: dict[int, asyncio.Future[Tensor]] = {}
+        self._checkpoints: dict[int, Payload] = {}
 
-    def prepare(self, lease: LeaseId) -> None:
-        """Cut the subnet out while the lease is on its way: a column gather runs at a third of the link's speed."""
+    def prepare(self, lease: LeaseId, step: int) -> None:
+        """Get ready for an attempt from `step` on.
+
+        The subnet is cut out while the lease is on its way: a column gather runs at a third of the link's speed. A
+        checkpoint is held, because another attempt at the subnet may replace it before this one pulls.
+        """
+        if step:
+            self._checkpoints[lease.attempt] = self._run.checkpoints.latest(lease.subnet)
+            return
         cutting = asyncio.to_thread(self._cut, self._run.directory.subnets[lease.subnet])
         self._buffers[lease.attempt] = asyncio.ensure_future(cutting)
 
     def drop(self, attempt: int) -> None:
         """Forget an attempt that has ended."""
         self._buffers.pop(attempt, None)
+        self._checkpoints.pop(attempt, None)
 
     def cancel(self) -> None:
         """Cancel what is being made."""
@@ -47,9 +56,10 @@ class Downloads:
             return reply
         if at is not None:
             return await self._pull_step(lease.subnet, at)
-        step = run.state.subnets[lease.subnet].base_steps
+        held = run.state.subnets[lease.subnet].lease_of(lease.attempt)
+        step = held.base_steps if held else 0
         if lease.attempt not in self._buffers:
-            checkpoint = run.checkpoints.latest(lease.subnet)
+            checkpoint = self._checkpoints[lease.attempt]
             self._buffers[lease.attempt] = asyncio.ensure_future(asyncio.to_thread(_as_tensor, checkpoint))
         part = (await self._buffers[lease.attempt])[start:stop]
         if stop is None and step:  # the last part: nobody asks again

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
+from torch import nn
+
+from idletrain.errors import JobError, RunError, user_code
+from idletrain.job import StopSettings
 from idletrain.nn import assembly
-from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
+from idletrain.nn.evaluate import Score, assembled, score
+from idletrain.nn.ist.modules import copied
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.statistics import set_buffers
+from idletrain.nn.user_metrics import Tally
 from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.table import Watch
+
+OnEvaluate = Callable[[nn.Module, Mapping[str, float | None]], object]
 
 
 class Evaluator:
@@ -17,15 +28,19 @@ class Evaluator:
 
     Args:
         run: The run.
-        prepared: Its module and test data.
+        prepared: Its module, test data and metrics.
+        on_evaluate: Called with a copy of the network and its scores, from a thread; the next commit waits for it.
 
     Attributes:
         score: The latest score, or None.
+        watch: What tells the best network, or None.
     """
 
-    def __init__(self, run: RunContext, prepared: Prepared) -> None:
-        self._run, self._test = run, prepared.test
-        self._module = assembled(prepared.module, run.directory.network.values)
+    def __init__(self, run: RunContext, prepared: Prepared, on_evaluate: OnEvaluate | None = None) -> None:
+        self._run, self._test, self._began = run, prepared.test, prepared.module
+        self._metrics, self._on_evaluate, self.watch = prepared.metrics, on_evaluate, watch_of(run.job.stop, prepared)
+        self._faulty: set[str] = set()
+        self._module, self._estimated_round = run.directory.module, -1
         self._warned = False
         self.score: Score | None = None
 
@@ -36,7 +51,7 @@ class Evaluator:
             subnet_loss: Mean training loss of the committed round's subnets, or None if it is not known.
         """
         started, accuracy = time.monotonic(), None
-        self.score, warning = await asyncio.to_thread(self._evaluate, subnet_loss)
+        self.score, warning, tallies = await asyncio.to_thread(self._evaluate, subnet_loss)
         seconds, number = time.monotonic() - started, self._run.directory.round
         if self.score:
             accuracy = self.score.accuracy
@@ -44,17 +59,82 @@ class Evaluator:
         if warning:
             self._warned = True
             self._run.record("warning", round=number, reason=warning)
+        self._warn_of(tallies)
         return accuracy
 
-    def _evaluate(self, subnet_loss: float | None) -> tuple[Score | None, str | None]:
+    def _warn_of(self, tallies: Sequence[Tally]) -> None:
+        """Record, once a metric, that it is no number."""
+        faults = {tally.name: tally.fault for tally in tallies if tally.fault}
+        if self.watch and self.score and self.watch.metric not in faults and self.score.of(self.watch.metric) is None:
+            faults[self.watch.metric] = f"{self.watch.metric} is no number on the test data"
+        for name in faults.keys() - self._faulty:
+            what = " and counts as no better" if self.watch and self.watch.metric == name else "; check its arguments"
+            self._run.record("warning", round=self._run.directory.round, reason=f"{faults[name]}{what}")
+        self._faulty |= faults.keys()
+
+    async def estimate(self) -> None:
+        """Give the directory's module the buffers of the committed network, for a snapshot of it."""
+        await asyncio.to_thread(self._estimate)
+
+    def _estimate(self) -> None:
+        if self._estimated_round != self._run.directory.round:
+            set_buffers(self._module, self._began, self._run.program, self._run.directory.network.averaged)
+            self._estimated_round = self._run.directory.round
+
+    def _evaluate(self, subnet_loss: float | None) -> tuple[Score | None, str | None, Sequence[Tally]]:
         program, directory = self._run.program, self._run.directory
-        compared = subnet_loss if not self._warned else None
-        if self._test is None and compared is None:
-            return None, None
+        compared, tallies = subnet_loss if not self._warned else None, [Tally(metric) for metric in self._metrics]
+        if self._test is None and compared is None and self._on_evaluate is None:
+            return None, None, ()
+        self._estimate()
         samples = program.source.open()
-        estimate_statistics(self._module, samples, program.training.seed)
-        result = score(self._module, self._test.open(), program.loss) if self._test else None
+        result = score(self._module, self._test.open(), program.loss, tallies) if self._test else None
+        if self._on_evaluate:
+            self._call_back(self._on_evaluate, result)
         if compared is None or program.output:  # a very wide output's subnets have losses over other labels
-            return result, None
-        losses = assembly.training_loss(self._module, samples, program), compared
-        return result, assembly.warning(program, directory.network, directory.subnets, losses)
+            return result, None, tallies
+        losses = assembly.training_loss(self._committed(), samples, program), compared
+        return result, assembly.warning(program, directory.network, directory.subnets, losses), tallies
+
+    def _committed(self) -> nn.Module:
+        """Return the network that training goes on from, of which the directory's module may be an average."""
+        if self._run.program.training.ema is None:
+            return self._module
+        values = self._run.directory.network.values
+        module = assembled(self._began, values)
+        set_buffers(module, self._began, self._run.program, values)
+        return module
+
+    def _call_back(self, on_evaluate: OnEvaluate, result: Score | None) -> None:
+        """Call the user's function with a copy of the network, which may change it without harm.
+
+        Raises:
+            RunError: it raised something.
+        """
+        scores: dict[str, float | None] = {"round": self._run.directory.round}
+        if result:
+            scores |= {name: value for name, value in asdict(result).items() if name != "metrics"} | dict(
+                result.metrics
+            )
+        try:
+            with user_code("on_evaluate fails (", "); fix it, and go on with resume"):
+                on_evaluate(copied(self._module), scores)
+        except JobError as error:
+            raise RunError(str(error)) from error
+
+
+def watch_of(stop: StopSettings, prepared: Prepared) -> Watch | None:
+    """Return what tells the best network of a job, or None if none is kept.
+
+    Raises:
+        JobError: there are no test data, or no such metric.
+    """
+    if (name := stop.watched) is None:
+        return None
+    field = "stop.metric" if stop.metric else "stop.patience"
+    if prepared.test is None:
+        raise JobError(f"{field}: is measured on test data, which are missing; give test data, or leave stop out")
+    higher = {"loss": False, "accuracy": True, **{m.name: m.better == "higher" for m in prepared.metrics}}
+    if name not in higher:
+        raise JobError(f"{field}: there is no {name}; choose from {', '.join(higher)}, or add it to training.metrics")
+    return Watch(name, higher[name], stop.patience)

@@ -24,6 +24,7 @@ from idletrain.worker import tasks
 from idletrain.worker.lease_spec import LeaseSpec, TrainingMode
 
 logger = logging.getLogger(__name__)
+TASK_NAME = "train-subnet"  # Dask keeps a group for every name in front of a number, for ever
 
 
 class Leases:
@@ -74,15 +75,14 @@ class Leases:
         keys, specs, workers = [], [], {}
         for command in commands:
             lease = command.lease
-            run.record("leased", **_names(lease, command.worker), step=command.step)
-            if not command.step:
-                self._downloads.prepare(lease)
-            keys.append(f"round{lease.round:05d}-subnet{lease.subnet}-attempt{lease.attempt}-{self._client.id}")
+            run.record("leased", **_names(lease, command.worker), step=command.step, backup=command.backup)
+            self._downloads.prepare(lease, command.step)
+            keys.append(f"{TASK_NAME}-{lease.round:05d}-{lease.subnet}-{lease.attempt}-{self._client.id}")
             specs.append(
                 LeaseSpec(
                     lease,
                     self._address,
-                    run.directory.blocks[lease.subnet],
+                    run.directory.places[lease.subnet],
                     _training_mode(opened, lease.subnet),
                     preemption.progress_every,
                     preemption.lease,

@@ -27,7 +27,7 @@ def persist_all(state: RoundState) -> tuple[RoundState, tuple[RoundCommand, ...]
     for k, subnet in enumerate(state.subnets):
         if subnet.phase in (Phase.WAITING, Phase.LEASED):
             state = with_subnet(state, k, replace(subnet, phase=Phase.STORING))
-            commands.append(Persist(k, subnet.attempt, subnet.steps))
+            commands.append(Persist(k, subnet.lease.attempt, subnet.steps))
     return state, tuple(commands)
 
 
@@ -38,7 +38,7 @@ def lockstep_cohort(state: RoundState) -> str:
     """
     memories: dict[str, list[int]] = {}
     for worker in state.workers.values():
-        if not worker.draining:
+        if worker.stays:
             memories.setdefault(worker.cohort, []).append(worker.memory_bytes)
     needs = sorted((subnet.need_bytes for subnet in state.subnets), reverse=True)
 
@@ -47,7 +47,9 @@ def lockstep_cohort(state: RoundState) -> str:
         return len(largest) == len(needs) and all(has >= need for has, need in zip(largest, needs, strict=True))
 
     training = {
-        state.workers[s.worker].cohort for s in state.subnets if s.phase is Phase.LEASED and s.worker in state.workers
+        state.workers[s.lease.worker].cohort
+        for s in state.subnets
+        if s.phase is Phase.LEASED and s.lease.worker in state.workers
     }
     return max(
         memories, key=lambda name: (holds_all(memories[name]), name in training, len(memories[name]), name), default=""
@@ -64,10 +66,10 @@ def in_other_cohorts(state: RoundState) -> Sequence[int]:
         k
         for k, subnet in enumerate(state.subnets)
         if subnet.phase is Phase.LEASED
-        and subnet.worker in state.workers
-        and state.workers[subnet.worker].cohort != chosen
+        and subnet.lease.worker in state.workers
+        and state.workers[subnet.lease.worker].cohort != chosen
     ]
-    return () if any(state.workers[state.subnets[k].worker].draining for k in others) else others
+    return () if any(state.workers[state.subnets[k].lease.worker].draining for k in others) else others
 
 
 def moved_for_larger(state: RoundState) -> Sequence[int]:
@@ -75,13 +77,13 @@ def moved_for_larger(state: RoundState) -> Sequence[int]:
 
     In lockstep no worker finishes before the others, so a larger subnet would wait for ever.
     """
-    idle = max((w.memory_bytes for w in state.workers.values() if not (w.attempts or w.draining)), default=0)
+    idle = max((w.memory_bytes for w in state.workers.values() if w.stays and not w.attempts), default=0)
     for waiting in state.subnets.waiting:
         need = state.subnets[waiting].need_bytes
         for k, leased in enumerate(state.subnets):
             if leased.phase is not Phase.LEASED or not leased.need_bytes <= idle < need:
                 continue
-            if leased.worker in state.workers and state.workers[leased.worker].memory_bytes >= need:
+            if leased.lease.worker in state.workers and state.workers[leased.lease.worker].memory_bytes >= need:
                 return (k,)
     return ()
 
@@ -104,5 +106,6 @@ def rolled_back(state: RoundState, step: int, saved_steps: Sequence[int]) -> Rou
     """
     for k, subnet in enumerate(state.subnets):
         if subnet.phase in (Phase.WAITING, Phase.LEASED) and subnet.steps > saved_steps[k]:
-            state = with_subnet(state, k, replace(subnet, steps=saved_steps[k], reported_steps=step))
+            lease = replace(subnet.lease, reported_steps=step)
+            state = with_subnet(state, k, replace(subnet, steps=saved_steps[k], lease=lease))
     return state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from idletrain.exchange.messages import LeaseId, Reply
+from idletrain.exchange.messages import Activity, LeaseId, Reply
 
 # --- events -----------------------------------------------------------------------------------------------------
 
@@ -42,10 +42,16 @@ class NoticeReceived(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat(RoundEvent):
-    """The holder of a lease is alive and has done `steps` local steps."""
+    """The holder of a lease is alive.
+
+    Attributes:
+        steps: Local steps that it has done.
+        doing: What it does now.
+    """
 
     lease: LeaseId
     steps: int
+    doing: Activity = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +121,22 @@ class Committed(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(RoundEvent):
-    """An Evaluate command is done; the accuracy is None without test data."""
+    """An Evaluate command is done.
+
+    Attributes:
+        accuracy: None without test data.
+        measured: Whether the network was evaluated, not only written.
+        score: The value that tells the best network; None where it is no number, or nothing tells it.
+    """
 
     accuracy: float | None
+    measured: bool = True
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreKept(RoundEvent):
+    """A KeepScore command is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +149,12 @@ class StopRequested(RoundEvent):
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """Have `worker` train from local step `step`."""
+    """Have `worker` train from local step `step`; as a `backup`, beside the slow worker that has the subnet."""
 
     lease: LeaseId
     worker: str
     step: int
+    backup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +169,7 @@ class KeepProgress:
     """Hold the pushed payload as the subnet's progress checkpoint."""
 
     subnet: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +191,8 @@ class LeaseLost:
     """A lease is over without its update; to be recorded.
 
     Attributes:
-        cause: `notice`, `kill`, `lease`, `error`, `refused`, `closed` (the round ended without it) or `moved` (to a
-            smaller worker).
+        cause: `notice`, `kill`, `lease` (no sign of life), `hang` (no step), `error`, `refused`, `closed` (the round
+            ended without it), `moved` (to a smaller worker) or `overtaken` (by another attempt at the same subnet).
         kept_steps: Steps of this attempt that are in the store.
         lost_steps: Steps that are not, estimated from its heartbeats.
         norm_fraction: If above 0, an update in flight is kept, with this fraction of its squared norm.
@@ -203,10 +224,42 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepScore:
+    """Record the score of the evaluated network and, if it is the `best` so far, keep it; then report ScoreKept."""
+
+    score: float | None
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSick:
+    """A worker is alive and useless; to be recorded, and to be restarted if it hangs.
+
+    Attributes:
+        cause: `hang` (no step for `seconds`) or `faults` (it gets no more than what no other worker can hold).
+    """
+
+    worker: str
+    cause: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """End the run: `completed`, `reached`, `stopped`, `diverged` or `failed`."""
+    """End the run.
+
+    Attributes:
+        status: `completed`, `reached`, `stopped-early`, `stopped`, `diverged`, `failed` (by an error of the job's code)
+            or `deadly` (a subnet ends the processes that train it).
+        subnet: The subnet that ends it, or None.
+        workers: The workers on which it failed.
+    """
 
     status: str
+    subnet: int | None = None
+    workers: tuple[str, ...] = ()
 
 
-RoundCommand = GrantLease | Respond | KeepProgress | Persist | LeaseLost | Commit | Evaluate | Finish
+RoundCommand = (
+    GrantLease | Respond | KeepProgress | Persist | LeaseLost | Commit | Evaluate | KeepScore | WorkerSick | Finish
+)

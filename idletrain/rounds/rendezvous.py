@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from idletrain.exchange.messages import LeaseId, LockstepGroup, Reply
-from idletrain.rounds.state import check_lease
 from idletrain.rounds.table import RoundState
+from idletrain.rounds.worker_events import check_lease
 
 
 class JoinRequest(NamedTuple):

@@ -15,8 +15,8 @@ from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
 from idletrain.rounds.protocol import RoundEvent
 from idletrain.rounds.reassembly import DecodedPush
-from idletrain.rounds.state import check_lease
 from idletrain.rounds.table import RoundState
+from idletrain.rounds.worker_events import check_lease
 
 
 class EventHandler(Protocol):

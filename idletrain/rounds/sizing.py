@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from idletrain.errors import RunError
 from idletrain.job import Job
+from idletrain.nn.ist.schemes import SubnetSpec, by_neurons
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.program import Program
 from idletrain.rounds import lockstep_rules, widths
@@ -39,8 +40,8 @@ class SubnetSizing:
             for address, capacity in self._measured.items()
         }
 
-    def shares(self) -> tuple[float, ...]:
-        """Return the next round's share of every neuron group per subnet, for the workers that are here.
+    def specs(self) -> tuple[SubnetSpec, ...]:
+        """Plan the next round's subnets for the workers that are here.
 
         Under `reissue` neither their measured speed nor their present number counts, which are noise to a result that
         is a function of the job (one of seven undisturbed runs of workflows/digits.yaml differed).
@@ -53,28 +54,29 @@ class SubnetSizing:
             count = self._job.nodes.count
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * count][:count]
         smallest = min(self._program.layout.sizes, default=1)
-        mode, estimate = self._program.out_of_core, None
+        mode, costs = self._program.out_of_core, None
         if mode != "never":
             streams = all(worker.streams for worker in workers)
-            estimate = widths.OutOfCoreEstimate(
+            costs = widths.OutOfCoreCosts(
                 functools.partial(self._out_of_core.least_bytes, streams=streams),
                 functools.partial(self._out_of_core.seconds, streams=streams),
                 mode == "always",
             )
-        shares = widths.shares(workers, self._program.training.subnets, self._need_bytes, smallest, estimate)
-        if self._program.training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:
+        training = self._program.training
+        shares = widths.shares(workers, training.subnets, self._need_bytes, smallest, costs, training.copies)
+        if training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:
             raise RunError(
                 f"training.mode: lockstep needs all labels at once, and the workers hold {sum(shares):.0%} of them; "
                 "take more or larger workers"
             )
-        return shares
+        return by_neurons(shares, training.copies)
 
-    def needs(self, shares: Sequence[float]) -> tuple[tuple[int, ...], frozenset[int]]:
+    def needs(self, specs: Sequence[SubnetSpec]) -> tuple[tuple[int, ...], frozenset[int]]:
         """Return the bytes that each subnet needs, and the subnets that are trained out of core.
 
         Those are all or none if the job says so, else those that no worker here can hold.
         """
-        shares = [share if self._program.layout.groups else 1.0 for share in shares]
+        shares = [spec.share if self._program.layout.groups else 1.0 for spec in specs]
         capacities = self.capacities().values()
         largest = max((capacity.memory_bytes for capacity in capacities), default=sys.maxsize)
         mode, streams = self._program.out_of_core, all(capacity.streams for capacity in capacities)

@@ -4,25 +4,30 @@ Rules for whoever edits this file. It knows no Dask, no clock, no files and no t
 Whatever the order of events, a run ends, and a subnet of a round is accepted once.
 
     subnet:  WAITING ──GrantLease──► LEASED ──push of all steps──► STORING ──Persisted──► STAGED
-                ▲                      │  lease expired, worker gone, attempt ended, push refused
+                ▲                      │  lease expired, no step, worker gone, attempt ended, push refused
                 └──────────────────────┘  (the next attempt goes on from the latest progress checkpoint)
+             a slow one is LEASED a second time to an idle worker under `reissue`; the first update wins
     round:   TRAINING ──all staged, no evaluation running──► COMMITTING ──Committed──► TRAINING of the next round
              `salvage` closes it early: checkpoints are stored as they are, subnets without one are ABSENT,
              and of an update in flight the rows that arrived are stored, if they are worth more than the checkpoint
 
-`assignment` chooses the worker of each subnet, `lockstep_rules` holds what differs in lockstep.
+`worker_events` has what follows from what workers do. `assignment` chooses the worker of each subnet, `backups` the
+slow ones that get a second lease; `verdicts` says whose fault failures are, `lost_leases` what is left of a lost lease,
+`closing` when `salvage` ends a round, `lockstep_rules` what differs in lockstep.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from idletrain.exchange.messages import LeaseId, Reply
-from idletrain.rounds import lockstep_rules
+from idletrain.exchange.messages import Reply
+from idletrain.rounds import backups, lockstep_rules, verdicts, worker_events
 from idletrain.rounds.assignment import free_slot, has_room, is_idle, lease_subnets, queued_subnets
+from idletrain.rounds.best import best_round, evaluations_since_best
+from idletrain.rounds.closing import close, should_close
+from idletrain.rounds.lost_leases import lose_leases
 from idletrain.rounds.protocol import (
     AttemptEnded,
     ClockTick,
@@ -32,19 +37,19 @@ from idletrain.rounds.protocol import (
     Evaluated,
     Finish,
     Heartbeat,
-    KeepProgress,
-    LeaseLost,
+    KeepScore,
     NoticeReceived,
     PartArrived,
-    Persist,
     Persisted,
     Pushed,
     Respond,
     RoundCommand,
     RoundEvent,
+    ScoreKept,
     StopRequested,
     WorkerJoined,
     WorkerLeft,
+    WorkerSick,
 )
 from idletrain.rounds.table import (
     Phase,
@@ -57,15 +62,7 @@ from idletrain.rounds.table import (
     with_subnet,
     with_worker,
 )
-
-# A round is worth waiting for half as long again as its subnets took last time: a straggler of ordinary noise makes
-# it, a dead or starved node does not. OpenDiLoCo and NVFlare wait a fixed 600 s.
-CLOSE_AFTER_TYPICAL = 1.5
-DIVERGED_AFTER = 3  # attempts at one subnet that end in NaN: the same steps would end so for ever
-FAILED_AFTER = 3  # attempts at one subnet that end in an error of the code: another worker would not help
-
-
-Transition = tuple[RoundState, tuple[RoundCommand, ...]]
+from idletrain.rounds.worker_events import Transition
 
 
 class IllegalEventError(Exception):
@@ -132,127 +129,30 @@ def advance(state: RoundState, event: RoundEvent) -> Transition:
     return state, commands + more
 
 
-def _on_worker_joined(state: RoundState, event: WorkerJoined) -> Transition:
-    worker = WorkerState(memory_bytes=event.memory_bytes, leases=event.leases, cohort=event.cohort)
-    return with_worker(state, event.worker, worker), ()
-
-
-def _on_worker_left(state: RoundState, event: WorkerLeft) -> Transition:
-    worker = state.workers.get(event.worker)
-    if worker is None:
-        return state, ()
-    others = {name: w for name, w in state.workers.items() if name != event.worker}
-    cause = "notice" if worker.draining else "kill"
-    state = replace(state, workers=others)
-    held = (k for k, s in enumerate(state.subnets) if s.phase is Phase.LEASED and s.worker == event.worker)
-    return _lose_leases(state, tuple(held), event.now, cause)
-
-
-def _on_notice(state: RoundState, event: NoticeReceived) -> Transition:
-    worker = state.workers.get(event.worker)
-    return (with_worker(state, event.worker, replace(worker, draining=True)) if worker else state), ()
-
-
-def _on_heartbeat(state: RoundState, event: Heartbeat) -> Transition:
-    reply = check_lease(state, event.lease)
-    if reply is not Reply.ACCEPTED:
-        return state, (Respond(reply),)
-    subnet = state.subnets[event.lease.subnet]
-    subnet = replace(
-        subnet,
-        expires=event.now + state.rules.lease_seconds,
-        reported_steps=max(
-            subnet.reported_steps, event.steps
-        ),  # a heartbeat may be older than a checkpoint, or than the pull of one
-        reported_at=event.now,
-    )
-    return with_subnet(state, event.lease.subnet, subnet), (Respond(reply),)
-
-
-def _on_pushed(state: RoundState, event: Pushed) -> Transition:
-    k = event.lease.subnet
-    reply = check_lease(state, event.lease)
-    if reply is not Reply.ACCEPTED:
-        return state, (Respond(reply),)
-    subnet = state.subnets[k]
-    if event.fault is not None:
-        return _on_refused(state, event, event.fault)
-    if event.steps <= subnet.steps:  # checkpoints may overtake each other on the way
-        return state, (Respond(Reply.DUPLICATE),)
-    subnet = replace(subnet, steps=event.steps, reported_steps=event.steps, reported_at=event.now)
-    partial = event.steps < state.rules.local_steps and not state.rules.salvage
-    if not event.update or partial or state.rules.lockstep:
-        subnet = replace(subnet, expires=event.now + state.rules.lease_seconds)
-        return with_subnet(state, k, subnet), (Respond(reply), KeepProgress(k))
-    state = with_subnet(state, k, replace(subnet, phase=Phase.STORING, queued=False))
-    if not (subnet.lost or subnet.queued):
-        state = replace(state, slowest_seconds=max(event.now - subnet.leased_at, state.slowest_seconds or 0.0))
-    return state, (Respond(reply), Persist(k, subnet.attempt, event.steps))
-
-
-def _on_part_arrived(state: RoundState, event: PartArrived) -> Transition:
-    reply = check_lease(state, event.lease)
-    if reply is not Reply.ACCEPTED:
-        return state, (Respond(reply),)
-    subnet = state.subnets[event.lease.subnet]
-    in_flight = (event.steps, event.norm_fraction) if event.norm_fraction else subnet.in_flight
-    subnet = replace(subnet, in_flight=in_flight, expires=event.now + state.rules.lease_seconds)
-    return with_subnet(state, event.lease.subnet, subnet), (Respond(reply),)
-
-
-def _on_refused(state: RoundState, event: Pushed, fault: Reply) -> Transition:
-    """Refuse a payload; its subnet is leased again from its latest checkpoint."""
-    k = event.lease.subnet
-    subnet = state.subnets[k]
-    if fault is Reply.NOT_FINITE:
-        subnet = replace(subnet, diverged=subnet.diverged + 1)
-        if subnet.diverged >= DIVERGED_AFTER:
-            return replace(state, stage=RunStage.DONE), (Respond(fault), Finish("diverged"))
-    elif subnet.worker in state.workers:
-        worker = state.workers[subnet.worker]
-        state = with_worker(state, subnet.worker, replace(worker, faults=worker.faults + 1))
-    state, commands = _lose_leases(with_subnet(state, k, subnet), (k,), event.now, "refused")
-    return state, (Respond(fault), *commands)
-
-
 def _on_persisted(state: RoundState, event: Persisted) -> Transition:
     subnet = state.subnets[event.subnet]
     if subnet.phase is not Phase.STORING:
         raise IllegalEventError(f"subnet {event.subnet} was stored while {subnet.phase.value}")
     if subnet.steps == state.rules.local_steps:
         # The task only has to return: the next lease can travel meanwhile.
-        state = free_slot(state, subnet.worker, subnet.attempt, event.now)
+        state = free_slot(state, subnet.lease.worker, subnet.lease.attempt, event.now)
     return with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
 
 
-def _on_attempt_ended(state: RoundState, event: AttemptEnded) -> Transition:
-    k, cause = event.lease.subnet, "error"
-    if event.failed and check_lease(state, event.lease) is Reply.ACCEPTED:
-        failures = state.subnets[k].failures + 1
-        state = with_subnet(state, k, replace(state.subnets[k], failures=failures))
-        if failures >= FAILED_AFTER:
-            return replace(state, stage=RunStage.DONE), (Finish("failed"),)
-    worker = state.workers.get(event.worker)
-    if worker and event.failed:  # the fault may be the machine's: another worker gets the subnet next
-        worker = replace(worker, faults=worker.faults + 1)
-        state = with_worker(state, event.worker, worker)
-    if worker and event.lease.attempt in worker.attempts:
-        state = free_slot(state, event.worker, event.lease.attempt, event.now)
-        cause = "notice" if worker.draining else cause
-    subnet = state.subnets[k]
-    holds = subnet.phase is Phase.LEASED and subnet.attempt == event.lease.attempt
-    if worker and holds and event.out_of_memory and subnet.exclusive:  # the worker gets no subnet as large again
-        worker = replace(state.workers[event.worker], memory_bytes=subnet.need_bytes - 1)
-        state = with_worker(state, event.worker, worker)
-    return _lose_leases(state, (k,) if holds else (), event.now, cause)
-
-
 def _on_tick(state: RoundState, event: ClockTick) -> Transition:
-    commands: tuple[RoundCommand, ...] = ()
-    for k, subnet in enumerate(state.subnets):
-        if subnet.phase is Phase.LEASED and event.now > subnet.expires:
-            state, more = _lose_leases(state, (k,), event.now, "lease")
-            commands += more
+    expired = [
+        (k, lease.attempt)
+        for k, subnet in enumerate(state.subnets)
+        if subnet.phase is Phase.LEASED
+        for lease in subnet.leases
+        if event.now > lease.expires
+    ]
+    state, commands = lose_leases(state, expired, event.now, "lease")
+    for name, seconds in verdicts.hanging(state, event.now):
+        state = with_worker(state, name, replace(state.workers[name], hung=True))
+        held = [(k, lease.attempt) for k, s in enumerate(state.subnets) for lease in s.leases if lease.worker == name]
+        state, more = lose_leases(state, held, event.now, "hang")
+        commands += (WorkerSick(name, "hang", seconds), *more)
     return state, commands
 
 
@@ -281,14 +181,41 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
 
 
 def _on_evaluated(state: RoundState, event: Evaluated) -> Transition:
-    if not state.evaluating:
+    if not state.evaluating or state.keeping is not None:
         raise IllegalEventError(f"the network of round {state.round} was not being evaluated")
-    state = replace(state, evaluating=False)
-    if state.rules.target is not None and event.accuracy is not None and event.accuracy >= state.rules.target:
-        return replace(state, stage=RunStage.DONE), (Finish("reached"),)
+    watch, best = state.rules.watch, None
+    if watch and event.measured:
+        state = replace(state, scores={**state.scores, state.round: event.score})
+        best = best_round(state.scores, higher=watch.higher)
+    status = _status_after(state, event)
+    if watch and event.measured:
+        return replace(state, keeping=status), (KeepScore(event.score, best == state.round),)
+    return _evaluation_ended(state, status)
+
+
+def _status_after(state: RoundState, event: Evaluated) -> str:
+    """Return the status with which the run ends after an evaluation, or "" if it goes on."""
+    rules = state.rules
+    if rules.target is not None and event.accuracy is not None and event.accuracy >= rules.target:
+        return "reached"
     if state.stage is RunStage.LAST_EVALUATION:
-        return replace(state, stage=RunStage.DONE), (Finish("completed"),)
-    return state, ()
+        return "completed"
+    if rules.watch and rules.watch.patience and event.measured:
+        since = evaluations_since_best(state.scores, higher=rules.watch.higher)
+        return "stopped-early" if since >= rules.watch.patience else ""
+    return ""
+
+
+def _on_score_kept(state: RoundState, _event: ScoreKept) -> Transition:
+    if state.keeping is None:
+        raise IllegalEventError(f"no score of round {state.round} was being kept")
+    return _evaluation_ended(replace(state, keeping=None), state.keeping)
+
+
+def _evaluation_ended(state: RoundState, status: str) -> Transition:
+    """Go on with training, or end the run with a status."""
+    state = replace(state, evaluating=False)
+    return (replace(state, stage=RunStage.DONE), (Finish(status),)) if status else (state, ())
 
 
 def _on_stop_requested(state: RoundState, _event: StopRequested) -> Transition:
@@ -298,17 +225,18 @@ def _on_stop_requested(state: RoundState, _event: StopRequested) -> Transition:
 
 
 _HANDLERS: Mapping[type[RoundEvent], Callable[[RoundState, Any], Transition]] = {
-    WorkerJoined: _on_worker_joined,
-    WorkerLeft: _on_worker_left,
-    NoticeReceived: _on_notice,
-    Heartbeat: _on_heartbeat,
-    Pushed: _on_pushed,
-    PartArrived: _on_part_arrived,
+    WorkerJoined: worker_events.on_worker_joined,
+    WorkerLeft: worker_events.on_worker_left,
+    NoticeReceived: worker_events.on_notice,
+    Heartbeat: worker_events.on_heartbeat,
+    Pushed: worker_events.on_pushed,
+    PartArrived: worker_events.on_part_arrived,
     Persisted: _on_persisted,
-    AttemptEnded: _on_attempt_ended,
+    AttemptEnded: worker_events.on_attempt_ended,
     ClockTick: _on_tick,
     Committed: _on_committed,
     Evaluated: _on_evaluated,
+    ScoreKept: _on_score_kept,
     StopRequested: _on_stop_requested,
 }
 
@@ -320,7 +248,9 @@ def _next_actions(state: RoundState, now: float) -> Transition:
     if lockstep_rules.all_steps_done(state):
         return lockstep_rules.persist_all(state)
     state, leases = _grant_leases(state, now)
-    state, closing = _close(state, now) if _should_close(state, now) else (state, ())
+    state, seconds = backups.lease_slow_again(state, now)
+    leases += seconds
+    state, closing = close(state, now) if should_close(state, now) else (state, ())
     subnets = state.subnets
     whole = subnets.count(Phase.STAGED, Phase.ABSENT) == len(subnets) and subnets.count(Phase.STAGED)
     if whole and not state.evaluating:
@@ -336,13 +266,13 @@ def _grant_leases(state: RoundState, now: float) -> Transition:
     """
     commands: tuple[RoundCommand, ...] = ()
     if state.rules.lockstep:
-        state, commands = _lose_leases(state, lockstep_rules.in_other_cohorts(state), now, "moved")
+        state, commands = lose_leases(state, _first_leases(state, lockstep_rules.in_other_cohorts(state)), now, "moved")
     if any(map(is_idle, state.workers.values())):  # rarely so, and this runs with every event
         state, first = lease_subnets(state, now, state.subnets.waiting, is_idle)
         state, second = lease_subnets(state, now, queued_subnets(state), is_idle)  # an idle worker trains it at once
         commands += first + second
     if state.rules.lockstep:
-        state, moved = _lose_leases(state, lockstep_rules.moved_for_larger(state), now, "moved")
+        state, moved = lose_leases(state, _first_leases(state, lockstep_rules.moved_for_larger(state)), now, "moved")
         return state, commands + moved
     if not state.subnets.waiting:
         return state, commands
@@ -352,111 +282,8 @@ def _grant_leases(state: RoundState, now: float) -> Transition:
     return state, commands + second
 
 
-def _should_close(state: RoundState, now: float) -> bool:
-    """Return whether a round under `salvage` ends with the steps it has: some, and no more worth waiting for."""
-    subnets = state.subnets
-    if not state.rules.salvage or not subnets.started or subnets.count(Phase.STORING):
-        return False
-    leased = subnets.count(Phase.LEASED)
-    if not (leased or subnets.waiting):
-        return False
-    if not leased and all(subnets[k].lost for k in subnets.waiting):
-        return True
-    if not (expected := _expected_seconds(state)):
-        return False
-    active = sum(not worker.draining for worker in state.workers.values())
-    turns = -(-len(state.subnets) // max(1, active))
-    return now > state.opened_at + CLOSE_AFTER_TYPICAL * expected * turns
-
-
-def _expected_seconds(state: RoundState) -> float:
-    """Return the slowest whole subnet's seconds, in the last round or this one; 0 before there is any."""
-    return max(state.typical_seconds or 0.0, state.slowest_seconds or 0.0)
-
-
-def _close(state: RoundState, now: float) -> Transition:
-    """Take back all leases; store what each subnet has of its steps, or leave it out of the round."""
-    commands: list[RoundCommand] = []
-    if state.subnets.count(Phase.LEASED):  # these subnets would have taken longer: the next round waits longer
-        state = replace(state, slowest_seconds=CLOSE_AFTER_TYPICAL * _expected_seconds(state))
-    for k, subnet in enumerate(state.subnets):
-        if subnet.phase is Phase.LEASED and _worth_salvaging(subnet, state.rules):
-            state, more = _salvage_subnet(state, k, now, "closed")
-            commands.extend(more)
-            continue
-        if subnet.phase is Phase.LEASED:
-            commands.append(_lose_lease(state, k, now, "closed"))
-        if subnet.phase in (Phase.WAITING, Phase.LEASED):
-            has_steps = subnet.steps > 0
-            state = with_subnet(
-                state, k, replace(subnet, phase=Phase.STORING if has_steps else Phase.ABSENT, queued=False)
-            )
-            if has_steps:
-                commands.append(Persist(k, subnet.attempt, subnet.steps))
-    return state, tuple(commands)
-
-
-def check_lease(state: RoundState, lease: LeaseId) -> Reply:
-    """Return ACCEPTED if a lease still holds, else the reason why it does not."""
-    if lease.run != state.run or lease.epoch != state.epoch:
-        return Reply.STALE_EPOCH
-    if lease.round != state.round or state.stage is not RunStage.TRAINING:
-        return Reply.STALE_ROUND
-    if not 0 <= lease.subnet < len(state.subnets):
-        return Reply.STALE_ROUND
-    subnet = state.subnets[lease.subnet]
-    if subnet.phase in (Phase.STORING, Phase.STAGED):
-        return Reply.DUPLICATE
-    if subnet.phase is not Phase.LEASED or subnet.attempt != lease.attempt:
-        return Reply.NOT_LEASED
-    return Reply.ACCEPTED
-
-
-def _lose_leases(state: RoundState, subnets: Iterable[int], now: float, cause: str) -> Transition:
-    """Take back the leases on these subnets, and salvage their updates in flight where that pays."""
-    commands: tuple[RoundCommand, ...] = ()
-    for k in subnets:
-        if cause != "refused" and _worth_salvaging(state.subnets[k], state.rules):
-            state, more = _salvage_subnet(state, k, now, cause)
-            commands += more
-            continue
-        commands += (_lose_lease(state, k, now, cause),)
-        state = with_subnet(state, k, replace(state.subnets[k], phase=Phase.WAITING, lost=True, queued=False))
-    return state, commands
-
-
-def _worth_salvaging(subnet: SubnetState, rules: RoundRules) -> bool:
-    """Return whether the rows of an update that arrived are worth more than the steps of the stored checkpoint."""
-    steps, norm_fraction = subnet.in_flight
-    return rules.salvage and steps * norm_fraction > subnet.steps
-
-
-def _salvage_subnet(state: RoundState, k: int, now: float, cause: str) -> Transition:
-    """Store the rows that arrived of a lost lease's update as the subnet's update."""
-    subnet = state.subnets[k]
-    steps, norm_fraction = subnet.in_flight
-    subnet = replace(subnet, steps=steps, reported_steps=steps, reported_at=now, lost=True, queued=False)
-    lost = replace(_lose_lease(with_subnet(state, k, subnet), k, now, cause), lost_steps=0, norm_fraction=norm_fraction)
-    state = with_subnet(state, k, replace(subnet, phase=Phase.STORING))
-    return state, (lost, Persist(k, subnet.attempt, steps, norm_fraction))
-
-
-def _lose_lease(state: RoundState, k: int, now: float, cause: str) -> LeaseLost:
-    """Describe a lost lease; steps since its last heartbeat are estimated at its pace, or at other subnets' pace."""
-    subnet = state.subnets[k]
-    lost_steps = subnet.reported_steps - subnet.steps
-    if cause in ("kill", "error", "refused", "closed") and not subnet.queued:
-        done, since = subnet.reported_steps - subnet.base_steps, subnet.reported_at - subnet.leased_at
-        pace = done / since if done and since > 0 else state.rules.local_steps / (_expected_seconds(state) or math.inf)
-        lost_steps += min(round(pace * (now - subnet.reported_at)), state.rules.local_steps - subnet.reported_steps)
-    return LeaseLost(
-        subnet=k,
-        attempt=subnet.attempt,
-        worker=subnet.worker,
-        cause=cause,
-        kept_steps=subnet.steps - subnet.base_steps,
-        lost_steps=lost_steps,
-    )
+def _first_leases(state: RoundState, subnets: Iterable[int]) -> Iterable[tuple[int, int]]:
+    return [(k, state.subnets[k].lease.attempt) for k in subnets]
 
 
 def _new_subnets(needs: Sequence[int], exclusive: frozenset[int]) -> Iterable[SubnetState]:

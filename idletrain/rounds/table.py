@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
+from idletrain.exchange.messages import Activity
+from idletrain.rounds.best import Scores
+
 
 class Phase(enum.Enum):
     """A subnet's state within a round."""
@@ -25,6 +28,43 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One attempt's right to write a subnet.
+
+    Attributes:
+        attempt: Its number in the run.
+        worker: The worker that trains.
+        granted_at: When it was granted, or taken up if it was queued.
+        expires: When it is lost without a sign of life.
+        base_steps: Local steps that it started from.
+        stored_steps: Local steps that it has put into the store.
+        reported_steps: Local steps by its last heartbeat, at `reported_at`.
+        doing: What it did at its last heartbeat.
+        progress_at: When it last made a step, moved data, or began something else.
+        paced_at: When it last reported a step, or that it was still moving data; its next step began no sooner.
+        step_seconds: Seconds a step by its last two reports of steps, or None.
+        queued: Whether its worker first finishes another subnet.
+    """
+
+    attempt: int = 0
+    worker: str = ""
+    granted_at: float = 0.0
+    expires: float = 0.0
+    base_steps: int = 0
+    stored_steps: int = 0
+    reported_steps: int = 0
+    reported_at: float = 0.0
+    doing: Activity = "load"
+    progress_at: float = 0.0
+    paced_at: float = 0.0
+    step_seconds: float | None = None
+    queued: bool = False
+
+
+NO_LEASE = Lease()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubnetState:
     """One subnet of the open round.
 
@@ -32,31 +72,41 @@ class SubnetState:
         need_bytes: Memory that training it takes; if `exclusive`, the least memory that is enough.
         exclusive: Whether it is trained out of core in all the memory of its worker, with no other subnet beside it.
         steps: Local steps in the store, in a progress checkpoint or in the final update.
-        base_steps: Local steps that the current lease started from.
-        reported_steps: Local steps by the last heartbeat, at `reported_at`.
+        lease: The lease that holds, or the last that did.
+        backup: A second lease beside it, on an idle worker, where the first is slow; the first update wins.
         lost: Whether a lease on it was lost in this round.
-        queued: Whether it is leased to a worker that first finishes another subnet.
         in_flight: Steps of an update that is arriving, and the fraction of its squared norm that has arrived.
-        diverged: Attempts in this round that ended in values that are not finite.
-        failures: Attempts in this round that ended in an error of the code.
+        diverged: The worker of each attempt in this round that ended in values that are not finite.
+        failed: The worker of each attempt in this round that ended in an error of the code.
+        deaths: Each worker that died in it since its last stored step, and the steps it had reported (see `verdicts`).
     """
 
     need_bytes: int
     exclusive: bool = False
     phase: Phase = Phase.WAITING
-    attempt: int = 0
-    worker: str = ""
-    leased_at: float = 0.0
-    expires: float = 0.0
     steps: int = 0
-    base_steps: int = 0
-    reported_steps: int = 0
-    reported_at: float = 0.0
+    lease: Lease = NO_LEASE
+    backup: Lease | None = None
     lost: bool = False
-    queued: bool = False
     in_flight: tuple[int, float] = (0, 0.0)
-    diverged: int = 0
-    failures: int = 0
+    diverged: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    deaths: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Return the leases that hold: none, one, or one and its backup."""
+        if self.phase is not Phase.LEASED:
+            return ()
+        return (self.lease, self.backup) if self.backup else (self.lease,)
+
+    def lease_of(self, attempt: int) -> Lease | None:
+        """Return an attempt's lease if it holds."""
+        return next((lease for lease in self.leases if lease.attempt == attempt), None)
+
+    def with_lease(self, lease: Lease) -> SubnetState:
+        """Return the subnet with the lease of the same attempt replaced."""
+        return replace(self, lease=lease) if lease.attempt == self.lease.attempt else replace(self, backup=lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +179,21 @@ class RunStage(enum.Enum):
     DONE = "done"
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What tells the best network.
+
+    Attributes:
+        metric: Its name.
+        higher: Whether a higher value is better than a lower one.
+        patience: Evaluations in a row without a better network after which the run ends, or None.
+    """
+
+    metric: str
+    higher: bool
+    patience: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRules:
     """The settings by which rounds are run.
@@ -138,6 +203,7 @@ class RoundRules:
         lockstep: Subnets take every step together: each has a worker for itself, and all finish at once.
         evaluate_every: Rounds between evaluations.
         target: Test accuracy at which the run ends, or None.
+        watch: What tells the best network, or None if none is kept.
     """
 
     salvage: bool
@@ -146,6 +212,7 @@ class RoundRules:
     lease_seconds: float
     evaluate_every: int
     target: float | None = None
+    watch: Watch | None = None
     lockstep: bool = False
 
 
@@ -157,7 +224,10 @@ class WorkerState:
         leases: Subnets it can hold at once: while it trains one, it pulls the next and pushes the last.
         cohort: Workers of one cohort compute the same bits.
         attempts: The subnet of each attempt that it holds, in the order in which it trains them.
+        unwanted: Since when each of these attempts has no lease any more; it ends with the step that it is in.
         faults: Damaged pushes and failed attempts.
+        step_seconds: Seconds a step of its last whole attempt, with what it pulled and pushed, or None.
+        hung: Whether it makes no step though it is alive; it gets no lease.
     """
 
     memory_bytes: int
@@ -165,7 +235,15 @@ class WorkerState:
     cohort: str = ""
     draining: bool = False
     attempts: Mapping[int, int] = field(default_factory=dict)
+    unwanted: Mapping[int, float] = field(default_factory=dict)
     faults: int = 0
+    step_seconds: float | None = None
+    hung: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Return whether it may be leased subnets."""
+        return not (self.draining or self.hung)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +254,10 @@ class RoundState:
         attempts: Leases granted so far.
         typical_seconds: Seconds of the slowest whole subnet in the last round that had one, or None.
         slowest_seconds: The same of this round so far.
+        backups_at: When slow subnets were last looked for; a round of a thousand has thousands of events.
         evaluating: Whether the committed network is being evaluated or written; it must not change meanwhile.
+        scores: By the number of committed rounds, what tells the best network.
+        keeping: The status with which the run ends once the score is kept, or "" if it goes on; None if none is kept.
     """
 
     rules: RoundRules
@@ -190,7 +271,10 @@ class RoundState:
     opened_at: float = 0.0
     typical_seconds: float | None = None
     slowest_seconds: float | None = None
+    backups_at: float = -1.0
     evaluating: bool = False
+    scores: Scores = field(default_factory=dict)
+    keeping: str | None = None
     stopping: bool = False
 
 

@@ -151,15 +151,15 @@ class Uploads:
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    def keep_progress(self, k: int, checkpoint: Payload) -> None:
+    def keep_progress(self, command: protocol.KeepProgress, checkpoint: Payload) -> None:
         """Hold a pushed payload as the subnet's latest progress checkpoint."""
-        run = self._run
+        run, k = self._run, command.subnet
         assert run.state is not None
         subnet = run.state.subnets[k]
         run.checkpoints.keep(k, subnet.steps, checkpoint)
         if subnet.steps < run.program.training.local_steps:  # else it is the update, recorded when it is stored
             number = run.directory.round
-            run.record("progress_saved", round=number, subnet=k, attempt=subnet.attempt, steps=subnet.steps)
+            run.record("progress_saved", round=number, subnet=k, attempt=command.attempt, steps=subnet.steps)
 
     def persist(self, command: protocol.Persist, push: DecodedPush | None) -> None:
         """Make a subnet's update durable.
@@ -203,7 +203,7 @@ class Uploads:
         if push.missing_rows is not None:
             lease = LeaseId(run.state.run, run.state.epoch, run.state.round, k, command.attempt)
             self._late_rows.add(lease, run.directory.subnets[k], push.missing_rows)
-        worker = run.state.subnets[k].worker
+        worker = run.state.subnets[k].lease.worker
         names = {"round": run.directory.round, "subnet": k, "attempt": command.attempt, "worker": worker}
         await run.directory.stage(k, command.attempt, command.steps, push.payload, push.norm_fraction)
         reported = reported and not run.state.rules.lockstep

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from idletrain.errors import RunError
+from idletrain.quantities import steady
 
 WHOLE_NETWORK = 1 - 1e-9  # shares that add up to this cover the network
-STEADY_BITS = 4  # 16 steps of memory from one power of two to the next
 SEARCH_STEPS = 64  # bisection steps of a share: to the last bit of a float; only a network that does not fit takes them
 
 
@@ -33,7 +33,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class OutOfCoreEstimate:
+class OutOfCoreCosts:
     """Memory and time of out-of-core training, by a subnet's share.
 
     Attributes:
@@ -52,14 +52,15 @@ def shares(
     subnets: int,
     need_bytes: Callable[[float], int],
     neurons: int,
-    out_of_core: OutOfCoreEstimate | None = None,
+    out_of_core: OutOfCoreCosts | None = None,
+    copies: int = 1,
 ) -> tuple[float, ...]:
     """Return each subnet's share of every neuron group.
 
     Subnets are dealt to the workers in turn, the most capable first; a worker that cannot hold the narrowest gets
     none. A worker half as fast gets subnets half as wide (in powers of two: finer would follow the measurement's
     noise); none gets more than its memory holds, and the rest goes to workers that can hold it. If none can, the
-    shares add up to less than 1 and the rounds take turns over the network; or subnets get their full width
+    shares add up to less than `copies` and the rounds take turns over the network; or subnets get their full width
     and are trained out of core, where that is quicker: the measure is the seconds until every neuron was trained.
 
     Args:
@@ -68,6 +69,7 @@ def shares(
         need_bytes: Bytes that training a subnet of a given share takes.
         neurons: Neurons of the smallest group (1 for a network that is not cut).
         out_of_core: Memory and time of out-of-core training, or None if it is not allowed.
+        copies: Number of subnets that every neuron is in.
 
     Raises:
         RunError: The narrowest subnet fits no worker.
@@ -75,7 +77,7 @@ def shares(
     if neurons == 1:
         return _in_core(workers, subnets, need_bytes, out_of_core)
     everyone = _Assignment.of(workers, subnets)
-    wide = _widths(everyone, need_bytes, out_of_core)
+    wide = _widths(everyone, need_bytes, out_of_core, copies)
     if out_of_core and wide and out_of_core.always:
         return wide
     roomy = [worker for worker in workers if worker.memory_bytes >= need_bytes(1 / neurons)]
@@ -90,10 +92,11 @@ def shares(
         )
     deal = _Assignment.of(roomy, subnets)
     caps = [_widest(worker.memory_bytes, need_bytes, 1 / neurons) for worker in deal.workers]
-    narrow = tuple(_fill(deal.weights, caps))
-    if out_of_core is None or wide is None or sum(narrow) > WHOLE_NETWORK:
+    narrow = tuple(_fill(deal.weights, caps, copies))
+    if out_of_core is None or wide is None or sum(narrow) > copies * WHOLE_NETWORK:
         return narrow
-    return wide if _cover_seconds(wide, everyone, out_of_core) < _cover_seconds(narrow, deal, out_of_core) else narrow
+    wide_seconds = _cover_seconds(wide, everyone, out_of_core, copies)
+    return wide if wide_seconds < _cover_seconds(narrow, deal, out_of_core, copies) else narrow
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,12 @@ class _Assignment:
 
 
 def _widths(
-    deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
+    deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreCosts | None, copies: int
 ) -> tuple[float, ...] | None:
     """Return shares that cover the network, trained out of core where they do not fit; None if that is impossible."""
     if out_of_core is None:
         return None
-    wide = tuple(weight / sum(deal.weights) for weight in deal.weights)
+    wide = tuple(_fill(deal.weights, [1.0] * len(deal.weights), copies))
     possible = all(
         min(need_bytes(share), out_of_core.least_bytes(share)) <= steady(worker.memory_bytes)
         for share, worker in zip(wide, deal.workers, strict=True)
@@ -134,17 +137,17 @@ def _widths(
     return wide if possible else None
 
 
-def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreEstimate) -> float:
+def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreCosts, copies: int) -> float:
     """Return the seconds of compute per local step until every neuron was trained."""
     slowest = max(
         turn * out_of_core.seconds(share, steady(worker.memory_bytes))
         for share, worker, turn in zip(shares, deal.workers, deal.turns, strict=True)
     )
-    return slowest / min(1.0, sum(shares))
+    return slowest / min(1.0, sum(shares) / copies)
 
 
 def _in_core(
-    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], out_of_core: OutOfCoreEstimate | None
+    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], out_of_core: OutOfCoreCosts | None
 ) -> tuple[float, ...]:
     """Return the shares of local SGD, where every worker trains the whole network."""
     largest = max(worker.memory_bytes for worker in workers)
@@ -153,17 +156,9 @@ def _in_core(
         raise RunError(
             f"the whole network needs {need_bytes(1.0) >> 20} MiB{least} on a worker and the largest has "
             f"{largest >> 20} MiB; "
-            "use training.method: ist or workers with more memory"
+            "use training.method: ist, a smaller training.micro_batch or workers with more memory"
         )
     return (1 / subnets,) * subnets
-
-
-def steady(memory_bytes: int) -> int:
-    """Round memory down, because measurements vary, so that a replacement worker, and the same job's next run, get the
-    same widths.
-    """
-    step = 1 << max(0, memory_bytes.bit_length() - 1 - STEADY_BITS)
-    return memory_bytes * 15 // 16 // step * step
 
 
 def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: float) -> float:
@@ -178,11 +173,11 @@ def _widest(memory_bytes: int, need_bytes: Callable[[float], int], narrowest: fl
     return low
 
 
-def _fill(weights: Sequence[float], caps: Sequence[float]) -> list[float]:
-    """Return shares in proportion to weights, none above its cap, adding up to 1 as far as the caps allow."""
+def _fill(weights: Sequence[float], caps: Sequence[float], total: float) -> list[float]:
+    """Return shares in proportion to weights, none above its cap, adding up to `total` as far as the caps allow."""
     result = [0.0] * len(weights)
     free = set(range(len(weights)))
-    left = 1.0
+    left = total
     while free:
         unit = left / sum(weights[k] for k in free)
         full = {k for k in free if weights[k] * unit >= caps[k]}
@@ -190,6 +185,6 @@ def _fill(weights: Sequence[float], caps: Sequence[float]) -> list[float]:
             result[k] = caps[k] if full else weights[k] * unit
         if not full:
             break
-        left = max(0.0, 1.0 - sum(result))
+        left = max(0.0, total - sum(result))
         free -= full
     return result

@@ -17,7 +17,7 @@ from distributed import Worker, get_worker
 from torch import Tensor
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.messages import DONE_REPLIES, Receipt, Reply
+from idletrain.exchange.messages import DONE_REPLIES, Activity, Receipt, Reply
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.worker.lease_spec import LeaseSpec
@@ -58,19 +58,22 @@ class Attempt:
         self._transfers = Transfers(spec, self._run, node, worker)
         self._flat = torch.empty(0)
         self.steps = 0
+        self._doing: Activity = "load"
         self._losses: deque[Tensor] = deque(maxlen=LOSS_STEPS)
         self.account = self._transfers.account
 
     def run(self) -> dict[str, Any]:
         """Pull, wait for the turn to train, train, push; return the account."""
         transfers = self._transfers
-        heartbeat = transfers.start(transfers.beat(lambda: self.steps))
+        heartbeat = transfers.start(transfers.beat(lambda: (self.steps, self._activity())))
         try:
             loaded = self._run.load(transfers.call)
-            subnet = loaded.program.subnet(self._spec.lease.round, self._spec.blocks)
+            subnet = loaded.program.subnet(self._spec.lease.round, self._spec.place)
+            self._doing = "move"
             with transfers.transferring("pull"):
                 self._pull(loaded, subnet)
             initial_steps = self.steps
+            self._doing = "wait"
             with transfers.timed("wait_seconds"):
                 acquired = transfers.acquire(self._node.computing)
             if acquired:
@@ -106,6 +109,7 @@ class Attempt:
         work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round)
         order = self._open_shard(loaded, work, subnet) if program.output else loaded.order
         self._train_steps(loaded, work, order)
+        work.check_buffers()
         if program.output:
             self._count_draws(work)
 
@@ -117,15 +121,23 @@ class Attempt:
         progress = self._progress(self.account["train_seconds"])
         return self._transfers.push(loaded.program, subnet, self._flat, progress, whole=whole)
 
+    def _activity(self) -> Activity:
+        """Return what the attempt does now."""
+        return self._doing
+
     # --- what they share --------------------------------------------------------------------------------------------
 
     def _train_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """Do the remaining steps, sending progress checkpoints and late rows meanwhile."""
         all_steps, initial_steps = loaded.program.training.local_steps, self.steps
-        transfers = self._transfers
+        transfers, samples = self._transfers, loaded.samples
+        if loaded.ahead:
+            loaded.ahead.start(work.reads(order, self.steps))
+            samples = loaded.ahead
         started = saved_at = time.perf_counter()
         while self.steps < all_steps and not transfers.is_unwanted():
-            self._losses.append(work.step(loaded.samples, order, self.steps))
+            self._doing = "train"
+            self._losses.append(work.step(samples, order, self.steps))
             self.steps += 1
             now = time.perf_counter()
             steps_left = all_steps - self.steps  # after the last comes the update itself
@@ -136,6 +148,7 @@ class Attempt:
                 saved_at = now
             elif transfers.has_unsent_rows():
                 transfers.send_in_background(transfers.send_late_rows)
+        self._doing = "move"
         self.account["train_seconds"] = time.perf_counter() - started
 
     def _is_checkpoint_due(self, since_last: float, seconds_left: float) -> bool:

@@ -24,7 +24,8 @@ def codec(program: Program, subnet: Subnet, direction: Direction) -> Codec | Non
     if kind == "fp32":
         return None
     sizes = (
-        (shape.numel(), len(shape) > 1 and shape.numel() >= SMALL_TENSOR) for shape in map(torch.Size, subnet.shapes)
+        (shape.numel(), len(shape) > 1 and shape.numel() >= SMALL_TENSOR and not tensor.buffer)
+        for tensor, shape in zip(subnet.layout.tensors, map(torch.Size, subnet.shapes), strict=True)
     )
     return Codec(kind, spans_of(sizes), program.buffer_size(subnet, persistent=True), ranked=direction == "push")
 

@@ -7,12 +7,9 @@ stopped by a notice (SIGTERM): the running subnet is pushed to the store first.
 from __future__ import annotations
 
 import logging
-import os
 import re
-import runpy
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from idletrain.cluster.shutdown import on_ending, when_parent_ends
+from idletrain.cluster import owned_process
+from idletrain.cluster.shutdown import on_ending
 
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0  # reading all processes takes some 15 ms: a hundredth of a core
@@ -135,15 +133,15 @@ def watch(
 
 def _start(worker: Sequence[str]) -> subprocess.Popen[bytes]:
     # In a session of its own: the watcher handles Ctrl-C, and a second signal would cut the drain short.
-    return subprocess.Popen([sys.executable, "-m", __name__, *worker], stdin=subprocess.PIPE, start_new_session=True)
+    # The watcher's own end, by whatever cause, is a notice.
+    command = owned_process.command("idletrain", *worker, number=signal.SIGTERM)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _take_back(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     process.wait()
-    if process.stdin:
-        process.stdin.close()
 
 
 def _busy_seconds() -> float:
@@ -162,8 +160,3 @@ def _tree_seconds(root: psutil.Process) -> float:
             continue
         total += spent.user + spent.system + getattr(spent, "children_user", 0) + getattr(spent, "children_system", 0)
     return total
-
-
-if __name__ == "__main__":  # the child: a worker for which the end of its watcher, by whatever cause, is a notice
-    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    runpy.run_module("idletrain", run_name="__main__", alter_sys=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from idletrain.exchange.messages import LeaseId
-from idletrain.nn.ist.partition import Block
+from idletrain.nn.ist.schemes import SubnetPlace
 
 TrainingMode = Literal["in-core", "out-of-core", "lockstep"]
 
@@ -19,7 +19,7 @@ class LeaseSpec:
     Attributes:
         lease: Which attempt at which subnet of which round.
         store: Address of the parameter store.
-        blocks: The neurons (or residual blocks) of the subnet, by group.
+        place: The subnet's place in its round's partition.
         how: In memory; out of core, in all the memory that the worker has for it; or in lockstep with the other
             subnets.
         progress_seconds: Time between two progress checkpoints.
@@ -29,7 +29,7 @@ class LeaseSpec:
 
     lease: LeaseId
     store: str
-    blocks: tuple[Block, ...]
+    place: SubnetPlace
     how: TrainingMode
     progress_seconds: float
     lease_seconds: float

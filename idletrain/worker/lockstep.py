@@ -161,7 +161,7 @@ class LockstepAttempt(Attempt):
     ) -> None:
         """Do the remaining steps, unless a member is lost or this one leaves; then compare the hidden layers."""
         link = self._transfers.call(self._open_links(group))
-        exchange = JointExchange(link, self._transfers.call)
+        exchange = JointExchange(link, self._call_peers)
         output = label_shards.wide_output(work.module)
         assert output
         layer: SparseLinear = output[1]
@@ -176,6 +176,14 @@ class LockstepAttempt(Attempt):
             layer.together = None
             self.account["peer_bytes"] = self.account.get("peer_bytes", 0) + link.sent_bytes
             self._transfers.call(link.close())
+
+    def _call_peers(self, work: Coroutine[Any, Any, list[bytes]]) -> list[bytes]:
+        """Exchange with the other members; whoever waits for them does not hang."""
+        self._doing = "move"
+        try:
+            return self._transfers.call(work)
+        finally:
+            self._doing = "train"
 
     def _open_links(self, group: LockstepGroup) -> Coroutine[Any, Any, PeerLinks]:
         lease = self._spec.lease
@@ -192,6 +200,7 @@ class LockstepAttempt(Attempt):
         node, all_steps = self._node, loaded.program.training.local_steps
         saved_at = time.perf_counter()
         while self.steps < all_steps and not self._transfers.revoked.is_set():
+            self._doing = "train"
             started = time.perf_counter()
             due = started - saved_at > self._spec.progress_seconds
             leaving = node.draining.is_set()
@@ -201,6 +210,7 @@ class LockstepAttempt(Attempt):
             if exchange.exchanges != self.steps - initial_step:
                 raise RuntimeError("training.loss: lockstep needs one that calls outputs.loss(labels), once a step")
             self.account["train_seconds"] += time.perf_counter() - started
+            self._doing = "move"
             if exchange.checkpoint_agreed and self.steps < all_steps:
                 self._keep_checkpoint(send=not leaving)
                 saved_at = time.perf_counter()

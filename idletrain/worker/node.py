@@ -22,7 +22,10 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
 from idletrain.exchange.peers import Mailbox
 from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.datasets import loading_of
+from idletrain.nn.data.read_ahead import ReadAhead, can_read_ahead
 from idletrain.nn.local_steps import BatchOrder
+from idletrain.nn.orders import batch_order
 from idletrain.nn.program import Program
 from idletrain.worker.cohort import numeric_cohort
 from idletrain.worker.lease_spec import LeaseSpec
@@ -38,12 +41,15 @@ CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run's program, data and batch order on this worker, and its plans for subnets trained out of core."""
+    """A run's program, data and batch order on this worker, its plans for subnets trained out of core, and the
+    processes that read ahead, if it has some.
+    """
 
     program: Program
     samples: Samples
     order: BatchOrder
     plans: Known
+    ahead: ReadAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,12 @@ class WorkerRun:
             if self._loaded is None:
                 program: Program = cloudpickle.loads(call(self.client.program()))
                 samples, training = program.source.open(), program.training
-                order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+                order = batch_order(samples, training)
                 if training.exchange.transport == "udp":
                     call(self.client.use_datagrams())
-                self._loaded = Loaded(program, samples, order, {})
+                readers = loading_of(samples).num_workers if can_read_ahead() else 0
+                ahead = ReadAhead(program.source, samples, readers) if readers else None
+                self._loaded = Loaded(program, samples, order, {}, ahead)
         return self._loaded
 
 
@@ -89,6 +97,8 @@ class WorkerNode:
         computing: Held by the one task that trains; another pulls or pushes meanwhile.
         mailbox: Messages from the other members of a lockstep group.
         moving: Held by the one transfer under way: with two, a checkpoint's copy would be the fifth of a subnet.
+        on_hang: Called when the head finds that an attempt hangs; does nothing unless the process may end itself.
+        restarts: Whether it does, and is replaced.
         memory_bytes: RAM that the process may use; None: all that is free.
         free_bytes: Memory that was free when the worker joined.
     """
@@ -99,6 +109,8 @@ class WorkerNode:
         self.computing = threading.Lock()
         self.moving = threading.Lock()
         self.mailbox = Mailbox()
+        self.on_hang: Callable[[], None] = lambda: None
+        self.restarts = False
         self.memory_bytes: int | None = None
         self.free_bytes = 0
         self._runs: dict[tuple[str, str, int], WorkerRun] = {}
@@ -145,6 +157,7 @@ def describe() -> dict[str, Any]:
         "steps_per_second": measure_speed(device),
         "cohort": numeric_cohort(device),
         "leases": min(LEASES, worker.state.nthreads),
+        "restarts": node.restarts,
         "pid": os.getpid(),
         "name": str(worker.name),
     }

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from idletrain.errors import RefusedError
-from idletrain.exchange.messages import PushHeader, Receipt, Reply, checksum
+from idletrain.exchange.messages import Activity, PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import LocalSteps, Update
 from idletrain.nn.memory import SCRATCH_BYTES
@@ -88,6 +88,11 @@ class OutOfCoreAttempt(Attempt):
         except Exception as error:  # noqa: BLE001 (raised where the parameters are needed)
             self._state_file.fail(error)
 
+    def _activity(self) -> Activity:
+        """Return what the attempt does now: its first steps wait for the parts that they need."""
+        arriving = self._arriving is None or not self._arriving.done()
+        return "move" if arriving and self._doing == "train" else self._doing
+
     # --- train --------------------------------------------------------------------------------------------------
 
     def _train(self, loaded: Loaded, subnet: Subnet) -> None:
@@ -97,7 +102,7 @@ class OutOfCoreAttempt(Attempt):
         def plan_steps(module: nn.Module, update: Update) -> PlannedSteps:
             self._planned = PlannedSteps(
                 module,
-                program.loss,
+                program.training_loss,
                 self._state_file,
                 update,
                 MemoryRoom(min(memory.budget or free, free), SCRATCH_BYTES, _scratch(loaded)),

@@ -22,7 +22,7 @@ from distributed.worker import WORKER_ANY_RUNNING
 from torch import Tensor
 
 from idletrain.exchange.codec import ROW_BYTES, Codec
-from idletrain.exchange.messages import PushHeader, Receipt, Reply, checksum
+from idletrain.exchange.messages import Activity, PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.program import Program
 from idletrain.worker import encoding
@@ -214,13 +214,16 @@ class Transfers:
 
     # --- heartbeats -----------------------------------------------------------------------------------------------
 
-    async def beat(self, steps: Callable[[], int]) -> None:
-        """Renew the lease, reporting `steps()`, until the store ends it; cancel all calls once the head is dead."""
+    async def beat(self, report: Callable[[], tuple[int, Activity]]) -> None:
+        """Renew the lease, reporting steps and activity, until the attempt ends; cancel calls once the head is dead.
+
+        Beats go on after the lease is over: the head may answer that this attempt hangs.
+        """
         answered_at = time.monotonic()
-        while not self.revoked.is_set():
+        while True:
             await asyncio.sleep(self._spec.lease_seconds / HEARTBEATS_PER_LEASE)
             try:
-                reply = await self._run.client.beat(self._spec.lease, steps())
+                reply = await self._run.client.beat(self._spec.lease, *report())
             except ConnectionError as error:
                 logger.warning("heartbeat of subnet %d failed: %s", self._spec.lease.subnet, error)
                 silent = time.monotonic() - answered_at > self._spec.lease_seconds
@@ -228,7 +231,10 @@ class Transfers:
                     self.revoked.set()
                     for call in tuple(self._calls):
                         call.cancel()
+                    return
             else:
                 answered_at = time.monotonic()
                 if reply is not Reply.ACCEPTED:
                     self.revoked.set()
+                if reply is Reply.HUNG:
+                    self._node.on_hang()

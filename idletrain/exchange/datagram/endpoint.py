@@ -17,12 +17,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from idletrain.exchange.datagram.packet import MAX_DATAGRAM_BYTES, PAYLOAD, SessionKeys
-from idletrain.exchange.datagram.protocol import (
-    BURST,
-    GRANT_INTERVAL_SECONDS,
-    DatagramProtocol,
-    OutgoingDatagram,
-)
+from idletrain.exchange.datagram.packet_sender import BURST, OutgoingDatagram
+from idletrain.exchange.datagram.protocol import GRANT_INTERVAL_SECONDS, DatagramProtocol
 from idletrain.exchange.datagram.transfer import (
     Address,
     IncomingTransfer,

@@ -7,13 +7,14 @@ enough, and the session's keys. Datagrams that nobody expects are dropped and co
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import Future
-from typing import NamedTuple
 
 import numpy as np
 
+from idletrain.exchange.datagram.link_rate import LinkRate
 from idletrain.exchange.datagram.packet import PAYLOAD, Packet, PacketKind, SessionKeys, bits_of, peek
+from idletrain.exchange.datagram.packet_sender import PacketSender
 from idletrain.exchange.datagram.transfer import (
     IncomingTransfer,
     OutgoingTransfer,
@@ -22,24 +23,13 @@ from idletrain.exchange.datagram.transfer import (
     ReceivedPayload,
     SessionState,
 )
-from idletrain.exchange.datagram.window import LinkRate, ReceiveWindow, share
+from idletrain.exchange.datagram.window import ReceiveWindow, share
 
-BURST = 64  # datagrams of one transfer, or read from one socket, before others have their turn
 IDLE_SECONDS = 0.5
 GREETING_SECONDS = 0.05  # between two greetings, until one is answered
 GRANT_INTERVAL_SECONDS = 0.0005  # between two grants of credit: each costs as much as several datagrams
-MAX_SEQUENCE = (1 << 32) - 1  # of control packets in a session
 FINISHED_KEPT = 256  # incoming transfers that are over, whose sender may not know yet
 PATH_SOCKETS = 4  # of the side that opens a session: routers with equal paths choose by port
-PROMPT, BULK = 0x48, 0x28  # DSCP AF21 and AF11: for what counts most, and for the rest
-
-
-class OutgoingDatagram(NamedTuple):
-    """A sealed datagram, the path that it takes, and its traffic class (DSCP)."""
-
-    path: Path
-    content: bytes
-    traffic_class: int
 
 
 class DatagramProtocol:
@@ -57,7 +47,8 @@ class DatagramProtocol:
 
     def __init__(self, counts: Counter[str]) -> None:
         self.sessions: dict[int, SessionState] = {}
-        self.outbox: deque[OutgoingDatagram] = deque()
+        self._sender = PacketSender(counts, self.end)
+        self.outbox = self._sender.outbox
         self.due_at = 0.0
         self.counts = counts
         self.link = LinkRate()
@@ -128,8 +119,8 @@ class DatagramProtocol:
             return
         if packet.kind is not PacketKind.DATA:
             self.due_at = 0.0
-        fresh = packet.kind is not PacketKind.DATA and packet.sequence > session.heard
-        session.heard = packet.sequence if fresh else session.heard
+        fresh = packet.kind is not PacketKind.DATA and packet.sequence > session.last_sequence
+        session.last_sequence = packet.sequence if fresh else session.last_sequence
         match packet.kind:
             case PacketKind.HELLO:
                 self._on_hello(session, path, packet)
@@ -148,7 +139,7 @@ class DatagramProtocol:
             session.greeting_heard = packet.sequence
             if path not in session.paths:
                 session.paths = [*session.paths, path][-2 * PATH_SOCKETS :]
-            self._send_control(session, PacketKind.HELLO, 0, packet.number, packet.body, path=path)
+            self._sender.control(session, PacketKind.HELLO, 0, packet.number, packet.body, path=path)
         elif session.opening is not None:
             session.opening.set_result(None)
             session.opening = None
@@ -177,7 +168,7 @@ class DatagramProtocol:
         del session.incoming[transfer]
         bits = b"" if not incoming.state.missing else np.packbits(incoming.state.received, bitorder="little").tobytes()
         session.finished = {**dict(list(session.finished.items())[1 - FINISHED_KEPT :]), transfer: bits}
-        self._send_final_report(session, transfer)
+        self._sender.final_report(session, transfer)
         incoming.done.set_result(ReceivedPayload(incoming.content, incoming.state.received))
 
     def _on_probe(self, session: SessionState, packet: Packet, now: float, *, fresh: bool) -> None:
@@ -185,7 +176,7 @@ class DatagramProtocol:
         incoming = session.incoming.get(packet.transfer)
         if incoming is None:
             if packet.transfer in session.finished:
-                self._send_final_report(session, packet.transfer)
+                self._sender.final_report(session, packet.transfer)
             return  # else this side may not expect the transfer yet: the sender probes again
         incoming.heard_at = now if fresh else incoming.heard_at
         if len(packet.body) == 4:
@@ -219,7 +210,7 @@ class DatagramProtocol:
                 if (probe := incoming.state.answer(now)) is not None:
                     self._answer_probe(session, transfer, incoming, probe, now)
                 if incoming.state.limit > incoming.granted and session.paths:
-                    self._send_grant(session, transfer, incoming)
+                    self._sender.grant(session, transfer, incoming)
                 if now - incoming.heard_at > incoming.patience:
                     del session.incoming[transfer]
                     incoming.done.set_exception(PeerSilentError(f"nothing came for {incoming.patience:.0f} s"))
@@ -234,10 +225,10 @@ class DatagramProtocol:
                     del session.outgoing[transfer]
                     outgoing.done.set_exception(PeerSilentError(f"no answer in {outgoing.patience:.0f} s"))
                     continue
-                self._send_burst(session, transfer, outgoing, now)
+                self._sender.burst(session, transfer, outgoing, now)
                 if (probe := outgoing.state.probe(now)) is not None:
                     body = struct.pack("!I", probe)
-                    self._send_control(session, PacketKind.PROBE, transfer, outgoing.state.sequence, body)
+                    self._sender.control(session, PacketKind.PROBE, transfer, outgoing.state.sequence, body)
 
     def schedule(self, now: float) -> None:
         """Set `due_at` by what is under way."""
@@ -257,23 +248,6 @@ class DatagramProtocol:
 
     # --- packets ------------------------------------------------------------------------------------------------
 
-    def _send_burst(self, session: SessionState, transfer: int, outgoing: OutgoingTransfer, now: float) -> None:
-        for _ in range(BURST):
-            item = outgoing.state.next()
-            if item is None:
-                return
-            piece, sequence = item
-            body = bytes(outgoing.content[piece * PAYLOAD : (piece + 1) * PAYLOAD])
-            packet = Packet(PacketKind.DATA, session.number, transfer, sequence, piece, body)
-            self._seal(session, packet, PROMPT if piece < outgoing.prompt_pieces else BULK)
-            self.counts["sent" if sequence <= outgoing.state.pieces else "again"] += 1
-            outgoing.state.sent(now)
-
-    def _send_final_report(self, session: SessionState, transfer: int) -> None:
-        bits = session.finished[transfer]
-        for start in range(0, max(1, len(bits)), PAYLOAD):
-            self._send_control(session, PacketKind.STOP, transfer, 8 * start, bits[start : start + PAYLOAD])
-
     def _answer_probe(
         self, session: SessionState, transfer: int, incoming: IncomingTransfer, probe: int, now: float
     ) -> None:
@@ -281,37 +255,10 @@ class DatagramProtocol:
         for start in range(0, len(incoming.state.received), 8 * (PAYLOAD - 4)):
             part = incoming.state.received[start : start + 8 * (PAYLOAD - 4)]
             body = struct.pack("!I", probe) + bits_of(part.tolist(), 0)
-            self._send_control(session, PacketKind.MISSING, transfer, start, body)
-        self._send_grant(session, transfer, incoming)
-
-    def _send_grant(self, session: SessionState, transfer: int, incoming: IncomingTransfer) -> None:
-        incoming.granted = incoming.state.limit
-        self._send_control(session, PacketKind.GRANT, transfer, incoming.granted)
+            self._sender.control(session, PacketKind.MISSING, transfer, start, body)
+        self._sender.grant(session, transfer, incoming)
 
     def _greet(self, session: SessionState, now: float) -> None:
         session.greeted_at = now
         for path in session.paths:
-            self._send_control(session, PacketKind.HELLO, 0, 0, bytes(PAYLOAD), path=path)
-
-    def _send_control(
-        self,
-        session: SessionState,
-        kind: PacketKind,
-        transfer: int,
-        number: int,
-        body: bytes = b"",
-        path: Path | None = None,
-    ) -> None:
-        """Send a packet that is not data; end the session when its sequence numbers, and so its nonces, are used up."""
-        if session.control == MAX_SEQUENCE:
-            self.end(session.number)
-            return
-        session.control += 1
-        self._seal(session, Packet(kind, session.number, transfer, session.control, number, body), PROMPT, path)
-
-    def _seal(self, session: SessionState, packet: Packet, traffic_class: int, path: Path | None = None) -> None:
-        """Put a sealed packet into the outbox, on the next path in turn unless one is given."""
-        path = path or (session.paths[packet.sequence % len(session.paths)] if session.paths else None)
-        content = session.send_seal.close(packet)
-        if path is not None:
-            self.outbox.append(OutgoingDatagram(path, content, traffic_class))
+            self._sender.control(session, PacketKind.HELLO, 0, 0, bytes(PAYLOAD), path=path)

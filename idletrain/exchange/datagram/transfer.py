@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from idletrain.exchange.datagram.link_rate import RoundTrip
 from idletrain.exchange.datagram.packet import PAYLOAD, Seal, SessionKeys
-from idletrain.exchange.datagram.window import ReceivedMask, ReceiveWindow, RoundTrip, SendWindow
+from idletrain.exchange.datagram.window import ReceivedMask, ReceiveWindow, SendWindow
 
 PIECES_PER_REPORT = 8 * PAYLOAD  # pieces whose arrival one datagram can report, a bit each
 TRANSFER_IDS_KEPT = 1024  # numbers of outgoing transfers; none is further behind the latest
@@ -113,7 +114,7 @@ class SessionState:
         trip: The shortest round trip of late, shared by all incoming transfers.
         finished: Of recent incoming transfers that are over, which pieces arrived, a bit each; empty if all did.
         control: Sequence number of the latest packet sent that is not data; each makes one nonce.
-        heard: Highest such number received; a packet with a lower one may be a replay and proves nothing.
+        last_sequence: Highest such number received; a packet with a lower one may be a replay and proves nothing.
         opening: Resolved when the session is open; None once it is, and at the side that listens.
         is_opener: Whether this side opens the session and so greets.
         greeted_at: When the last greeting was sent.
@@ -128,7 +129,7 @@ class SessionState:
         self.incoming: dict[int, IncomingTransfer] = {}
         self.trip = RoundTrip()
         self.finished: dict[int, bytes] = {}
-        self.control = self.heard = self.greeting_heard = 0
+        self.control = self.last_sequence = self.greeting_heard = 0
         self.opening: Future[None] | None = None
         self.is_opener = False
         self.greeted_at = 0.0

@@ -10,20 +10,22 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from idletrain.errors import DamageError, RunError
-from idletrain.nn.ist.partition import Block, blocks
+from idletrain.nn.evaluate import assembled
+from idletrain.nn.ist.schemes import SubnetPlace, SubnetSpec
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
-from idletrain.rounds.durable import recovery, snapshots, updates, write_ahead_log
-from idletrain.storage import NO_SPACE_ERRORS, CrashPoint
+from idletrain.rounds.durable import module_state, recovery, snapshots, updates, write_ahead_log
+from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private
 
 logger = logging.getLogger(__name__)
 ROOM_RETRY_SECONDS = 1.0
+ROUNDS_REMEMBERED = 16  # late rows come at most a few rounds after their update
 INLINE_BYTES = 1 << 18  # written and checked in 0.1 ms, where a thread's turn on a busy head takes several
 
 
@@ -50,38 +52,60 @@ class RunDirectory:
         record: Takes what happens.
         reached: Called at named points around every durable write.
         keep: Snapshots to keep.
+        metric: What tells the best network, whose snapshot is kept, too; None if nothing does.
 
     Attributes:
         network: The network after `round` committed rounds.
+        module: The module with the network's values; snapshots hold its other state as it is then.
         epoch: This head's number; leases of older heads are void.
-        shares: The open round's shares, or empty if it is not planned yet.
-        blocks: The neurons of the open round's subnets, as leases describe them, once it has begun.
+        specs: The open round's subnets, or empty if it is not planned yet.
+        places: The places of the open round's subnets, as leases carry them, once it has begun.
         subnets: The same as layouts of tensors.
         staged: The open round's durable updates, by subnet.
+        scores: By the number of rounds done, what tells the best network, as earlier heads measured it.
+        best_round: The round after which the network was the best so far, or None.
 
     Raises:
-        DamageError: The files do not lead to the last committed round.
+        DamageError: No snapshot is sound.
+        RunError: A file is there and cannot be read.
         OSError: There is no room for the first snapshot.
     """
 
-    def __init__(self, run_dir: Path, prepared: Prepared, record: Recorder, reached: CrashPoint, keep: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        prepared: Prepared,
+        record: Recorder,
+        reached: CrashPoint,
+        keep: int,
+        metric: str | None = None,
+    ) -> None:
         self.run_dir, self._program = run_dir, prepared.program
         self._record, self._reached, self._keep = record, reached, keep
         for folder in ("updates", "snapshots"):
-            (run_dir / folder).mkdir(exist_ok=True)
+            make_private(run_dir / folder)
         self._wal = write_ahead_log.WriteAheadLog(run_dir / "wal")
+        self._went_back = False
         past = recovery.history(self._wal.records)
-        if past.epochs:
-            self.network = recovery.restore(run_dir, self._program, past)
+        if past.epochs or snapshots.rounds(run_dir) or updates.rounds(run_dir):
+            past = self._restore(past)
         else:
             self.network = Network.of(self._program, prepared.network)
             snapshots.write(run_dir, 0, self.network, reached)
-        self.round, self.epoch = past.rounds, past.epochs + 1
-        self._shares = past.shares
-        self.shares = past.shares.get(past.rounds, ())
-        self.blocks: Sequence[tuple[Block, ...]] = ()
+            module_state.write(run_dir, 0, prepared.module)
+        self.module = assembled(prepared.module, self.network.averaged)
+        self.round = past.rounds
+        # Where the log lost heads, a number that none of them had.
+        self.epoch = max(past.epochs + 1, int(time.time())) if self._went_back else past.epochs + 1
+        self._specs = past.specs
+        self.specs = past.specs.get(past.rounds, ())
+        self.places: Sequence[SubnetPlace] = ()
         self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
+        self._metric, self.best_round = metric, past.best_round(metric)
+        self.scores = {round_: kept.score for round_, kept in past.scores.get(metric or "", {}).items()}
+        if self.best_round not in (None, self.round, *snapshots.rounds(run_dir)):  # damage took it: seek it anew
+            self.best_round, self.scores = None, {}
         self._steps = past.steps
         self._late_count = past.late_count
         self._late_updates = self._sound_late_updates(past.late_updates.get(past.rounds, ()))
@@ -89,6 +113,21 @@ class RunDirectory:
         self._stopping = False
         written = [*self.staged.values(), *(late.change for late in self._late_updates)]
         self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
+
+    def _restore(self, past: recovery.History) -> recovery.History:
+        """Take up the newest sound state; where rounds are lost, record that and forget what is left of them."""
+        restored = recovery.restore(self.run_dir, self._program, replace(past, damage=self._wal.damage))
+        self.network = restored.network
+        for round_ in restored.damaged_snapshots:
+            snapshots.set_aside(self.run_dir, round_)
+        if not restored.note:
+            return past
+        self._went_back = True
+        self._record("warning", round=restored.rounds, reason=restored.note)
+        if restored.rounds != past.rounds:
+            updates.drop(self.run_dir, restored.rounds)
+        self._wal.append("restored", durable=True, round=restored.rounds, reason=restored.note)
+        return recovery.history((*self._wal.records, {"kind": "restored", "round": restored.rounds}))
 
     def close(self) -> None:
         """Close the write-ahead log."""
@@ -98,17 +137,17 @@ class RunDirectory:
         """Wait no longer for disk space: the run is to end."""
         self._stopping = True
 
-    async def begin(self, shares: tuple[float, ...], *, drop: bool = False) -> None:
+    async def begin(self, specs: tuple[SubnetSpec, ...], *, drop: bool = False) -> None:
         """Begin a new epoch, so that pushes on older heads' leases are refused.
 
         Args:
-            shares: The open round's shares.
+            specs: The open round's subnets.
             drop: Whether to forget the updates that older heads staged of it.
         """
-        self.shares = shares
+        self.specs = specs
         self.staged = {} if drop else self.staged
         self._draw()
-        fields = {"epoch": self.epoch, "round": self.round, "shares": shares, "drop": drop}
+        fields = {"epoch": self.epoch, "round": self.round, "subnets": [asdict(spec) for spec in specs], "drop": drop}
         await self._append("epoch", durable=True, format=recovery.FORMAT, **fields)
         self._reached("epoch-recorded")
 
@@ -136,21 +175,23 @@ class RunDirectory:
             await self._append("late_rows", round=self.round, of=of, number=self._late_count, **asdict(change))
             self._late_updates.append(recovery.LateUpdate(self._late_count, of, change))
 
-    async def commit(self, staged: Sequence[tuple[int, int]], next_shares: tuple[float, ...]) -> None:
+    async def commit(self, staged: Sequence[tuple[int, int]], next_specs: tuple[SubnetSpec, ...]) -> None:
         """Commit the open round: record it in the log, then change the network."""
 
         def seal() -> None:
             updates.sync(updates.path_of(self.run_dir, self.round))
             numbers = [late.number for late in self._late_updates]
-            fields = {"round": self.round, "staged": staged, "late_updates": numbers, "next_shares": next_shares}
+            fields = {"round": self.round, "staged": staged, "late_updates": numbers}
+            fields["next_subnets"] = [asdict(spec) for spec in next_specs]
             self._wal.append("commit", durable=True, **fields)
 
         async with self._writing:
             await self._durably(seal)
             self._reached("commit-recorded")
             self._steps[self.round] = dict(staged)
+            self._forget_rounds()
             await asyncio.to_thread(self._apply)
-            self.round, self.shares, self.staged, self._next_offset = self.round + 1, next_shares, {}, 0
+            self.round, self.specs, self.staged, self._next_offset = self.round + 1, next_specs, {}, 0
             self._late_updates = []
             self._draw()
 
@@ -158,10 +199,26 @@ class RunDirectory:
         """Write the network, then remove old snapshots and the updates that only they needed."""
         started, round_ = time.monotonic(), self.round
         await self._durably(lambda: snapshots.write(self.run_dir, round_, self.network, self._reached))
-        await asyncio.to_thread(snapshots.prune, self.run_dir, self._keep)
-        await asyncio.to_thread(updates.prune, self.run_dir, min(snapshots.rounds(self.run_dir)))
+        await self._durably(lambda: module_state.write(self.run_dir, round_, self.module))
+        await self._durably(self._prune)
         self._reached("updates-pruned")
         self._record("snapshot", round=round_, seconds=time.monotonic() - started)
+
+    async def keep_score(self, score: float | None, *, best: bool) -> None:
+        """Record the network's score; if it is the best, write its snapshot before and keep it until there is a better.
+
+        An older best's snapshot is removed last: whatever a crash leaves, the recorded best has its snapshot.
+        """
+        if best:
+            await self.snapshot()
+        await self._append("evaluated", durable=True, round=self.round, metric=self._metric, score=score, best=best)
+        self._reached("score-recorded")
+        if best:
+            self.best_round = self.round
+            await self._durably(self._prune)
+
+    def _prune(self) -> None:
+        updates.prune(self.run_dir, snapshots.prune(self.run_dir, self._keep, self.best_round))
 
     async def end(self, status: str) -> str:
         """Record how the run ended; return the parameters' SHA-256."""
@@ -172,12 +229,18 @@ class RunDirectory:
     def _apply(self) -> None:
         recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
         for late in self._late_updates:
-            recovery.apply_late(self.run_dir, self._program, self.network, self.round, late, self._shares, self._steps)
+            recovery.apply_late(self.run_dir, self._program, self.network, self.round, late, self._specs, self._steps)
+
+    def _forget_rounds(self) -> None:
+        """Forget the specs and steps of rounds whose late rows are no longer taken."""
+        for by_round in (self._specs, self._steps):
+            for old in [round_ for round_ in by_round if round_ < self.round - ROUNDS_REMEMBERED]:
+                del by_round[old]
 
     def _draw(self) -> None:
-        self._shares[self.round] = self.shares
-        self.blocks = blocks(self._program.layout.sizes, self.shares)
-        self.subnets = self._program.subnets(self.round, self.shares)
+        self._specs[self.round] = self.specs
+        self.places = self._program.places(self.specs)
+        self.subnets = self._program.subnets(self.round, self.specs)
 
     def _sound(self, staged: dict[int, updates.StagedUpdate]) -> dict[int, updates.StagedUpdate]:
         """Return the updates of the open round that an earlier head staged, without those that a power cut damaged."""
@@ -210,7 +273,7 @@ class RunDirectory:
         """Write, in a thread or `inline`; while there is no disk space, record that once and try again.
 
         Raises:
-            RunError: There is none, and the run is to end.
+            RunError: There is none, and the run is to end; or the directory cannot be written.
         """
         paused = False
         while True:
@@ -218,7 +281,8 @@ class RunDirectory:
                 write() if inline else await asyncio.to_thread(write)
             except OSError as error:
                 if error.errno not in NO_SPACE_ERRORS:
-                    raise
+                    where = error.filename or self.run_dir
+                    raise RunError(f"{where} cannot be written ({error.strerror}); fix that and add --resume") from None
                 reason = f"no room left in {self.run_dir} ({errno.errorcode[error.errno or 0]})"
                 if self._stopping:
                     raise RunError(f"stopped with {reason}; free some and add --resume") from None

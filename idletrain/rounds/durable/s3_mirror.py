@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.observe.records import parse
-from idletrain.storage import S3Prefix, write_whole
+from idletrain.storage import S3Prefix, make_private, write_whole
 
 logger = logging.getLogger(__name__)
 COPY_SECONDS = 1.0  # how much work is lost with a head's machine, and how late a laptop sees events
@@ -34,6 +34,7 @@ class Mirror:
     def __init__(self, run_dir: Path, prefix: S3Prefix) -> None:
         self._run_dir, self._prefix = run_dir, prefix
         self._sent = {name: _end_of(name, prefix.names(f"{name}/"), prefix) for name in APPENDED_FILES}
+        self._files = {name: _number_of(run_dir / name) for name in APPENDED_FILES}
         self._stamps: dict[str, tuple[int, int]] = {}
         self._one_at_a_time = threading.Lock()  # a thread that copies goes on when its awaiter is cancelled
 
@@ -52,6 +53,7 @@ class Mirror:
             self._copy()
 
     def _copy(self) -> None:
+        replaced = [name for name in APPENDED_FILES if self._is_another(name)]
         appended = {name: self._appended(name) for name in APPENDED_FILES}  # before the files they refer to
         names = self._whole_files()
         if not all(self._copy_whole(name) for name in names):
@@ -60,17 +62,26 @@ class Mirror:
             if content:
                 self._prefix.put(f"{name}/{self._sent[name]:015d}", content)
                 self._sent[name] += len(content)
-        gone = self._stamps.keys() - set(names)
-        self._prefix.delete(gone)
-        for name in gone:
+        for name in replaced:
+            self._prefix.delete([key for key in self._prefix.names(f"{name}/") if key != f"{name}/{0:015d}"])
+        removed = self._stamps.keys() - set(names)
+        self._prefix.delete(removed)
+        for name in removed:
             del self._stamps[name]
 
     def _whole_files(self) -> list[str]:
         """List the files to copy whole, a snapshot's manifest after its data; one without a manifest is unfinished."""
         manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
+        states = sorted(self._run_dir.glob("snapshots/*/state.safetensors"))
         snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
         curves = sorted(self._run_dir.glob("tensorboard/*"))
-        paths = [*self._run_dir.glob("job.json"), *curves, *sorted(self._run_dir.glob("updates/*")), *snapshots]
+        paths = [
+            *self._run_dir.glob("job.json"),
+            *curves,
+            *sorted(self._run_dir.glob("updates/*")),
+            *states,
+            *snapshots,
+        ]
         return [str(path.relative_to(self._run_dir)) for path in paths]
 
     def _copy_whole(self, name: str) -> bool:
@@ -83,6 +94,15 @@ class Mirror:
                 self._stamps[name] = stamp
         except FileNotFoundError:
             return False
+        return True
+
+    def _is_another(self, name: str) -> bool:
+        """Return whether a growing file was replaced, as a damaged log is; its copy then begins anew."""
+        number, before = _number_of(self._run_dir / name), self._files[name]
+        self._files[name] = number
+        if before is None or number in (None, before):
+            return False
+        self._sent[name] = 0
         return True
 
     def _appended(self, name: str) -> bytes:
@@ -99,11 +119,12 @@ class Mirror:
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
     """Make a run directory from its copy; return False if there is none."""
     keys = prefix.names()
-    if not any(key.startswith("wal/") for key in keys):
+    if not any(key.startswith("wal/") or key.endswith("/manifest.json") for key in keys):
         return False
+    make_private(run_dir)
     for key in keys:
         if key == "job.json" or key.startswith(("snapshots/", "updates/")):
-            (run_dir / key).parent.mkdir(parents=True, exist_ok=True)
+            make_private((run_dir / key).parent)
             prefix.get_file(key, run_dir / key)
     for name in APPENDED_FILES:
         write_whole(run_dir / name, b"".join(_content(prefix, key) for key in keys if key.startswith(f"{name}/")))
@@ -134,6 +155,11 @@ def append_events(prefix: S3Prefix, more: Iterable[Mapping[str, Any]]) -> None:
 def _content(prefix: S3Prefix, key: str) -> bytes:
     stored = prefix.get(key)
     return stored.content if stored else b""
+
+
+def _number_of(path: Path) -> int | None:
+    """Return a file's inode number; None if there is no such file."""
+    return path.stat().st_ino if path.exists() else None
 
 
 def _end_of(name: str, keys: list[str], prefix: S3Prefix) -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from idletrain.errors import DamageError
+from idletrain.errors import DamageError, RunError
 from idletrain.nn.network import Network
-from idletrain.storage import CrashPoint, sync_directory, write_whole
+from idletrain.storage import CrashPoint, make_private, owner_only, sync_directory, write_whole
 
 SNAPSHOT_CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
 
@@ -29,10 +29,11 @@ def write(run_dir: Path, round_: int, network: Network, reached: CrashPoint) -> 
     if _holds(folder, content):  # a head that died afterwards wrote it; it may be the only one
         return
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    make_private(folder.parent)
+    folder.mkdir(mode=0o700)
     digest = hashlib.sha256()
     try:
-        with (folder / "network").open("wb") as file:
+        with open(folder / "network", "wb", opener=owner_only) as file:
             for start in range(0, len(content), SNAPSHOT_CHUNK_BYTES):
                 file.write(content[start : start + SNAPSHOT_CHUNK_BYTES])
                 digest.update(content[start : start + SNAPSHOT_CHUNK_BYTES])
@@ -61,7 +62,8 @@ def _holds(folder: Path, content: memoryview) -> bool:
 
 def rounds(run_dir: Path) -> list[int]:
     """Return the rounds that have a whole snapshot, oldest first."""
-    return sorted(int(manifest.parent.name) for manifest in (run_dir / "snapshots").glob("*/manifest.json"))
+    folders = (manifest.parent.name for manifest in (run_dir / "snapshots").glob("*/manifest.json"))
+    return sorted(int(name) for name in folders if name.isdigit())
 
 
 def load(run_dir: Path, round_: int, network: Network) -> None:
@@ -69,22 +71,37 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
 
     Raises:
         DamageError: The files do not hold what was written.
+        RunError: The files are there and cannot be read.
     """
     folder = run_dir / "snapshots" / f"{round_:08d}"
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         digest = manifest["sha256"]
         content = np.fromfile(folder / "network", np.float32)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DamageError(f"{folder}: cannot be read") from None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError):
+        raise DamageError(f"{folder}: is not whole") from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror}); fix that and try again") from None
     if hashlib.sha256(content.data).hexdigest() != digest or content.size != network.flat.numel():
         raise DamageError(f"{folder}: does not hold what was written to it")
     network.flat.copy_(torch.from_numpy(content))
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest `keep` snapshots, and unfinished ones that a crash left."""
+def prune(run_dir: Path, keep: int, best: int | None = None) -> int:
+    """Remove all snapshots but the newest `keep` and that of round `best`, and unfinished ones that a crash left.
+
+    Return the round of the oldest of the newest: older updates are needed no more.
+    """
     newest = rounds(run_dir)[-keep:]
     for folder in (run_dir / "snapshots").iterdir():
-        if int(folder.name) not in newest and int(folder.name) <= newest[-1]:
+        if folder.name.isdigit() and int(folder.name) not in (*newest, best) and int(folder.name) <= newest[-1]:
             shutil.rmtree(folder)
+    return newest[0]
+
+
+def set_aside(run_dir: Path, round_: int) -> None:
+    """Rename a damaged snapshot, so that it counts as none and nothing is pruned because of it."""
+    folder = run_dir / "snapshots" / f"{round_:08d}"
+    aside = folder.with_name(f"{folder.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idletrain.errors import DamageError
+from idletrain.errors import DamageError, RunError
 from idletrain.exchange.messages import checksum
 from idletrain.storage import sync_directory
 
@@ -39,7 +39,7 @@ def write(path: Path, offset: int, frames: Sequence[memoryview | bytes]) -> None
     Raises:
         OSError: There is no room.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         for frame in frames:
             view = memoryview(frame)
@@ -67,18 +67,40 @@ def read(path: Path, staged: StagedUpdate) -> Tensor:
 
     Raises:
         DamageError: The file does not hold what was written.
+        RunError: The file is there and cannot be read.
     """
     try:
         content = np.memmap(path, np.uint8, "c", staged.offset, (staged.size_bytes,))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise DamageError(f"{path}: the update of subnet {staged.subnet} is missing") from None
+    except ValueError:
+        raise DamageError(f"{path}: ends before the update of subnet {staged.subnet}") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); fix that and try again") from None
     if checksum([content.data]) != staged.checksum:
         raise DamageError(f"{path}: the update of subnet {staged.subnet} at byte {staged.offset} is damaged")
     return torch.from_numpy(content.view(np.float32))
 
 
+def rounds(run_dir: Path) -> list[int]:
+    """Return the rounds that have an update file, oldest first."""
+    return sorted(round_ for round_, _ in _files(run_dir))
+
+
 def prune(run_dir: Path, before: int) -> None:
     """Remove the update files of rounds before `before`: a snapshot that is kept holds them."""
-    for path in (run_dir / "updates").iterdir():
-        if int(path.name) < before:
+    for round_, path in _files(run_dir):
+        if round_ < before:
             path.unlink()
+
+
+def drop(run_dir: Path, first: int) -> None:
+    """Remove the update files of round `first` and later ones, which are to be trained again."""
+    for round_, path in _files(run_dir):
+        if round_ >= first:
+            path.unlink()
+
+
+def _files(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return the update files and their rounds."""
+    return [(int(path.name), path) for path in (run_dir / "updates").glob("*") if path.name.isdigit()]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,39 +15,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from idletrain.errors import DamageError
-from idletrain.storage import sync_directory
+from idletrain.errors import DamageError, RunError
+from idletrain.storage import sync_directory, write_whole
 
 LogRecord = dict[str, Any]
+TAIL_BYTES = 64  # of the end, compared before each write: a log overwritten in place has another
+GO_BACK = "the run ends here; add --resume to go on from the newest sound snapshot"
 
 
 @dataclass(frozen=True)
 class LogContent:
-    """A log's records, and the byte at which its undamaged part ends."""
+    """A log's undamaged part.
+
+    Attributes:
+        records: Its records.
+        sound_bytes: The byte at which it ends.
+        damage: What is wrong behind it; empty if nothing is, or no more than a crash leaves.
+    """
 
     records: tuple[LogRecord, ...]
     sound_bytes: int
+    damage: str = ""
 
 
 def read(path: Path) -> LogContent:
-    """Read and verify a log; an incomplete last line, as a crash leaves it, is ignored.
+    """Read and verify a log up to the first line that does not hold what was written.
+
+    An incomplete last line, as a crash leaves it, is no damage.
 
     Raises:
-        DamageError: A line before the last does not hold what was written; the message names the offset.
+        RunError: The file cannot be read.
     """
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}); fix that and try again") from None
     records: list[LogRecord] = []
     offset = 0
     while offset < len(content):
         end = content.find(b"\n", offset) + 1 or len(content)
         record = _parse(content[offset:end])
         if record is None or record["n"] != len(records):
-            if end < len(content) or _holds_record(content[offset:end]):
-                raise DamageError(
-                    f"{path}: damaged at byte {offset} (record {len(records)}); "
-                    "restore the file from a copy, or start the job again under another name"
-                )
-            break
+            cut = end == len(content) and not _holds_record(content[offset:end])
+            damage = "" if cut else f"{path}: damaged at byte {offset} (record {len(records)})"
+            return LogContent(tuple(records), offset, damage)
         records.append(record)
         offset = end
     return LogContent(tuple(records), offset)
@@ -56,16 +68,30 @@ class WriteAheadLog:
     """An open log; threads may append to it.
 
     Args:
-        path: The file; it is truncated after its undamaged part.
+        path: The file; it is truncated after its undamaged part, and a damaged one is kept under another name.
+
+    Attributes:
+        records: The records that were there when it was opened.
+        damage: What was wrong with the file, or an empty string.
+
+    Raises:
+        RunError: The file cannot be read or written.
     """
 
     def __init__(self, path: Path) -> None:
         content = read(path)
-        self.records = list(content.records)
+        self._path, self.damage = path, content.damage
+        self.records = content.records
+        self._count = len(content.records)
         self._one_at_a_time = threading.Lock()
         self._end = content.sound_bytes
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if content.damage:
+            sound = path.read_bytes()[: self._end]
+            path.replace(path.with_name(path.name + ".damaged"))
+            write_whole(path, sound)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(self._file, self._end)
+        self._tail = self._read_tail(TAIL_BYTES)
         sync_directory(path.parent)
 
     def append(self, kind: str, *, durable: bool = False, **fields: Any) -> None:
@@ -73,9 +99,11 @@ class WriteAheadLog:
 
         Raises:
             OSError: There is no room; the log is as it was before.
+            DamageError: Something else removed, replaced or changed the file.
         """
         with self._one_at_a_time:
-            self._append({"kind": kind, "n": len(self.records), **fields}, durable)
+            self._check_in_place()
+            self._append({"kind": kind, "n": self._count, **fields}, durable)
 
     def _append(self, record: LogRecord, durable: bool) -> None:
         line = _format(record)
@@ -88,8 +116,23 @@ class WriteAheadLog:
         except OSError:
             os.ftruncate(self._file, self._end)
             raise
-        self._end += len(line)
-        self.records.append(record)
+        self._end, self._tail = self._end + len(line), line[-TAIL_BYTES:]
+        self._count += 1
+
+    def _check_in_place(self) -> None:
+        """Raise DamageError unless the path still leads to the open file, as long as it was left."""
+        own = os.fstat(self._file)
+        try:
+            on_disk = self._path.stat()
+        except OSError as error:
+            raise DamageError(f"{self._path} is gone while the run goes on ({error.strerror}); {GO_BACK}") from None
+        in_place = os.path.samestat(own, on_disk) and own.st_size == self._end
+        if not in_place or self._read_tail(len(self._tail)) != self._tail:
+            raise DamageError(f"{self._path} was changed by something else while the run goes on; {GO_BACK}")
+
+    def _read_tail(self, size: int) -> bytes:
+        start = max(0, self._end - size)
+        return os.pread(self._file, self._end - start, start)
 
     def close(self) -> None:
         """Close the file, after a write that is under way."""
@@ -115,5 +158,8 @@ def _parse(line: bytes) -> LogRecord | None:
     body = line[9:-1]
     if line[:9] != b"%08x " % zlib.crc32(body):
         return None
-    record: LogRecord = json.loads(body)
-    return record
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(body)
+        if isinstance(record, dict) and isinstance(record.get("n"), int):
+            return record
+    return None

@@ -1,0 +1,64 @@
+"""Lease a slow subnet a second time, to an idle worker, once the rest of its round is done (MapReduce, OSDI 2004, 3.6).
+
+Under `reissue` the bits are the same whichever attempt finishes first. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from idletrain.rounds.assignment import able_workers, grant, is_idle
+from idletrain.rounds.protocol import GrantLease
+from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState, WorkerState
+from idletrain.rounds.verdicts import typical_step_seconds
+
+SLOWER = 1.5  # a backup pays where the first attempt needs so many times its seconds
+LEAST_GAIN_SECONDS = 1.0  # a lease's own way to a worker, and noise
+PAUSE_SECONDS = 0.1
+
+
+def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[GrantLease, ...]]:
+    """Lease to each idle worker the subnet that would take longest without it, where that pays."""
+    if state.rules.salvage or state.rules.lockstep or state.subnets.waiting or not state.subnets.count(Phase.LEASED):
+        return state, ()
+    if now - state.backups_at < PAUSE_SECONDS:
+        return state, ()
+    state = replace(state, backups_at=now)
+    idle = {name for name, worker in state.workers.items() if is_idle(worker) and worker.stays}
+    typical = typical_step_seconds(state)
+    if not idle or typical is None:
+        return state, ()
+    commands: list[GrantLease] = []
+    slow = [k for k, subnet in enumerate(state.subnets) if subnet.phase is Phase.LEASED and not subnet.backup]
+    for k in sorted(slow, key=lambda k: -_seconds_left(state, state.subnets[k].lease, now, math.inf, typical)):
+        subnet = state.subnets[k]
+        chosen = _quickest(state, subnet, idle)
+        if chosen and _pays(state, subnet, state.workers[chosen], now, typical):
+            idle.discard(chosen)
+            state, command = grant(state, now, k, chosen, backup=True)
+            commands.append(command)
+    return state, tuple(commands)
+
+
+def _quickest(state: RoundState, subnet: SubnetState, idle: set[str]) -> str | None:
+    """Return the idle worker that would train a subnet in the least time; None if none can hold it."""
+    failed = {*subnet.diverged, *subnet.failed, subnet.lease.worker}
+    able = [name for name in able_workers(state, subnet) if name in idle - failed]
+    return min(able, key=lambda name: (state.workers[name].step_seconds or math.inf, name), default=None)
+
+
+def _pays(state: RoundState, subnet: SubnetState, worker: WorkerState, now: float, typical: float) -> bool:
+    """Return whether a worker would be done with a subnet, from its last checkpoint, well before its first attempt."""
+    needed = (state.rules.local_steps - subnet.steps) * (worker.step_seconds or typical)
+    return _seconds_left(state, subnet.lease, now, needed, typical) > SLOWER * needed + LEAST_GAIN_SECONDS
+
+
+def _seconds_left(state: RoundState, lease: Lease, now: float, needed: float, typical: float) -> float:
+    """Estimate the seconds that an attempt still takes, at its own pace; for ever if it has stopped for `needed`."""
+    left = state.rules.local_steps - lease.reported_steps
+    if now - lease.progress_at > SLOWER * needed + LEAST_GAIN_SECONDS:
+        return math.inf
+    worker = state.workers.get(lease.worker)
+    pace = lease.step_seconds or (worker.step_seconds if worker else None) or typical
+    return max(0.0, left * pace - (now - lease.progress_at))

@@ -1,0 +1,102 @@
+"""Commits rounds, and evaluates and writes the committed network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+
+from idletrain.errors import RunError
+from idletrain.exchange.store import StoreServer
+from idletrain.rounds import protocol
+from idletrain.rounds.evaluation import Evaluator
+from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.sizing import SubnetSizing
+from idletrain.rounds.uploads import Uploads
+
+
+class Commits:
+    """The rounds that a run commits, and the time and bytes that each took.
+
+    Args:
+        run: The run.
+        sizing: Chooses the next round's subnets.
+        uploads: The open round's pushes.
+        evaluator: Evaluates the committed network.
+        store: Counts the bytes moved.
+    """
+
+    def __init__(
+        self, run: RunContext, sizing: SubnetSizing, uploads: Uploads, evaluator: Evaluator, store: StoreServer
+    ) -> None:
+        self._run, self._sizing, self._uploads, self._evaluator, self._store = run, sizing, uploads, evaluator, store
+        self._subnet_loss: float | None = None  # of the last committed round
+        self._snapshot_at = self._opened_at = time.monotonic()
+        self._traffic = (0, 0)
+
+    def open_round(self, now: float) -> None:
+        """Begin to measure a round.
+
+        Args:
+            now: Seconds of the head's monotonic clock.
+        """
+        self._opened_at = now
+
+    async def commit(self, command: protocol.Commit) -> None:
+        """Commit a round and draw the next one's partition."""
+        run, directory, started = self._run, self._run.directory, time.monotonic()
+        specs = next_specs = directory.specs
+        if run.job.preemption.policy == "salvage" and self._sizing.capacities():
+            with contextlib.suppress(RunError):  # every worker that could hold a subnet is gone just now
+                next_specs = await asyncio.to_thread(self._sizing.specs)
+        await directory.commit(command.staged, next_specs)
+        self._subnet_loss = _mean_loss(self._uploads.losses, command.staged)
+        ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
+        run.record(
+            "round_committed",
+            round=command.round,
+            steps=sum(steps for _, steps in command.staged),
+            seconds=ended - self._opened_at,
+            commit_seconds=ended - started,
+            bytes_down=traffic[0] - self._traffic[0],
+            bytes_up=traffic[1] - self._traffic[1],
+            shares=[spec.share for spec in specs],
+            loss=self._subnet_loss,
+        )
+        self._traffic, self._opened_at = traffic, ended
+        run.checkpoints.clear()
+        self._uploads.open_round()
+        due = ended - self._snapshot_at > run.job.checkpoint.every
+        needs, exclusive = await asyncio.to_thread(self._sizing.needs, directory.specs)
+        self._run.handle(protocol.Committed(now=ended, needs=needs, exclusive=exclusive, snapshot_due=due))
+
+    async def evaluate(self, command: protocol.Evaluate) -> None:
+        """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
+        accuracy = await self._evaluator.run(self._subnet_loss) if command.evaluate else None
+        if command.snapshot:
+            await self._evaluator.estimate()
+            await self._run.directory.snapshot()
+            self._snapshot_at = time.monotonic()
+        latest, watch = self._evaluator.score, self._evaluator.watch
+        score = latest.of(watch.metric) if command.evaluate and latest and watch else None
+        now = time.monotonic()
+        self._run.handle(protocol.Evaluated(now=now, accuracy=accuracy, measured=command.evaluate, score=score))
+
+    async def keep_score(self, command: protocol.KeepScore) -> None:
+        """Record what tells the best network, and keep this one if it is the best so far."""
+        directory, watch = self._run.directory, self._evaluator.watch
+        assert watch is not None
+        if command.best:
+            await self._evaluator.estimate()
+        await directory.keep_score(command.score, best=command.best)
+        if command.best:
+            self._snapshot_at = time.monotonic()
+            self._run.record("best", round=directory.round, metric=watch.metric, value=command.score)
+        self._run.handle(protocol.ScoreKept(now=time.monotonic()))
+
+
+def _mean_loss(losses: Mapping[int, float], staged: Sequence[tuple[int, int]]) -> float | None:
+    """Return the mean of the subnets' losses, weighted by their steps; None if none is known."""
+    known = [(losses[k], steps) for k, steps in staged if k in losses]
+    return sum(loss * steps for loss, steps in known) / sum(steps for _, steps in known) if known else None

@@ -1,0 +1,50 @@
+"""Opens a run's epoch: its subnets, and the state that its rounds begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from idletrain.rounds import state, table
+from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.sizing import SubnetSizing
+
+
+async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch | None) -> table.RoundState:
+    """Begin a new epoch durably; return its state, with the workers that are here.
+
+    Args:
+        run: The run.
+        sizing: Chooses its subnets.
+        watch: What tells the best network.
+
+    Raises:
+        RunError: No worker can do the work.
+    """
+    directory, training, preemption = run.directory, run.program.training, run.job.preemption
+    salvage, lockstep = preemption.policy == "salvage", training.mode == "lockstep"
+    # The subnets that are left of a round in lockstep could not train alone.
+    drop = lockstep and 0 < len(directory.staged) < training.subnets
+    keep = directory.specs and (not salvage or directory.staged)
+    await directory.begin(directory.specs if keep else await asyncio.to_thread(sizing.specs), drop=drop)
+    rules = table.RoundRules(
+        salvage=salvage,
+        local_steps=training.local_steps,
+        rounds=training.rounds,
+        lease_seconds=preemption.lease,
+        evaluate_every=training.evaluate_every,
+        target=run.job.stop.accuracy,
+        watch=watch,
+        lockstep=lockstep,
+    )
+    staged = {k: update.steps for k, update in directory.staged.items()}
+    now = time.monotonic()
+    needs, exclusive = await asyncio.to_thread(sizing.needs, directory.specs)
+    workers = {
+        address: table.WorkerState(memory_bytes=capacity.memory_bytes, leases=capacity.leases, cohort=capacity.cohort)
+        for address, capacity in sizing.capacities().items()
+    }
+    name, epoch, number = run.job.name, directory.epoch, directory.round
+    opened = state.open_run(rules, name, epoch, number, needs, staged, now, workers, exclusive)
+    return replace(opened, scores=directory.scores)  # an evaluation that is repeated takes its own place

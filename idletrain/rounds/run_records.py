@@ -1,0 +1,84 @@
+"""Records what a run starts with and which workers are of no use, and says why it fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from idletrain.rounds import protocol
+from idletrain.rounds.membership import Membership
+from idletrain.rounds.run_context import RunContext
+from idletrain.worker.lease_spec import version
+
+LOG_LINES = 10
+
+
+def record_start(run: RunContext, about: Mapping[str, Any]) -> None:
+    """Record a run's start.
+
+    Args:
+        run: The run.
+        about: Further fields: its dashboard, and how to reproduce it.
+    """
+    training = run.program.training
+    run.record(
+        "run_started",
+        run=run.job.name,
+        version=version(),
+        subnets=training.subnets,
+        rounds=training.rounds,
+        policy=run.job.preemption.policy,
+        target=run.job.stop.accuracy,
+        method=training.method,
+        local_steps=training.local_steps,
+        exchange=training.exchange.model_dump(),
+        parameters=sum(tensor.numel() for tensor in run.directory.network.values),
+        groups={group.name: group.size for group in run.program.layout.groups},
+        resumed_at=run.directory.round,
+        run_dir=str(run.directory.run_dir),
+        **about,
+    )
+
+
+def record_sick(run: RunContext, membership: Membership, command: protocol.WorkerSick) -> None:
+    """Record that a worker is of no use, and what becomes of it."""
+    address = command.worker
+    name = membership.name_of(address)
+    if command.cause == "faults":
+        reason = f"{name} failed twice: it gets only what no other worker can hold"
+    else:
+        ends = "it is ended, to be started again" if membership.is_restarting(address) else "end it by hand"
+        reason = f"{name} has made no step for {command.seconds:.0f} s though it is alive: {ends}"
+    run.record("worker_sick", worker=address, name=name, cause=command.cause, reason=reason)
+
+
+def failure_reason(run: RunContext, membership: Membership, blame: protocol.Finish, failure: str) -> str:
+    """Say why a subnet ends the run.
+
+    Args:
+        run: The run.
+        membership: Knows its workers' names.
+        blame: The command that ends it, with the subnet and its workers.
+        failure: The last error of the job's own code on a worker.
+    """
+    where = f"subnet {blame.subnet} of round {run.directory.round}"
+    names = [membership.name_of(worker) for worker in blame.workers]
+    if blame.status == "failed":
+        return f"{where} fails on {' and '.join(names)}: {failure}; fix that and add --resume"
+    last_lines = last_log_lines(run.directory.run_dir / "logs", names)
+    return (
+        f"{where} ended the process of every worker that trained it ({', '.join(names)}) before it stored a step: "
+        f"fix the model, the loss or nodes.memory, and add --resume{last_lines}"
+    )
+
+
+def last_log_lines(logs: Path, names: Sequence[str]) -> str:
+    """Return the last lines of the last worker's log, if it is on this machine; else where to find it."""
+    for name in reversed(names):
+        path = logs / f"{name}.log"
+        with contextlib.suppress(OSError):
+            lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            return f"; the last lines of {path}:\n" + "\n".join(lines or ["(none)"])
+    return "; `idletrain logs` shows the last lines of its machine"
