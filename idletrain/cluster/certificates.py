@@ -18,39 +18,44 @@ from idletrain.cluster.identity import Identity
 
 GRACE = datetime.timedelta(days=1)  # for a clock that runs late, or a last visit to a run that has ended
 CLOCK_SKEW = datetime.timedelta(minutes=10)
+Span = tuple[datetime.datetime, datetime.datetime]  # from when, until when
 
 
-def issue(run: str, roles: Sequence[str], until: datetime.datetime) -> dict[str, Identity]:
+def issue(
+    run: str, roles: Sequence[str], until: datetime.datetime, since: datetime.datetime | None = None
+) -> dict[str, Identity]:
     """Return a certificate and key for each of a run's roles, signed by an authority made for this run.
 
     Args:
         run: The run's name, put into the subjects.
         roles: Such as `head` and `worker`.
         until: When the run ends at the latest (UTC).
+        since: When they begin to hold; ten minutes ago, for clocks that run late, if None.
     """
     authority_key = ec.generate_private_key(ec.SECP256R1())
+    span = since or datetime.datetime.now(datetime.UTC) - CLOCK_SKEW, until + GRACE
     name = _name(run, "authority")
     authority = (
-        _builder(name, name, authority_key.public_key(), until)
+        _builder(name, name, authority_key.public_key(), span)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
-    return {role: _identity(run, role, until, authority, authority_key) for role in roles}
+    return {role: _identity(run, role, span, authority, authority_key) for role in roles}
 
 
 def _identity(
     run: str,
     role: str,
-    until: datetime.datetime,
+    span: Span,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
 ) -> Identity:
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     certificate = (
-        _builder(_name(run, role), authority.subject, key.public_key(), until)
+        _builder(_name(run, role), authority.subject, key.public_key(), span)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=False)
         .add_extension(_usage(signs_certificates=False), critical=True)
@@ -65,7 +70,7 @@ def _identity(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime.datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, span: Span
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -73,8 +78,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime.datetime.now(datetime.UTC) - CLOCK_SKEW)
-        .not_valid_after(until + GRACE)
+        .not_valid_before(span[0])
+        .not_valid_after(span[1])
     )
 
 

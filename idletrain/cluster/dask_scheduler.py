@@ -24,15 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.web import Application, RequestHandler
 
+from idletrain.cluster import owned_process
+from idletrain.cluster.dashboard_guard import guard
 from idletrain.cluster.identity import Identity
 from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import RunError
+from idletrain.storage import owner_only, write_whole
 
 if TYPE_CHECKING:
     from distributed import Scheduler
 
 DASHBOARD_PORT = 8787  # Dask's default; where it is in use, the next free one
 PORTS = 100
+CLUSTER_FILE = "cluster.json"  # the addresses of a run's scheduler and dashboard, and the scheduler's process
 
 
 @contextlib.asynccontextmanager
@@ -45,16 +49,15 @@ async def started(
         run_dir: Where its log and addresses go.
         host: The address to listen on; any but loopback needs an identity.
         port: The port, or 0 for a free one.
-        identity: Certificates; only their authority's other certificates can connect.
+        identity: Certificates: only their authority's other certificates can connect, and the dashboard asks for the
+            identity's token. Without one, anybody who can connect to the port can run code as this user.
 
     Raises:
         RunError: it does not start.
     """
-    with (run_dir / "scheduler.log").open("ab") as log:
+    with open(run_dir / "scheduler.log", "ab", opener=owner_only) as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "idletrain.cluster.dask_scheduler",
+            *owned_process.command("idletrain.cluster.dask_scheduler"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -70,7 +73,7 @@ async def started(
         if not dashboard:
             raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
         addresses = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
-        (run_dir / "cluster.json").write_text(json.dumps(addresses))
+        write_whole(run_dir / CLUSTER_FILE, json.dumps(addresses).encode())
         yield address
     finally:
         process.stdin.close()
@@ -85,9 +88,13 @@ async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:
 
     dask_settings.apply()
     dask_settings.lift_file_limit()
-    secure: dict[str, Any] = {"security": Identity(**identity).security(), "protocol": "tls"} if identity else {}
+    own = Identity(**identity) if identity else None
+    secure: dict[str, Any] = {"security": own.security(), "protocol": "tls"} if own else {}
     dashboard = f"127.0.0.1:{free_port(DASHBOARD_PORT)}"
-    async with Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure) as scheduler:
+    server = Scheduler(host=host, port=port, dashboard=False, dashboard_address=dashboard, **secure)
+    if own:
+        guard(server.http_server, own.dashboard_token)
+    async with server as scheduler:
         sys.stdout.write(f"{scheduler.address}\nhttp://127.0.0.1:{scheduler.http_server.port}/status\n")
         sys.stdout.flush()
         SleepingScheduler(scheduler)

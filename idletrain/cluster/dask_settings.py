@@ -6,6 +6,8 @@ import resource
 
 import dask
 
+from idletrain.cluster import handshakes
+
 DASK_SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # the coordinator reacts to a death; Dask does not retry
     "distributed.scheduler.work-stealing": False,  # one lease is one worker
@@ -24,6 +26,12 @@ DASK_SETTINGS = {
     "distributed.admin.tick.interval": "200ms",
     "distributed.admin.system-monitor.interval": "2s",
     "distributed.worker.profile.interval": "100ms",
+    "distributed.worker.profile.cycle": "10s",  # its last 3,600 are kept
+    # Logs of tasks and messages for Dask's developers: a run's own records are kept elsewhere.
+    "distributed.admin.low-level-log-length": 100,
+    "distributed.admin.log-length": 1000,
+    "distributed.admin.system-monitor.log-length": 300,
+    "distributed.diagnostics.computations.max-history": 10,
     "distributed.admin.large-graph-warning-threshold": "1MB",
 }
 
@@ -31,6 +39,7 @@ DASK_SETTINGS = {
 def apply() -> None:
     """Apply the settings to this process."""
     dask.config.set(DASK_SETTINGS)
+    handshakes.limit()
 
 
 def lift_file_limit() -> None:

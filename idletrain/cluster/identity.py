@@ -6,12 +6,20 @@ it has its identity.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from idletrain.storage import make_private, owner_only
 
 if TYPE_CHECKING:
     from distributed.security import Security
+
+
+OPTIONS = ("ca-file", "cert", "key")  # of `idletrain worker --tls-...`, and names of their files
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,6 +38,19 @@ class Identity:
     def from_json(cls, text: str) -> Identity:
         """Read what `as_json` wrote."""
         return cls(**json.loads(text))
+
+    def write(self, directory: Path) -> tuple[str, ...]:
+        """Write it as files that only this user can read; return the options of `idletrain worker` that name them."""
+        make_private(directory)
+        for option, text in zip(OPTIONS, (self.ca, self.cert, self.key), strict=True):
+            with open(directory / option, "w", opener=owner_only) as file:
+                file.write(text)
+        return tuple(part for option in OPTIONS for part in (f"--tls-{option}", str(directory.absolute() / option)))
+
+    @property
+    def dashboard_token(self) -> str:
+        """The token that the dashboard of a scheduler with this identity asks for; it follows from the key."""
+        return hmac.new(self.key.encode(), b"dashboard", hashlib.sha256).hexdigest()
 
     def security(self) -> Security:
         """Return Dask's TLS settings for a process that uses this identity for all its connections."""

@@ -1,4 +1,4 @@
-"""Start, warn, kill and replace worker processes on this machine."""
+"""Start, warn, kill and replace worker processes on this machine; they end with the process that started them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+
+from idletrain.cluster import owned_process
+from idletrain.storage import make_private, owner_only
 
 REPLACE_SECONDS = 3.0  # pause before a lost worker is replaced: a spot request is filled no sooner
 FLEET_POLL_SECONDS = 0.2
@@ -45,7 +48,7 @@ class LocalFleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._numbers = itertools.count()
         self._started_at = 0.0
-        logs.mkdir(exist_ok=True)
+        make_private(logs)
 
     def start(self, count: int) -> Sequence[str]:
         """Start workers and return their ids at once; they join a second or two later."""
@@ -88,12 +91,12 @@ class LocalFleet:
 
     def _start_one(self) -> str:
         name = f"{self._name}-{next(self._numbers)}"
-        command = [sys.executable, "-m", "idletrain", "worker", self._scheduler, "--name", name, *self._options]
+        command = owned_process.command("idletrain", "worker", self._scheduler, "--name", name, *self._options)
         # Workers can import all that the head can, such as a script's own folder.
         paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment = {**os.environ, **WORKER_ENVIRONMENT, **paths}
         self._started_at = time.monotonic()
-        with (self.logs / f"{name}.log").open("wb") as log:
+        with open(self.logs / f"{name}.log", "wb", opener=owner_only) as log:
             self._processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )

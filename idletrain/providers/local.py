@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 
 import torch
 from distributed.security import Security
 
-from idletrain.cluster import dask_scheduler, local
+from idletrain.cluster import access, dask_scheduler, frozen, local
 from idletrain.job import Job
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.providers.protocol import LaunchRequest
@@ -34,14 +35,24 @@ class LocalProcesses:
 
     @contextlib.asynccontextmanager
     async def cluster(self, job: Job, record: Callable[..., None]) -> AsyncIterator[tuple[str, Security]]:
-        """Start a scheduler on loopback and the job's number of workers; end them all behind the context."""
-        async with dask_scheduler.started(job.run_dir) as address:
-            fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs")
-            tasks = [asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record))]
+        """Start a scheduler on loopback and the job's number of workers; end them all behind the context.
+
+        They speak TLS with certificates of the run's own: every user of this machine can connect to its ports.
+        """
+        async with (
+            access.issued(job.run_dir, job.name) as (identity, options),
+            dask_scheduler.started(job.run_dir, identity=identity) as address,
+        ):
+            fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs", options=options)
+            workers = functools.partial(frozen.known_workers, address, identity.security())
+            tasks = [
+                asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record)),
+                asyncio.ensure_future(frozen.end_frozen(fleet, workers, record)),
+            ]
             if self._churn_seconds:
                 tasks.append(asyncio.ensure_future(local.churn(fleet, self._churn_seconds)))
             try:
-                yield address, Security()
+                yield address, identity.security()
             finally:
                 for task in tasks:
                     task.cancel()

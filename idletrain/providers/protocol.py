@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from distributed.security import Security
 
-    from idletrain.job import Job
+    from idletrain.job import CloudSettings, Job
     from idletrain.observe.records import Record
+    from idletrain.schedules.cron import Execution, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,56 @@ class WorkerProvider(Provider, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CheckResult:
+    """One check's result; `passed` is None if the check could not be made."""
+
+    what: str
+    passed: bool | None
+    text: str
+
+
+class CloudSchedules(Protocol):
+    """A service of a cloud that starts scheduled runs while no machine of the user's is on."""
+
+    def faults(self, schedule: Schedule, image: str | None) -> list[str]:
+        """Return why it cannot start a schedule's runs, one sentence each.
+
+        Args:
+            schedule: The schedule.
+            image: The container image that machines run, if the job names one.
+        """
+        ...
+
+    def install(self, schedule: Schedule, job: Job, packed: bytes | None, version: str) -> None:
+        """Install a schedule, replacing what an earlier try has left.
+
+        Args:
+            schedule: When the job starts.
+            job: The job, in its present version: later changes of its file do not count.
+            packed: Archive of the user's code, for a job with a workdir.
+            version: Version of idletrain.
+        """
+        ...
+
+    def remove(self, name: str, job: Job) -> None:
+        """Delete everything that `install` created; what is gone is no error."""
+        ...
+
+    def history(self, name: str, job: Job, count: int) -> list[tuple[Execution, bool]]:
+        """Return a schedule's last executions, the oldest first, each with whether its run is still running."""
+        ...
+
+    def start_run(self, machine: Any, directory: Path) -> None:
+        """Start the run that is due, on the machine that the service has started for that.
+
+        Args:
+            machine: This machine.
+            directory: An empty directory to work in.
+        """
+        ...
+
+
 @runtime_checkable
 class CloudProvider(Provider, Protocol):
     """A provider of machines: the run's head is one of them, and the launching process only follows it.
@@ -108,6 +159,36 @@ class CloudProvider(Provider, Protocol):
         """Return a sentence if the account lacks the image."""
         ...
 
+    def pinned_image(self, account: Any, image: str) -> str:
+        """Return the image by its digest, so that all machines of a run run the same bytes, where it can be known."""
+        ...
+
+    def bucket_fault(self, account: Any, bucket: str) -> str | None:
+        """Return a sentence if the account lacks the bucket of a run."""
+        ...
+
+    def examine(self, account: Any, settings: CloudSettings, gpu: bool) -> Sequence[CheckResult]:
+        """Check what the account lacks, in the order in which a launch would fail.
+
+        Args:
+            account: The account.
+            settings: A job's settings of the cloud.
+            gpu: True if nodes have GPUs.
+        """
+        ...
+
+    def launcher_policy(self, account: Any) -> Mapping[str, Any]:
+        """Return the least rights that a launch needs, in the cloud's own form."""
+        ...
+
+    def machine(self) -> Any:
+        """Return the machine of the cloud that this process runs on (`idletrain.cloud.account.CloudMachine`)."""
+        ...
+
+    def schedules(self) -> CloudSchedules | None:
+        """Return what starts scheduled runs in the cloud itself; None if it has no such service."""
+        ...
+
     def interrupted_text(self, run: str, address: str) -> str:
         """Return what to print when the user interrupts a launch.
 
@@ -117,8 +198,8 @@ class CloudProvider(Provider, Protocol):
         """
         ...
 
-    def seen_from_here(self, event: Record) -> Record:
-        """Return an event of a run with the dashboard's address as the launching machine reaches it."""
+    def seen_from_here(self, event: Record, account: Any) -> Record:
+        """Return an event of a run with the dashboard's link as the launching machine opens it."""
         ...
 
     def tunnel_command(self, account: Any, head: str, port: str) -> list[str] | None:

@@ -6,16 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from distributed.core import rpc
 from distributed.security import Security
 
+from idletrain.cluster import contact
 from idletrain.cluster.dask_scheduler import DASHBOARD_PORT
 from idletrain.errors import JobError
 from idletrain.job import Job
 from idletrain.providers.protocol import LaunchRequest
-
-CLUSTER_CONNECT_SECONDS = 10
-LOOPBACK = ("127.", "localhost", "[::1]")
 
 
 class RunningCluster:
@@ -75,16 +72,13 @@ async def check_reachable(address: str) -> dict[str, Any]:
     if faults := address_faults(address):
         raise JobError(faults)
     try:
-        async with rpc(
-            address, timeout=CLUSTER_CONNECT_SECONDS, connection_args=Security().get_connection_args("client")
-        ) as remote:
-            identity: dict[str, Any] = await remote.identity()
-    except (TypeError, RuntimeError) as error:  # how Dask says that it has no certificates
+        identity: dict[str, Any] = await contact.ask(address, Security(), "client", lambda remote: remote.identity())
+    except contact.CertificatesError as error:
         raise JobError(
             f"--scheduler: {address} asks for TLS ({error}); name the client's certificates in Dask's configuration, "
             "distributed.comm.tls"
         ) from None
-    except (OSError, ValueError) as error:
+    except contact.UnreachableError as error:
         raise JobError(
             f"--scheduler: {address} cannot be reached ({error}); check the address and that the scheduler runs"
         ) from None
@@ -93,11 +87,10 @@ async def check_reachable(address: str) -> dict[str, Any]:
 
 def address_faults(address: str) -> list[str]:
     """Return a sentence if an address is malformed, or on another machine without TLS."""
-    scheme, _, host = address.partition("://")
-    if scheme not in ("tcp", "tls") or not host:
-        return [f"--scheduler: {address!r} should be tcp://HOST:PORT on this machine or tls://HOST:PORT"]
-    if scheme == "tcp" and not host.startswith(LOOPBACK):
-        return [
-            f"--scheduler: {address} is on another machine without TLS; use a tls:// address and Dask's certificates"
-        ]
+    if not contact.is_address(address):
+        text = contact.shown(repr(address))
+        return [f"--scheduler: {text} should be tcp://HOST:PORT on this machine or tls://HOST:PORT"]
+    if address.startswith("tcp://") and not contact.is_loopback(address):
+        text = f"{contact.shown(address)} is on another machine without TLS"
+        return [f"--scheduler: {text}; use a tls:// address and Dask's certificates"]
     return []

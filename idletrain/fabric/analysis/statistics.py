@@ -139,12 +139,6 @@ def line_rate(fabric: Fabric) -> float | None:
     return min(nominal) / 8 if min(nominal, default=0.0) else link_rate(fabric)
 
 
-def round_trip(fabric: Fabric) -> float | None:
-    """Return the median over pairs of their median round trips, in seconds; None without any."""
-    medians = [median(point.samples) for point in points_of_kind(fabric, "round trip")]
-    return median(medians) if medians else None
-
-
 def cpu_per_gb(points: Iterable[Point]) -> float | None:
     """Return the CPU seconds of both ends for 10^9 bytes; None if no bytes moved."""
     points = [point for point in points if point.moved_bytes]

@@ -11,7 +11,7 @@ from pathlib import Path
 from distributed import Client
 from distributed.security import Security
 
-from idletrain.cluster import dask_scheduler, dask_settings, local
+from idletrain.cluster import access, dask_scheduler, dask_settings, local
 from idletrain.errors import RunError
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.worker.memory_limits import available_bytes
@@ -43,11 +43,15 @@ async def local_cluster(count: int, memory_bytes: int | None = None) -> AsyncIte
     with tempfile.TemporaryDirectory(prefix="idletrain-fabric-") as folder:
         dask_settings.apply()
         dask_settings.lift_file_limit()
-        async with dask_scheduler.started(Path(folder)) as address:
-            fleet = local.LocalFleet(address, memory_bytes or share, Path(folder) / "logs", "fabric")
+        async with (
+            access.issued(Path(folder), "fabric") as (identity, options),
+            dask_scheduler.started(Path(folder), identity=identity) as address,
+        ):
+            fleet = local.LocalFleet(address, memory_bytes or share, Path(folder) / "logs", "fabric", options)
             fleet.start(count)
             try:
-                async with Client(address, asynchronous=True, set_as_default=False) as client:
+                security = identity.security()
+                async with Client(address, asynchronous=True, security=security, set_as_default=False) as client:
                     await _all_joined(client, count)
                     yield client
             finally:

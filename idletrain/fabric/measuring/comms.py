@@ -22,6 +22,7 @@ from torch import Tensor
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import (
     AcceptanceRule,
+    Activity,
     LeaseId,
     LockstepGroup,
     PushHeader,
@@ -81,7 +82,7 @@ class FixedBackend:
         """See `StoreBackend`; no row is ever late here."""
         return Reply.NOT_LEASED
 
-    def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002
+    def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:  # noqa: ARG002
         """See `StoreBackend`."""
         return Reply.ACCEPTED
 

@@ -162,7 +162,9 @@ async def _links(
     seconds = presets.stream_seconds(preset, len(workers))
     say(f"links: {len(pairs)} pairs, {seconds:.2g} s each")
     for pair in pairs:
-        findings.points += await _measure_link(workers, findings, probes(*pair), tasks.link, preset.pings, seconds)
+        findings.points += await _measure_link(
+            workers, findings, probes(*pair), tasks.probe_link, preset.pings, seconds
+        )
 
 
 async def _concurrent_streams(
@@ -218,7 +220,7 @@ async def _together(
     for label, environment in available:
         say(f"collectives, training and stencil over {label}")
         try:
-            port = await workers.call(0, tasks.free_port, nodes[0]["address"])
+            port = await workers.call(0, tasks.unused_port, nodes[0]["address"])
         except NodeSilentError as error:
             findings.faults.append(str(error))
             return

@@ -74,7 +74,7 @@ class ProbeServer:
             return
         finally:
             self._opened.set()
-        while not self._ended.is_set() and time.monotonic() - self._plain.heard < self._silent_seconds:
+        while not self._ended.is_set() and time.monotonic() - self._plain.last_call_at < self._silent_seconds:
             await asyncio.sleep(IDLE_POLL_SECONDS)
         await self._probe_servers.close()
         await asyncio.to_thread(self._plain.close)

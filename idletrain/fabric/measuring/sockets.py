@@ -62,14 +62,14 @@ class Listener(socketserver.ThreadingTCPServer):
         token: Secret that callers must send.
 
     Attributes:
-        heard: Monotonic time of the last call with the right token.
+        last_call_at: Monotonic time of the last call with the right token.
     """
 
     allow_reuse_address = True
     daemon_threads = True
 
     def __init__(self, host: str, token: str) -> None:
-        self.token, self.heard = token, time.monotonic()
+        self.token, self.last_call_at = token, time.monotonic()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
@@ -95,7 +95,7 @@ class _Handler(socketserver.StreamRequestHandler):
             call = json.loads(self.rfile.readline(1000))
             if call.get("token") != self.server.token:
                 return
-            self.server.heard = time.monotonic()
+            self.server.last_call_at = time.monotonic()
             match call["do"]:
                 case "source":
                     _send(self.connection, float(call["seconds"]))

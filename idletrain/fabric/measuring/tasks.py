@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import get_worker
 
+from idletrain.cluster import owned_process
+
 if TYPE_CHECKING:
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring.sockets import SocketAddress, Stream
@@ -99,7 +101,7 @@ def close_probe_server() -> None:
     probe_server.close_server(get_worker())
 
 
-def link(probe: LinkProbe, pings: int, seconds: float) -> ProbeResult:
+def probe_link(probe: LinkProbe, pings: int, seconds: float) -> ProbeResult:
     """Measure `pings` round trips, and a one-way stream of `seconds`."""
     from idletrain.fabric.analysis.samples import Point
     from idletrain.fabric.measuring import sockets
@@ -173,7 +175,7 @@ def transfers(probe: LinkProbe, transport: str, size: int, repeats: int, pings: 
     return _probed(probe, measure)
 
 
-def free_port(host: str) -> int:
+def unused_port(host: str) -> int:
     """Return a port that was free on this node a moment ago."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
@@ -188,7 +190,7 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "idletrain.fabric.measuring.collective_process"],
+            owned_process.command("idletrain.fabric.measuring.collective_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
