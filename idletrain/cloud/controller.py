@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from idletrain.cloud import machine_log, reconcile
-from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.account import RUNNING_STATES, Account, Instance
-from idletrain.cloud.aws.requests import TAG, LaunchOutcome, Pool
+from idletrain.cloud.account import CloudAccount
+from idletrain.cloud.machines import (
+    ALIVE_STATES,
+    ENDED_STATES,
+    RUNNING_STATES,
+    SPOT_INTERRUPTION,
+    TAG,
+    Instance,
+    LaunchOutcome,
+    NodeRequest,
+    Pool,
+)
 from idletrain.cloud.reconcile import FleetMachine, Launch, Terminate
 from idletrain.cloud.record import RunRecord
-from idletrain.errors import RunError
+from idletrain.errors import IdletrainError
 from idletrain.observe import cost
 
 logger = logging.getLogger(__name__)
@@ -26,20 +37,40 @@ PRICE_CHECK_SECONDS = 600.0  # spot prices move by the hour; one call
 RECONCILE_SECONDS = 10.0  # six DescribeInstances calls a minute, whatever the number of nodes
 LAUNCH_RETRY_SECONDS = 1.0
 UNSEEN_SECONDS = 60.0  # until a launched machine must be listed; EC2 promises no time
-COUNTED_STATES = ("pending", "running", "stopping", "stopped", "shutting-down", "terminated")
-INTERRUPTED = "Server.SpotInstanceTermination"
+COUNTED_STATES = (*ALIVE_STATES, *ENDED_STATES)
+
+
+@dataclass(frozen=True)
+class UnansweredRequest:
+    """A launch request that the cloud has not answered, and that is sent again as it was.
+
+    Attributes:
+        launch: What was decided.
+        request: What is sent.
+        tries: How often it was sent, less one.
+        due: When it is sent again, in seconds of the monotonic clock.
+    """
+
+    launch: Launch
+    request: NodeRequest
+    tries: int
+    due: float
 
 
 class FleetController:
     """Launch and terminate one run's nodes; as a sink of the run's events, it learns which machines have workers.
 
     Args:
-        account: The AWS account.
+        account: The account.
         record: The run's record.
         scheduler: Address of the Dask scheduler that nodes connect to.
+
+    Attributes:
+        waiting_for: Why nodes are missing, in the cloud's words, or empty.
+        idle_since: Since when there is no worker, in seconds of the monotonic clock; None while there is one.
     """
 
-    def __init__(self, account: Account, record: RunRecord, scheduler: str) -> None:
+    def __init__(self, account: CloudAccount, record: RunRecord, scheduler: str) -> None:
         self._account, self._record = account, record
         self._tags = {**record.tags, TAG + "scheduler": scheduler, TAG + "slots": f"{record.most_slots}"}
         self._tags[TAG + "slot-bytes"] = f"{record.need_bytes}"
@@ -49,8 +80,9 @@ class FleetController:
         self._workerless: dict[str, float] = {}
         self._leaving: set[str] = set()
         self._at_risk: set[str] = set()
-        self._without_capacity: dict[Pool, float] = {}
-        self._retry: tuple[Launch, dict[str, Any]] | None = None
+        self._unavailable: dict[Pool, float] = {}
+        self._unanswered: UnansweredRequest | None = None
+        self.waiting_for = ""
         self._attempts = 0
         self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
         self._expected: dict[str, FleetMachine] = {}
@@ -99,11 +131,7 @@ class FleetController:
         return self._record.spent_usd + cost.accrued(self._events, time.time()).spent_usd
 
     async def run(self) -> None:
-        """Reconcile the fleet until cancelled.
-
-        Raises:
-            RunError: the cloud refuses machines for a reason that waiting does not fix.
-        """
+        """Reconcile the fleet until cancelled; whatever the cloud answers, it is asked again."""
         while True:
             self._changed.clear()
             pause = await self.check()
@@ -116,8 +144,8 @@ class FleetController:
         """Reconcile the fleet once; return the seconds until the next check, unless an event comes before."""
         try:
             instances = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
-        except RunError as error:  # training continues; missing nodes are launched once the cloud answers again
-            logger.warning("%s", error)
+        except IdletrainError as error:  # training continues; missing nodes are launched once the cloud answers again
+            self._wait_for(str(error))
             return RECONCILE_SECONDS
         self._log_machines(instances)
         if self._detached:
@@ -129,43 +157,66 @@ class FleetController:
         now, acted = time.time(), False
         machines = [self._machine(i) for i in instances if i.role == "worker" and i.state in RUNNING_STATES]
         machines += self._unseen(instances, now)
-        if self._retry:
-            await self._launch(*self._retry)
-            return LAUNCH_RETRY_SECONDS
-        for command in reconcile.decide(self._record.wanted, machines, self._without_capacity, allowed, now):
+        commands = reconcile.decide(self._record.wanted, machines, self._unavailable, allowed, now)
+        if not any(isinstance(command, Launch) for command in commands):
+            self._unanswered = None  # it was carried out, and its machines are listed
+            self._forget_wait(machines)
+        for command in commands:
             match command:
                 case Terminate(ids, why):
                     logger.info("terminating %s: %s", ", ".join(ids), why)
                     try:
                         await asyncio.to_thread(self._account.terminate, ids)
-                    except RunError as error:  # the next check tries again, and they end at their deadline
+                    except IdletrainError as error:  # the next check tries again, and they end at their deadline
                         logger.warning("%s", error)
                 case Launch():
-                    self._attempts += 1
-                    await self._launch(command, self._fleet_request(command))
+                    await self._launch(command)
             acted = True
+        if self._unanswered:
+            return min(max(self._unanswered.due - time.monotonic(), 0.0), RECONCILE_SECONDS)
         soon = acted or any(m.workerless_since is not None for m in machines)
         return LAUNCH_RETRY_SECONDS if soon else RECONCILE_SECONDS
 
-    def _fleet_request(self, launch: Launch) -> dict[str, Any]:
-        """Return the body of a CreateFleet request; every head node and every attempt has a token of its own."""
+    def _new_request(self, launch: Launch) -> NodeRequest:
+        """Return the request for a launch; every head node and every attempt has one of its own."""
         record = self._record
+        self._attempts += 1
         attempt = f"{record.run}/{record.created}/{record.generation}/{self._attempts}"
-        price = record.job["nodes"]["max_price"]
-        return requests.fleet(record.site, launch.pools, launch.count, attempt, self._tags, price)
+        max_price = record.job["nodes"]["max_price"]
+        return NodeRequest(
+            pools=launch.pools, count=launch.count, attempt=attempt, tags=self._tags, max_price=max_price
+        )
 
-    async def _launch(self, launch: Launch, body: dict[str, Any]) -> None:
-        call = asyncio.to_thread(self._account.start_nodes, self._record.site, body, launch.pools)
-        outcome = await _finish_uncancelled(asyncio.ensure_future(call))
-        self._retry = (launch, body) if outcome.retry else None
-        if outcome.retry:
+    async def _launch(self, launch: Launch) -> None:
+        """Request nodes; a request without an answer is repeated as it was, as it may have been carried out."""
+        sent = self._unanswered or UnansweredRequest(launch, self._new_request(launch), 0, 0.0)
+        if sent.due > time.monotonic():
             return
-        requests.refuse_fatal(outcome, "nodes")
-        now = time.time()
+        call = asyncio.to_thread(self._account.start_nodes, self._record.site, sent.request)
+        outcome = await _finish_uncancelled(asyncio.ensure_future(call))
+        launch, now = sent.launch, time.time()
+        if outcome.repeat:
+            pause = reconcile.pause_seconds(sent.tries, random.random())  # noqa: S311 (no secret)
+            self._unanswered = replace(sent, tries=sent.tries + 1, due=time.monotonic() + pause)
+            self._wait_for(outcome.why)
+            return
+        self._unanswered = None
         self._expected |= {machine.id: FleetMachine(machine.id, machine.pool, now) for machine in outcome.machines}
-        self._without_capacity |= reconcile.after_launch(launch, len(outcome.machines), outcome.without_capacity, now)
-        if outcome.quota:
-            self._log("waiting", reason=f"the account's quota is used up ({outcome.quota}); ask AWS for more")
+        self._unavailable |= reconcile.after_launch(launch, len(outcome.machines), outcome.unavailable, now)
+        if len(outcome.machines) < launch.count:
+            self._wait_for(outcome.why or f"no capacity for a node in {len(launch.pools)} pools")
+
+    def _wait_for(self, why: str) -> None:
+        """Report why nodes are missing, once for each reason; the cloud is asked again."""
+        logger.warning("%s; asked again", why)
+        if why != self.waiting_for:
+            self.waiting_for = why
+            self._log("waiting", reason=f"{why}; the cloud is asked again")
+
+    def _forget_wait(self, machines: list[FleetMachine]) -> None:
+        """Forget why nodes were missing once they are there."""
+        if len(machines) >= self._record.wanted.count:
+            self.waiting_for = ""
 
     def _unseen(self, instances: list[Instance], now: float) -> list[FleetMachine]:
         """Return launched machines that the cloud does not list yet: its list is only eventually consistent."""
@@ -191,8 +242,8 @@ class FleetController:
     def _log_machines(self, instances: list[Instance]) -> None:
         """Log new and ended machines; a pool that interrupts a machine counts as without capacity for a while."""
         events = machine_log.new_records(self._events, instances, self._record, self._prices, time.time())
-        interrupted = {event["instance"] for event in events if event.get("reason") == INTERRUPTED}
-        self._without_capacity |= {
+        interrupted = {event["instance"] for event in events if event.get("reason") == SPOT_INTERRUPTION}
+        self._unavailable |= {
             i.pool: time.time() + reconcile.CAPACITY_RETRY_SECONDS for i in instances if i.id in interrupted
         }
         self._events += events
@@ -206,7 +257,7 @@ class FleetController:
             return
         try:
             now = await asyncio.to_thread(self._account.spot_prices, {pool.type for pool in pools})
-        except RunError as error:
+        except IdletrainError as error:
             logger.warning("spot prices could not be updated, the earlier ones are used: %s", error)
             return
         changed = {

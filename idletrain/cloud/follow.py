@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from idletrain.cloud import leader_lease, record, teardown
-from idletrain.cloud.aws.account import ALIVE_STATES, Account
-from idletrain.cloud.machine_log import ENDED
+from idletrain.cloud.account import CloudAccount
+from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
 from idletrain.cloud.record import RunRecord
-from idletrain.errors import RunError
+from idletrain.errors import IdletrainError, RunError
 from idletrain.observe.records import Sink, parse
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
+logger = logging.getLogger(__name__)
 FOLLOW_SECONDS = 1.0
 ALIVE_CHECK_SECONDS = 15.0  # a head that trains writes an event every few seconds
 RUN_SILENCE_SECONDS = 120.0  # the longest a head that trains may be silent
@@ -20,7 +22,7 @@ BOOT_SECONDS = 600.0  # the same for one that boots, pulls its image, or ends ev
 HEAD_END_SECONDS = 120.0  # its machine shuts down after its last write
 
 
-def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
+def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
     """Pass a run's events to a sink until the run has ended; return its record.
 
     Reads the run's prefix alone, and checks with the account whether the head is alive when no event comes.
@@ -28,31 +30,35 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
     Raises:
         RunError: the head failed, is gone, or has been silent for too long.
     """
-    last_read, heard, checked = "", time.monotonic(), time.monotonic()
+    last_read, last_sign_at, checked = "", time.monotonic(), time.monotonic()
     why, first = "", leader_lease.renewed(prefix)  # before this head has taken the lease: of the head before
-    beat = first
+    beat, over = first, False
 
     def take(content: bytes) -> None:
+        nonlocal over
         for event in parse(content.splitlines()):
+            over = event["kind"] == "run_ended" or (over and event["kind"] != "run_started")  # it may be resumed
             sink(event)
 
     while True:
-        if time.monotonic() - max(heard, checked) > ALIVE_CHECK_SECONDS:
+        if time.monotonic() - max(last_sign_at, checked) > ALIVE_CHECK_SECONDS:
             checked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
             before, beat = beat, leader_lease.renewed(prefix)
-            heard = checked if beat != before else heard  # the head waits for nodes, or for the end of a long round
+            last_sign_at = (
+                checked if beat != before else last_sign_at
+            )  # the head waits for nodes, or for the end of a long round
         run = record.read(prefix)  # after the check: a head whose run has ended is gone, too
         last = s3_mirror.tail(prefix, "events.jsonl", take, last_read)
         if last != last_read:
-            last_read, heard = last, time.monotonic()
+            last_read, last_sign_at = last, time.monotonic()
         if run.failure:
             raise RunError(run.failure)
-        if run.state == "ended":
+        if run.state == "ended" or (why and over):  # a head may be unable to write that all is ended
             return run
         if why:
             raise RunError(f"{run.run}: {why}")
         patience = RUN_SILENCE_SECONDS if beat != first and run.state == "running" else BOOT_SECONDS
-        if time.monotonic() - heard > patience:
+        if time.monotonic() - last_sign_at > patience:
             raise RunError(
                 f"the head of {run.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
                 f"then go on with --resume or end it with `idletrain down {prefix.url}`"
@@ -60,22 +66,30 @@ def follow(prefix: S3Prefix, sink: Sink, account: Account) -> RunRecord:
         time.sleep(FOLLOW_SECONDS)
 
 
-def head_is_lost(account: Account, run: RunRecord) -> str:
-    """Return why a run has no head any more, as a sentence; "" while it has one, or is in another region."""
+def head_is_lost(account: CloudAccount, run: RunRecord) -> str:
+    """Return why a run has no head any more, as a sentence; "" while it has one, or nothing is known about it."""
     if account.region != run.site.region:
         return ""
-    return teardown.lost_head(account.instances(run.run, (*ALIVE_STATES, *ENDED)), run, time.time())
+    try:
+        machines = account.instances(run.run, (*ALIVE_STATES, *ENDED_STATES))
+    except IdletrainError as error:  # the head goes on, whatever the cloud tells us
+        logger.warning("%s", error)
+        return ""
+    return teardown.lost_head(machines, run, time.time())
 
 
-def wait_for_head_end(account: Account, run: str) -> None:
-    """Wait until the head's machine has ended, after which nothing of a run is left.
-
-    Raises:
-        RunError: it does not end.
-    """
-    deadline = time.monotonic() + HEAD_END_SECONDS
-    while left := account.instances(run):
-        if time.monotonic() > deadline:
-            names = ", ".join(machine.id for machine in left)
-            raise RunError(f"run {run} has ended, but not {names}; end it with `idletrain down {run}`")
+def leftover_after(account: CloudAccount, run: RunRecord) -> str:
+    """Wait until the head's machine has ended; return what is left of an ended run and how to end it, as a sentence."""
+    until, left, why = time.monotonic() + HEAD_END_SECONDS, "its machines", ""
+    while time.monotonic() < until:
+        try:
+            machines = [machine.id for machine in account.instances(run.run)]
+        except IdletrainError as error:
+            why = f" ({error})"
+        else:
+            if not machines:
+                return run.leftover
+            left, why = ", ".join(machines), ""
         time.sleep(FOLLOW_SECONDS)
+    end = f"idletrain down {run.run} --region {account.region}"
+    return run.leftover or f"run {run.run} has ended, but not {left}{why}; end it with `{end}`"

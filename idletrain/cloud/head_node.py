@@ -11,42 +11,41 @@ import importlib
 import logging
 
 from idletrain.cloud import record, teardown
-from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.metadata import Metadata
-from idletrain.cloud.aws.requests import TAG
+from idletrain.cloud.account import CloudAccount, CloudMachine
 from idletrain.cloud.controller import FleetController
 from idletrain.cloud.leader_lease import LeaderLease
+from idletrain.cloud.machines import TAG
 from idletrain.cloud.record import RunRecord
 from idletrain.cloud.workdir import RUNS
 from idletrain.cluster import dask_scheduler
 from idletrain.cluster.identity import Identity
 from idletrain.errors import IdletrainError, RefusedError
-from idletrain.storage import S3Prefix
+from idletrain.storage import S3Prefix, make_private
 
 logger = logging.getLogger(__name__)
 PORT = 8786  # Dask's default; each head has an address of its own
 
 
-async def serve_head(metadata: Metadata) -> None:
+async def serve_head(machine: CloudMachine) -> None:
     """Lead the run that this machine's tags name, then end all of its resources except this machine.
 
     Raises:
         RefusedError: another head leads it.
         IdletrainError: it cannot continue; the reason is written to the run's record as well.
     """
-    tags = metadata.tags()
-    account, instance = Account(metadata.region()), metadata.instance_id()
+    tags = machine.tags()
+    account, instance = machine.account(), machine.instance_id()
     prefix = S3Prefix.at(tags[TAG + "prefix"], account.s3)
     run = record.read(prefix)
     lease = LeaderLease(prefix, instance)
     await lease.acquire()
     if (run := record.read(prefix)).state != "running":  # its launcher gave up while we booted
         raise RefusedError(f"run {run.run} was ended before its head came up; start it again with --resume")
-    address = f"tls://{metadata.private_address()}:{PORT}"
+    address = f"tls://{machine.private_address()}:{PORT}"
     identity = account.identity(run.run, "head")
     controller = FleetController(account, run, address)
     try:
-        await _lead(run, prefix, controller, identity, metadata.private_address(), lease)
+        await _lead(run, prefix, controller, identity, machine.private_address(), lease)
     except RefusedError:  # another head leads the run now, and has its machines
         raise
     except Exception as error:
@@ -71,8 +70,13 @@ def _explained(error: Exception, run: str, instance: str) -> str:
     )
 
 
-async def _end(account: Account, run: RunRecord, prefix: S3Prefix, instance: str, lease: LeaderLease) -> None:
-    await asyncio.to_thread(teardown.down, account, run.run, prefix, instance)
+async def _end(account: CloudAccount, run: RunRecord, prefix: S3Prefix, instance: str, lease: LeaderLease) -> None:
+    """End the run's other resources; what survives is named in its record and does not change how the run ended."""
+    try:
+        await asyncio.to_thread(teardown.take_down, account, run.run, prefix, instance)
+    except IdletrainError as error:
+        logger.error("%s", error)
+        await asyncio.to_thread(record.update, prefix, state="ended", leftover=str(error))
     await lease.release()
 
 
@@ -85,7 +89,7 @@ async def _lead(
     """
     await controller.check()
     run_dir = RUNS / run.run
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_private(run_dir)
     async with dask_scheduler.started(run_dir, host, PORT, identity) as address:
         upkeep = [asyncio.ensure_future(controller.run()), asyncio.ensure_future(lease.renew())]
         head_run = await asyncio.to_thread(importlib.import_module, "idletrain.cloud.head_run")

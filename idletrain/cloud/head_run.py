@@ -28,14 +28,14 @@ from idletrain.errors import RefusedError, RunError
 from idletrain.export import load_run, save
 from idletrain.job import Job
 from idletrain.observe.forecast_record import ForecastTracker
-from idletrain.observe.records import Recorder, read
+from idletrain.observe.records import Recorder, read_records
 from idletrain.observe.report import PastRun, report_page
 from idletrain.providers.scheduler import RunningCluster
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable import s3_mirror
 from idletrain.rounds.durable.s3_mirror import Mirror
 from idletrain.run import Composition, RunOptions, compose
-from idletrain.storage import S3Prefix
+from idletrain.storage import S3Prefix, make_private
 
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
@@ -74,7 +74,7 @@ async def lead_run(
         controller.attach(record)
         limits.append(asyncio.ensure_future(_watch_limits(run, controller, stop, record)))
 
-    job.run_dir.mkdir(parents=True, exist_ok=True)
+    make_private(job.run_dir)
     mirror = Mirror(job.run_dir, prefix)
     mirroring = asyncio.ensure_future(mirror.keep())
     try:
@@ -120,7 +120,7 @@ async def _choose_settings(job: Job, identity: Identity, scheduler: str) -> tupl
         except (RunError, RefusedError) as error:  # a node was taken meanwhile
             logger.warning("the fleet cannot be measured (%s): the job runs with its default settings", error)
             return job, None
-    job, choice = await asyncio.to_thread(choose.choose_settings, job, fleet)
+    job, choice = await asyncio.to_thread(choose.choose_settings, job, fleet, logger.info)
     for line in choose.choice_lines(choice):
         logger.info(line)
     return job, ForecastTracker(choice.expected.as_record(), choice.why)
@@ -135,7 +135,7 @@ async def _watch_limits(
     while True:
         await asyncio.sleep(LIMIT_POLL_SECONDS)
         idle_seconds = time.monotonic() - controller.idle_since if controller.idle_since is not None else 0.0
-        if reason := why_stop(rules, controller.spent_usd, idle_seconds, time.time()):
+        if reason := why_stop(rules, controller.spent_usd, idle_seconds, time.time(), controller.waiting_for):
             record("stopping", reason=reason)
             stop()
             return
@@ -144,9 +144,9 @@ async def _watch_limits(
 def _upload_results(job: Job, prefix: S3Prefix, outcome: RunOutcome) -> None:
     """Write the model, the run's summary and its report below the prefix, for the user to fetch."""
     path = job.run_dir / MODEL_FILE
-    save(load_run(job.run_dir).module(), path)
+    save(load_run(job.run_dir).module().state_dict(), path)
     prefix.put(MODEL_FILE, path.read_bytes())
-    past = PastRun.of(job.name, list(read(job.run_dir / "events.jsonl")), time.time())
+    past = PastRun.of(job.name, list(read_records(job.run_dir / "events.jsonl")), time.time())
     prefix.put(SUMMARY_KEY, json.dumps(past.summary.as_record(), indent=1).encode())
     prefix.put(REPORT_FILE, report_page([past]).encode())
     logger.info("run %s: %s", job.name, outcome.status)

@@ -6,30 +6,32 @@ Once the head has started, nothing here is needed any more: the run continues wi
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from idletrain.cloud import leader_lease, machine_log, record, teardown, workdir
-from idletrain.cloud.aws import doctor, iam, instance_types, pricing, requests, user_data
-from idletrain.cloud.aws.account import Account, explained
-from idletrain.cloud.aws.instance_types import Market, NodeNeed, Offer
-from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
+from idletrain.cloud.account import CloudAccount
+from idletrain.cloud.instance_types import Market, NodeNeed, Offer, Pools, diversify
+from idletrain.cloud.machines import TAG, LaunchSite, Pool, run_tags
+from idletrain.cloud.market import MarketSnapshot
 from idletrain.cloud.quote import Quote
 from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS, DesiredFleet
 from idletrain.cloud.record import RunRecord
 from idletrain.cluster import certificates
-from idletrain.errors import JobError
+from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import CloudSettings, Job, resume_faults
 from idletrain.observe import cost
 from idletrain.observe.summary import summary_of
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import CrashPoint, S3Prefix
 
+logger = logging.getLogger(__name__)
 SLOT_BYTES = 2 << 30  # if the job does not say: importing torch, and seven times a subnet of 100 MB
 PROFILE_ROLES = ("head", "worker")
 MARKETS_OF_POLICY: Mapping[str, tuple[Market, ...]] = {
@@ -62,7 +64,7 @@ class SpotPlan:
     packed: bytes | None
 
 
-def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0.0) -> SpotPlan:
+def make_spot_plan(job: Job, account: CloudAccount, cache: Path, spent_usd: float = 0.0) -> SpotPlan:
     """Choose a run's machines by the market's prices and the account's network, quotas and bucket.
 
     Args:
@@ -76,14 +78,11 @@ def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0
     """
     nodes = job.nodes
     site = account.site(job.cloud.ami, gpu=nodes.gpu > 0)
-    with explained():
-        market = pricing.fetch(
-            account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(cache)
-        )
+    market = account.market(cache)
     offers = _pools(job, market, site)
     heads, head_price = _heads(job, market, site, offers)
     quote = Quote(
-        pools=instance_types.Pools(offers),
+        pools=Pools(offers),
         nodes=nodes.count,
         head_type=job.cloud.head,
         head_usd_per_hour=head_price,
@@ -93,10 +92,10 @@ def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0
         spent_usd=spent_usd,
     )
     checks = (
-        *data_faults(job, account.bucket),
+        *data_faults(job, account.readable_data()),
         _deadline_fault(quote),
         cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
-        doctor.quota_fault(account, nodes.count, offers),
+        account.quota_fault(nodes.count, offers),
     )
     if faults := [fault for fault in checks if fault]:
         raise JobError(faults)
@@ -105,7 +104,7 @@ def make_spot_plan(job: Job, account: Account, cache: Path, spent_usd: float = 0
     )
 
 
-def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
+def spent_usd(account: CloudAccount, prefix: S3Prefix, run: str) -> float:
     """Return the USD that a run has cost so far, machines whose end no head recorded included."""
     events, alive, now = s3_mirror.events(prefix), [machine.id for machine in account.instances(run)], time.time()
     return cost.accrued([*events, *machine_log.closing_records(events, alive, now)], now).spent_usd
@@ -113,13 +112,14 @@ def spent_usd(account: Account, prefix: S3Prefix, run: str) -> float:
 
 def start(
     plan: SpotPlan,
-    account: Account,
+    account: CloudAccount,
     prefix: S3Prefix,
     *,
     image: str,
     resume: bool,
     command: str = "",
     allow_control: bool = False,
+    report: Callable[[str], None] = logger.info,
     reached: CrashPoint = lambda _name: None,
 ) -> RunRecord:
     """Start a run's machines; end whatever was created if that fails half way.
@@ -132,6 +132,7 @@ def start(
         resume: Continue the run that the prefix holds.
         command: The command line, for the run's records.
         allow_control: True if the dashboard's page may drain and kill workers.
+        report: Gets a line on what is being done, or waited for.
         reached: Called after each resource is created, with its name.
 
     Raises:
@@ -142,9 +143,12 @@ def start(
     run = _write_record(plan, account, prefix, resume, command=command, allow_control=allow_control)
     reached("record")
     try:
-        _create_resources(plan, run, account, prefix, image, reached)
-    except BaseException:
-        teardown.down(account, run.run, prefix)
+        _create_resources(plan, run, account, prefix, image, report, reached)
+    except BaseException as error:
+        try:
+            teardown.take_down(account, run.run, prefix)
+        except IdletrainError as left:  # neither sentence may hide the other
+            raise RunError(f"{error}; {left}") from error
         raise
     return run
 
@@ -155,22 +159,22 @@ def node_need(job: Job) -> NodeNeed:
     return NodeNeed(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
 
 
-def data_faults(job: Job, bucket: str) -> list[str]:
+def data_faults(job: Job, readable: Sequence[str]) -> list[str]:
     """Return a sentence for each S3 path of the data that the machines may not read.
 
     That the data exists is checked when it is read here.
     """
-    readable = tuple(f"s3://{bucket}/{folder}/" for folder in (iam.DATA_PREFIX, "runs"))
+    allowed = tuple(readable)
     if job.cloud.profiles != CloudSettings().profiles:  # roles of the user's own may read other buckets
-        readable = ("s3://",)
+        allowed = ("s3://",)
     return [
-        f"data: machines may not read {path}; copy it below {readable[0]}, or name roles that may in cloud.profiles"
+        f"data: machines may not read {path}; copy it below {allowed[0]}, or name roles that may in cloud.profiles"
         for path in job.data.paths
-        if path.startswith("s3://") and not path.startswith(readable)
+        if path.startswith("s3://") and not path.startswith(allowed)
     ]
 
 
-def _pools(job: Job, market: pricing.MarketSnapshot, site: LaunchSite) -> tuple[Offer, ...]:
+def _pools(job: Job, market: MarketSnapshot, site: LaunchSite) -> tuple[Offer, ...]:
     """Choose the pools in each market that the job allows; where there are two, one may have none."""
     need, nodes = node_need(job), job.nodes
     faults: list[str] = []
@@ -181,14 +185,14 @@ def _pools(job: Job, market: pricing.MarketSnapshot, site: LaunchSite) -> tuple[
         except JobError as error:
             faults += error.faults
         else:
-            offers += instance_types.diversify(available, (need.most_slots or 1) * nodes.count).offers
+            offers += diversify(available, (need.most_slots or 1) * nodes.count).offers
     if not offers:
         raise JobError(faults)
     return offers
 
 
 def _heads(
-    job: Job, market: pricing.MarketSnapshot, site: LaunchSite, offers: Sequence[Offer]
+    job: Job, market: MarketSnapshot, site: LaunchSite, offers: Sequence[Offer]
 ) -> tuple[tuple[Pool, ...], float]:
     """Return the head's pools and its USD an hour, the same in all zones.
 
@@ -219,7 +223,7 @@ def _deadline_fault(quote: Quote) -> str:
     )
 
 
-def _refuse_namesake(account: Account, run: str, prefix: S3Prefix) -> None:
+def _refuse_namesake(account: CloudAccount, run: str, prefix: S3Prefix) -> None:
     """Refuse a second run of the same name: resources are found by it, so either run would end the other's."""
     tagged = [*(i.tags for i in account.instances(run)), *(i.tags for i in account.remnants(run))]
     if other_prefixes := sorted({tags[TAG + "prefix"] for tags in tagged if tags.get(TAG + "prefix")} - {prefix.url}):
@@ -229,7 +233,7 @@ def _refuse_namesake(account: Account, run: str, prefix: S3Prefix) -> None:
         )
 
 
-def _write_record(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bool, **options: Any) -> RunRecord:
+def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resume: bool, **options: Any) -> RunRecord:
     """Write the run record before creating resources; on resume, replace it by one with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
@@ -237,7 +241,7 @@ def _write_record(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bo
     run = RunRecord(
         run=job.name,
         job=job.as_tree(),
-        tags=requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
+        tags=run_tags(job.name, prefix.url, account.owner, version("idletrain"), now, deadline),
         created=now,
         deadline=deadline,
         site=plan.site,
@@ -258,38 +262,35 @@ def _write_record(plan: SpotPlan, account: Account, prefix: S3Prefix, resume: bo
     past = summary_of(s3_mirror.events(prefix))
     if faults := resume_faults(job, Job.model_validate(previous.job), past.status, past.rounds):
         raise JobError(faults)
-    teardown.down(account, job.name, prefix)
+    teardown.take_down(account, job.name, prefix)
     if not account.instances(job.name, ("shutting-down",)):  # else its head may still write for a moment
         leader_lease.end(prefix)
     spent = cost.accrued(s3_mirror.events(prefix), now).spent_usd
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
-    tags = requests.tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
+    tags = run_tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
     run = replace(run, generation=previous.generation + 1, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.RUN_RECORD_KEY, run.as_json())
     return run
 
 
 def _create_resources(
-    plan: SpotPlan, run: RunRecord, account: Account, prefix: S3Prefix, image: str, reached: CrashPoint
+    plan: SpotPlan,
+    run: RunRecord,
+    account: CloudAccount,
+    prefix: S3Prefix,
+    image: str,
+    report: Callable[[str], None],
+    reached: CrashPoint,
 ) -> None:
-    """Upload the user's code, create the group, identities and launch template, and start the head."""
+    """Upload the user's code, create what the machines need, and start the head."""
     if plan.packed is not None:
+        report("uploading the working directory")
         prefix.put(workdir.WORKDIR_KEY, plan.packed)
-    group = account.make_group(run.run, run.site.vpc, run.tags)
-    reached("group")
+    report("creating the machines' network group, certificates and template")
     until = datetime.datetime.fromtimestamp(run.deadline, datetime.UTC)
-    account.put_identities(run.run, certificates.issue(run.run, PROFILE_ROLES, until), run.tags)
-    reached("identities")
-    gpu = plan.job.nodes.gpu > 0
-    text = user_data.user_data(run.deadline, image, gpu=gpu)
-    site = replace(run.site, group=group)
-    head_profile, node_profile = plan.job.cloud.profiles
-    template = account.make_template(requests.launch_template(run.run, site, node_profile, text, run.tags))
-    site = replace(site, template=template)
-    record.update(prefix, site=site)
+    identities = certificates.issue(run.run, PROFILE_ROLES, until)
+    run = record.update(prefix, site=account.prepare_run(run, image, identities, report, reached))
     reached("template")
-    head_text = user_data.user_data(run.deadline, image) if gpu else ""
-    account.start_head(
-        [requests.head(site, pool, head_profile, run.tags, run.generation, head_text) for pool in run.heads]
-    )
+    report("starting the head")
+    account.start_head(run, image, report)
     reached("head")

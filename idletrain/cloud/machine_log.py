@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from idletrain.cloud.aws.account import Instance
-from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.machines import ENDED_STATES, Instance, Pool
 from idletrain.cloud.record import RunRecord
 from idletrain.observe.cost import CostEvent, bounds
 
 MACHINE_LOG_SCHEMA = 2  # schema of `observe.records`, which this layer cannot import
-ENDED = ("shutting-down", "terminated")
 UNSEEN_CLOSES_SECONDS = 60.0  # from a head's last event to the assumed end of machines that nobody saw end
 
 
@@ -41,7 +39,7 @@ def new_records(
             continue
         if instance.id not in launched:
             entries.append(_launched(instance, run, prices))
-        if instance.state in ENDED and instance.id not in ended:
+        if instance.state in ENDED_STATES and instance.id not in ended:
             entries.append({"kind": "instance_ended", "t": now, "instance": instance.id, "reason": instance.reason})
     return entries
 

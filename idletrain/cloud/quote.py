@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from idletrain.cloud.aws.instance_types import Pools
+from idletrain.cloud.instance_types import Pools
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES, deadline_seconds
 
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.machines import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
+LONGEST_PAUSE_SECONDS = 60.0  # between repetitions of a request that the cloud does not answer
 CAPACITY_RETRY_SECONDS = 180.0  # Karpenter skips a pool without capacity for as long
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
@@ -76,7 +77,7 @@ FleetCommand = Launch | Terminate
 def decide(
     wanted: DesiredFleet,
     machines: Sequence[FleetMachine],
-    without_capacity: Mapping[Pool, float],
+    unavailable: Mapping[Pool, float],
     may_launch: bool,
     now: float,
 ) -> tuple[FleetCommand, ...]:
@@ -85,7 +86,7 @@ def decide(
     Args:
         wanted: The nodes that the job requests.
         machines: Nodes that are pending or running.
-        without_capacity: Pools without capacity, and the Unix seconds until which they are skipped.
+        unavailable: Pools that give no machines now, and the Unix seconds until which they are skipped.
         may_launch: Whether the budget allows more machines.
         now: Unix seconds.
     """
@@ -99,16 +100,27 @@ def decide(
     useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
     spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
     missing = wanted.count + spares - len(useful)
-    pools = _available_pools(wanted, without_capacity, now)
+    pools = _available_pools(wanted, unavailable, now)
     if missing > 0 and may_launch and pools:
         commands.append(Launch(pools, missing))
     return tuple(commands)
 
 
-def after_launch(requested: Launch, launched: int, without_capacity: frozenset[Pool], now: float) -> dict[Pool, float]:
+def after_launch(requested: Launch, launched: int, unavailable: frozenset[Pool], now: float) -> dict[Pool, float]:
     """Return the pools to skip and until when; all requested ones where machines are missing without an error."""
-    skipped = without_capacity if without_capacity or launched >= requested.count else frozenset(requested.pools)
+    skipped = unavailable if unavailable or launched >= requested.count else frozenset(requested.pools)
     return dict.fromkeys(skipped, now + CAPACITY_RETRY_SECONDS)
+
+
+def pause_seconds(tries: int, jitter: float, longest: float = LONGEST_PAUSE_SECONDS) -> float:
+    """Return how long to wait before a request is repeated: longer after each try, and never for all at the same time.
+
+    Args:
+        tries: How often it was repeated before.
+        jitter: A random number in [0, 1).
+        longest: Bound of the pause, in seconds.
+    """
+    return float(min(longest, 2**tries) * (1 + jitter) / 2)
 
 
 @dataclass(frozen=True)
@@ -126,20 +138,28 @@ class Limits:
     idle_seconds: float
 
 
-def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float) -> str:
-    """Return why a run has to stop now, as a phrase, or an empty string."""
+def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float, refusal: str = "") -> str:
+    """Return why a run has to stop now, as a phrase, or an empty string.
+
+    Args:
+        limits: What stops the run.
+        spent_usd: What it has cost so far.
+        idle_seconds: How long it has had no worker.
+        now: Unix seconds.
+        refusal: Why nodes are missing, in the cloud's words, if it says so.
+    """
     if now > limits.deadline - NOTICE_LEFT_SECONDS:
         return "its deadline is near"
     if must_stop(spent_usd, limits.budget_usd):
         return f"its budget of ${limits.budget_usd:.2f} is used up"
     if idle_seconds > limits.idle_seconds:
-        return f"no node joined for {limits.idle_seconds:.0f} s"
+        return f"no node joined for {limits.idle_seconds:.0f} s" + (f" ({refusal})" if refusal else "")
     return ""
 
 
-def _available_pools(wanted: DesiredFleet, without_capacity: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
+def _available_pools(wanted: DesiredFleet, unavailable: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
     """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it."""
-    available = [pool for pool in wanted.pools if without_capacity.get(pool, now) <= now]
+    available = [pool for pool in wanted.pools if unavailable.get(pool, now) <= now]
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
     for market in markets:
         if pools := tuple(pool for pool in available if pool.market == market):

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
+from idletrain.cloud.machines import TAG, LaunchSite, Pool
 from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.errors import JobError, RunError
 from idletrain.storage import ConflictError, S3Prefix
@@ -36,6 +36,7 @@ class RunRecord:
         most_slots: Largest number of slots used on one node.
         state: `running`, `ending` or `ended`.
         failure: Why the head node gave up, in a sentence, or empty.
+        leftover: What could not be ended and how to end it, in a sentence, or empty.
         command: Command line that started the run.
         allow_control: Whether the dashboard may drain and kill workers.
     """
@@ -56,6 +57,7 @@ class RunRecord:
     generation: int = 0
     state: str = "running"
     failure: str = ""
+    leftover: str = ""
     command: str = ""
     allow_control: bool = False
 
@@ -90,9 +92,13 @@ def claim(prefix: S3Prefix, record: RunRecord) -> None:
     Raises:
         JobError: a run of this name exists.
     """
+    content = record.as_json()
     try:
-        prefix.put_if(RUN_RECORD_KEY, record.as_json(), None)
+        prefix.put_if(RUN_RECORD_KEY, content, None)
     except ConflictError:
+        stored = prefix.get(RUN_RECORD_KEY)
+        if stored and stored.content == content:  # our own write succeeded, but its answer was lost
+            return
         raise JobError(
             f"name: run {record.run} exists in {prefix.url}; add --resume to go on with it, or --name for another"
         ) from None

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from idletrain.cloud import leader_lease, machine_log, record
-from idletrain.cloud.aws.account import ALIVE_STATES, RUNNING_STATES, Account, Instance, LeftoverResource, explained
-from idletrain.cloud.aws.requests import TAG
+from idletrain.cloud.account import CloudAccount
+from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES, RUNNING_STATES, TAG, Instance, LeftoverResource
 from idletrain.cloud.record import RunRecord
-from idletrain.errors import RunError
+from idletrain.errors import IdletrainError, RunError
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
 GONE_SECONDS = 300.0  # machines terminate in a minute or two
+REFUSED_SECONDS = 30.0  # that a refusal may pass in; machines end by themselves once their run is over
 TEARDOWN_POLL_SECONDS = 1.0
 OWN_TAGS = {TAG + key for key in ("run", "prefix", "created", "deadline")}
 LISTED_SECONDS = 30.0
@@ -31,11 +32,11 @@ START_SECONDS = 120.0  # from writing a run's record until its head node is list
 CLEAN_READS = 2  # EC2's lists are eventually consistent
 
 
-def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -> None:
+def take_down(account: CloudAccount, run: str, prefix: S3Prefix | None, spare: str = "") -> None:
     """Terminate a run's machines and delete all its other resources.
 
     Args:
-        account: The AWS account.
+        account: The account.
         run: The run's name.
         prefix: S3 prefix of its record, if known.
         spare: Id of the instance that calls this: it leaves the run's security group, and ends by itself.
@@ -44,16 +45,28 @@ def down(account: Account, run: str, prefix: S3Prefix | None, spare: str = "") -
         RunError: something survives; the message names it.
     """
     _set_state(prefix, "ending")
-    alive = [machine.id for machine in account.instances(run)]
-    _end_machines(account, run, spare)
-    if spare:
-        account.leave_group(spare)
-    for remnant in sorted(account.remnants(run), key=lambda remnant: remnant.kind == "group"):  # a group has to wait
-        account.delete(remnant)
-    _close_machine_log(account, run, prefix, alive)
-    if survivors := _survivors(account, run, spare):
-        raise RunError(f"run {run} still has {', '.join(survivors)}; repeat `idletrain down {run}`")
-    _set_state(prefix, "ended")
+    refusals: dict[str, None] = {}  # what the cloud refuses, each once
+    survivors: list[str] = []
+    with _collected(refusals):
+        alive = [machine.id for machine in account.instances(run)]
+        machines_left = _end_machines(account, run, spare, refusals)
+        in_group = machines_left
+        if spare:
+            in_group = True
+            with _collected(refusals):
+                account.leave_group(spare)
+                in_group = machines_left
+        for remnant in sorted(account.remnants(run), key=_group_last):
+            if not (in_group and remnant.kind == "group"):  # whose machines keep it
+                with _collected(refusals):
+                    account.delete(remnant)
+        _close_machine_log(account, run, prefix, alive)
+        if not (survivors := _survivors(account, run, spare, machines_left, refusals)):
+            _set_state(prefix, "ended")
+            return
+    what = ", ".join(survivors) if survivors else "resources that cannot be listed"
+    why = f" ({'; '.join(refusals)})" if refusals else ""
+    raise RunError(f"run {run} still has {what}{why}; repeat `idletrain down {run} --region {account.region}`")
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,7 @@ def orphans(
     return [orphaned[run] for run in sorted(orphaned)]
 
 
-def over(account: Account, machines: Collection[Instance], now: float) -> dict[str, str]:
+def over(account: CloudAccount, machines: Collection[Instance], now: float) -> dict[str, str]:
     """Return the runs whose head node exists but no longer leads them, with the reason; read from their S3 prefixes.
 
     A run whose prefix cannot be read is left out.
@@ -104,7 +117,7 @@ def over(account: Account, machines: Collection[Instance], now: float) -> dict[s
     for head in (machine for machine in machines if machine.role == "head" and machine.tags.keys() >= OWN_TAGS):
         prefix = S3Prefix.at(head.tags[TAG + "prefix"], account.s3)
         try:
-            with explained():
+            with account.explained():
                 stored, renewed = prefix.get(record.RUN_RECORD_KEY), leader_lease.renewed(prefix)
             state = RunRecord.from_json(stored.content).state if stored else ""
         except (RunError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
@@ -135,38 +148,58 @@ def lost_head(machines: Collection[Instance], run: RunRecord, now: float) -> str
     return f"{reason}; go on with --resume"
 
 
-def _survivors(account: Account, run: str, spare: str) -> list[str]:
+def _survivors(
+    account: CloudAccount, run: str, spare: str, machines_left: bool, refusals: dict[str, None]
+) -> list[str]:
     """Return ids of resources that still exist once EC2's lists have had time to become consistent."""
-    deadline = time.monotonic() + LISTED_SECONDS
+    deadline = time.monotonic() + (0.0 if machines_left else LISTED_SECONDS)
     while True:
         left = [machine.id for machine in account.instances(run) if machine.id != spare]
         left += [remnant.id for remnant in account.remnants(run)]
         if not left or time.monotonic() > deadline:
             return left
-        account.terminate([id_ for id_ in left if id_.startswith("i-")])
+        with _collected(refusals):
+            account.terminate([id_ for id_ in left if id_.startswith("i-")])
         time.sleep(TEARDOWN_POLL_SECONDS)
 
 
-def _end_machines(account: Account, run: str, spare: str) -> None:
-    deadline = time.monotonic() + GONE_SECONDS
-    clean = 0
+def _end_machines(account: CloudAccount, run: str, spare: str, refusals: dict[str, None]) -> bool:
+    """Terminate machines until none is left, or for as long as that may take; return True if any is left."""
+    began, clean, refused = time.monotonic(), 0, False
     while clean < CLEAN_READS:
         left = [machine.id for machine in account.instances(run) if machine.id != spare]
-        account.terminate(left)
+        before = len(refusals)
+        with _collected(refusals):
+            account.terminate(left)
+        refused = refused or len(refusals) > before
         clean = 0 if left else clean + 1
-        if left and time.monotonic() > deadline:
-            raise RunError(f"run {run} still has {', '.join(left)}; repeat `idletrain down {run}`")
+        if left and time.monotonic() - began > (REFUSED_SECONDS if refused else GONE_SECONDS):
+            return True
         if clean < CLEAN_READS:
             time.sleep(TEARDOWN_POLL_SECONDS)
+    return False
 
 
-def _close_machine_log(account: Account, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
+def _group_last(remnant: LeftoverResource) -> bool:
+    return remnant.kind == "group"
+
+
+@contextlib.contextmanager
+def _collected(refusals: dict[str, None]) -> Iterator[None]:
+    """Go on behind the context whatever the cloud refuses in it, and remember its words."""
+    try:
+        yield
+    except IdletrainError as error:
+        refusals[str(error).partition("; ")[0]] = None  # what to do is said once, for all of them
+
+
+def _close_machine_log(account: CloudAccount, run: str, prefix: S3Prefix | None, alive: Collection[str]) -> None:
     """Append the machine events that the head node could no longer record, so that the run's bill is complete."""
     with _errors_logged(prefix):
         if prefix is None:
             return
         reported, now = s3_mirror.events(prefix), time.time()
-        instances = account.instances(run, (*ALIVE_STATES, *machine_log.ENDED))
+        instances = account.instances(run, (*ALIVE_STATES, *ENDED_STATES))
         run_record = record.read(prefix)
         new = machine_log.new_records(reported, instances, run_record, run_record.prices, now)
         new += machine_log.closing_records(reported, alive, now, new)

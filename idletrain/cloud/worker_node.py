@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from contextlib import suppress
@@ -16,11 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.metadata import Announcement, Metadata, NoMetadataError
-from idletrain.cloud.aws.requests import TAG
+from idletrain.cloud.account import Announcement, CloudMachine, NoMetadataError
+from idletrain.cloud.machines import TAG
 from idletrain.cloud.workdir import unpack
-from idletrain.cluster.identity import Identity
 from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RunError
 from idletrain.storage import S3Prefix
@@ -35,44 +32,33 @@ DRAIN_SECONDS = 90.0  # of the 120 s of a notice
 NODE_RESERVED_BYTES = 700 << 20  # the operating system, Docker and this process
 
 
-async def serve(metadata: Metadata, memory_bytes: int | None, slots: int | None) -> None:
+async def serve(machine: CloudMachine, memory_bytes: int | None, slots: int | None) -> None:
     """Run worker processes on this machine until the run ends or the machine is reclaimed.
 
     Args:
-        metadata: The instance metadata service of this machine.
+        machine: This machine.
         memory_bytes: RAM to use; None for all but the system's.
         slots: Worker processes; None for as many as cores and RAM allow and the run uses.
 
     Raises:
         RunError: the head node does not come up.
     """
-    tags = metadata.tags()
+    tags = machine.tags()
     scheduler, run = tags[TAG + "scheduler"], tags[TAG + "run"]
-    account = Account(metadata.region())
+    account = machine.account()
     identity = account.identity(run, "worker")
     directory = Path.cwd()
     unpack(S3Prefix.at(tags[TAG + "prefix"], account.s3), directory)
     memory_bytes = memory_bytes or psutil.virtual_memory().total - NODE_RESERVED_BYTES
     count = slots or slots_in(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
-    options = write_identity(identity, directory / "identity")
+    options = identity.write(directory / "identity")
     await _wait_for_scheduler(scheduler)
-    fleet = LocalFleet(scheduler, memory_bytes // count, directory / "logs", metadata.instance_id(), options)
+    fleet = LocalFleet(scheduler, memory_bytes // count, directory / "logs", machine.instance_id(), options)
     try:
         fleet.start(count)
-        await _until_taken(fleet, metadata, count)
+        await _until_taken(fleet, machine, count)
     finally:
         await fleet.close()
-
-
-def write_identity(identity: Identity, directory: Path) -> tuple[str, ...]:
-    """Write TLS certificates as files only we can read; return the options of `idletrain worker` that name them."""
-    directory.mkdir(mode=0o700, exist_ok=True)
-    options: tuple[str, ...] = ()
-    for option, text in (("ca-file", identity.ca), ("cert", identity.cert), ("key", identity.key)):
-        with os.fdopen(os.open(directory / option, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        options += (f"--tls-{option}", str(directory / option))
-    return options
 
 
 def slots_in(memory_bytes: int, slot_bytes: int, max_slots: int) -> int:
@@ -80,11 +66,11 @@ def slots_in(memory_bytes: int, slot_bytes: int, max_slots: int) -> int:
     return max(1, min(max_slots, memory_bytes // slot_bytes, psutil.cpu_count() or 1))
 
 
-async def _until_taken(fleet: LocalFleet, metadata: Metadata, count: int) -> None:
+async def _until_taken(fleet: LocalFleet, machine: CloudMachine, count: int) -> None:
     """Watch the workers and the cloud's notices; return once the workers have ended or are drained."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    watcher = asyncio.ensure_future(_watch(metadata, fleet, stop))
+    watcher = asyncio.ensure_future(_watch(machine, fleet, stop))
     try:
         while len(fleet.alive()) == count and not stop.is_set():
             await asyncio.sleep(NODE_POLL_SECONDS)
@@ -97,13 +83,13 @@ async def _until_taken(fleet: LocalFleet, metadata: Metadata, count: int) -> Non
         watcher.cancel()
 
 
-async def _watch(metadata: Metadata, fleet: LocalFleet, stop: asyncio.Event) -> None:
+async def _watch(machine: CloudMachine, fleet: LocalFleet, stop: asyncio.Event) -> None:
     """Set `stop` upon an interruption notice; report the first rebalance recommendation to the head node."""
     warned = False
     while not stop.is_set():
         announced = Announcement()
         with suppress(NoMetadataError):  # the service answered at boot; a late answer comes with the next poll
-            announced = await asyncio.to_thread(metadata.announced)
+            announced = await asyncio.to_thread(machine.announced)
         if announced.notice:
             logger.info("this machine will be reclaimed: its subnets are uploaded")
             stop.set()

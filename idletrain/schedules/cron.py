@@ -157,8 +157,8 @@ def judge(schedule: Schedule, history: Sequence[Execution], at: datetime, runnin
     """
     if running and schedule.if_running == "queue":
         return DueDecision.SKIP if waiting else DueDecision.WAIT
-    covered = any(e.started and e.ended and e.started <= at < e.ended for e in history)
-    if running or (covered and schedule.if_running == "skip"):
+    overlaps = any(e.started and e.ended and e.started <= at < e.ended for e in history)
+    if running or (overlaps and schedule.if_running == "skip"):
         return DueDecision.SKIP
     return DueDecision.RUN
 

@@ -98,7 +98,7 @@ def running(store: ScheduleStore, name: str) -> bool:
         return lease is None
 
 
-def serve(store: ScheduleStore, command: Callable[[str], Sequence[str]], stop: threading.Event) -> None:
+def serve_schedules(store: ScheduleStore, command: Callable[[str], Sequence[str]], stop: threading.Event) -> None:
     """Start due schedules, as cron would, until `stop` is set; then terminate running ones and wait for them.
 
     Args:

@@ -1,35 +1,40 @@
-"""Call AWS: thin, blocking calls that are safe to repeat. `requests` builds their bodies and reads their answers.
-
-A second EC2 client never retries: botocore treats a lack of capacity as a server error and would try four times.
-"""
+"""Call AWS: thin, blocking calls that are safe to repeat. `requests` builds their bodies and reads their answers."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-from botocore.parsers import ResponseParserError
+from botocore.exceptions import ClientError
 
-from idletrain.cloud.aws import network_routes, pricing, requests
-from idletrain.cloud.aws.requests import TAG, LaunchOutcome, LaunchSite, Pool
+from idletrain.cloud.aws import network_routes, pricing, quotas, requests, run_resources
+from idletrain.cloud.aws.clients import Clients
+from idletrain.cloud.aws.errors import REQUEST_ERRORS, code_of, explained, ignoring, required
+from idletrain.cloud.aws.iam import DATA_PREFIX, ENDED_HEADS_TAG
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.instance_types import Offer
+from idletrain.cloud.machines import (
+    ALIVE_STATES,
+    TAG,
+    Instance,
+    LaunchOutcome,
+    LaunchSite,
+    LeftoverResource,
+    NodeRequest,
+    Pool,
+)
+from idletrain.cloud.market import MarketSnapshot
+from idletrain.cloud.record import RunRecord
 from idletrain.cluster.identity import Identity
 from idletrain.errors import JobError, RunError
 
-logger = logging.getLogger(__name__)
 AMI_PARAMETERS = {
     False: "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
     True: "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
 }
-ALIVE_STATES = ("pending", "running", "stopping", "stopped")
-RUNNING_STATES = ("pending", "running")
 RELEASE_SECONDS = (
     300.0  # a group can be deleted once no interface uses it: minutes after its machines began to terminate
 )
@@ -37,130 +42,8 @@ RELEASE_PAUSE_SECONDS = 1.0
 NOT_FOUND_CODES = ("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidLaunchTemplateId.NotFound")
 
 
-@dataclass(frozen=True)
-class Instance:
-    """A machine as EC2 describes it."""
-
-    id: str
-    state: str
-    pool: Pool
-    launched_at: float
-    address: str
-    tags: Mapping[str, str]
-    reason: str
-
-    @property
-    def run(self) -> str:
-        """Name of the run that it belongs to."""
-        return self.tags[TAG + "run"]
-
-    @property
-    def head_session(self) -> str:
-        """Start time of its session of the run, by the launcher's clock, from its tags."""
-        return self.tags.get(TAG + "created", "")
-
-    @property
-    def role(self) -> str:
-        """`head` or `worker`."""
-        return self.tags.get(TAG + "role", "")
-
-
-@dataclass(frozen=True)
-class LeftoverResource:
-    """A resource of a run that is not a machine."""
-
-    kind: Literal["group", "template", "parameter"]
-    id: str
-    tags: Mapping[str, str]
-
-
-@contextlib.contextmanager
-def explained(unless: Collection[str] = ()) -> Iterator[None]:
-    """Turn errors of AWS into one sentence; unknown errors keep AWS' own message.
-
-    Args:
-        unless: Error codes that the caller handles: they are raised as they are.
-
-    Raises:
-        JobError: there are no credentials or no region.
-        RunError: anything else.
-    """
-    try:
-        yield
-    except NoCredentialsError:
-        raise JobError("AWS: there are no credentials; run `aws configure`, or set AWS_PROFILE") from None
-    except NoRegionError:
-        raise JobError("cloud.region: no region is set; name one, such as region: eu-west-1") from None
-    except ClientError as error:
-        if _code(error) in unless:
-            raise
-        code, message = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-        raise RunError(
-            f"AWS refuses {error.operation_name}: {code}: {message}; `idletrain doctor` may say why"
-        ) from None
-    except BotoCoreError as error:
-        raise RunError(f"AWS cannot be reached: {error}; check the network and `idletrain doctor`") from None
-    except ResponseParserError as error:
-        raise RunError(f"AWS is not what answers: {_first_line(error)}; check the network and proxies") from None
-
-
-class Account:
-    """An AWS account in one region.
-
-    Args:
-        region: The region; None for the one of AWS' own configuration.
-    """
-
-    def __init__(self, region: str | None = None) -> None:
-        with explained():
-            self._session = boto3.Session(region_name=region)
-            if not self._session.region_name:
-                raise NoRegionError
-        self.region: str = self._session.region_name
-
-    # Clients are created on first use: a node needs two of them, and each takes a tenth of a second.
-
-    @functools.cached_property
-    def ec2(self) -> Any:
-        """Client of EC2, with retries."""
-        return self.client("ec2")
-
-    @functools.cached_property
-    def _launcher(self) -> Any:
-        return self.client("ec2", attempts=1)
-
-    @functools.cached_property
-    def ssm(self) -> Any:
-        """Client of the parameter store."""
-        return self.client("ssm")
-
-    @functools.cached_property
-    def s3(self) -> Any:
-        """Client of S3."""
-        return self.client("s3")
-
-    def client(self, service: str, region: str | None = None, attempts: int = 10) -> Any:
-        """Create a client of a service."""
-        config = Config(retries={"mode": "standard", "total_max_attempts": attempts})
-        with explained():
-            return self._session.client(service, region_name=region or self.region, config=config)
-
-    @functools.cached_property
-    def owner(self) -> str:
-        """ARN of the identity that calls AWS."""
-        with explained():
-            arn: str = self.client("sts").get_caller_identity()["Arn"]
-            return arn
-
-    @property
-    def number(self) -> str:
-        """Number of the account."""
-        return str(self.owner).split(":")[4]
-
-    @property
-    def bucket(self) -> str:
-        """Name of the bucket that infra/aws creates for the account in this region."""
-        return f"idletrain-{self.number}-{self.region}"
+class Account(Clients):
+    """An AWS account in one region; see `idletrain.cloud.account.CloudAccount`."""
 
     def console(self, instance: str) -> str:
         """Return the console output of a machine, as far as the cloud has kept it."""
@@ -169,6 +52,24 @@ class Account:
             return output
 
     # --- descriptions -------------------------------------------------------------------------------------------
+
+    def explained(self) -> AbstractContextManager[None]:
+        """Turn AWS' errors within the context into sentences."""
+        return explained()
+
+    def market(self, cache: Path) -> MarketSnapshot:
+        """Return the types, zones and prices of the region."""
+        with explained():
+            price_list = self.client("pricing", pricing.PRICING_REGION)
+            return pricing.fetch(self.ec2, price_list, pricing.PriceCache(cache))
+
+    def quota_fault(self, nodes: int, offers: Collection[Offer]) -> str | None:
+        """Return why the account's quotas allow a fleet of none of these offers, or None."""
+        return quotas.quota_fault(self, nodes, offers)
+
+    def readable_data(self) -> tuple[str, ...]:
+        """Return the S3 prefixes of data that the roles of infra/aws may read."""
+        return tuple(f"s3://{self.bucket}/{folder}/" for folder in (DATA_PREFIX, "runs"))
 
     def site(self, ami: str | None, gpu: bool) -> LaunchSite:
         """Return the network (that of infra/aws before the region's default one) and the machine image.
@@ -230,7 +131,12 @@ class Account:
         )
         with explained():
             pages = self.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-            return [_instance(item) for page in pages for group in page["Reservations"] for item in group["Instances"]]
+            return [
+                _instance(item)
+                for page in pages
+                for group in required(page, "Reservations")
+                for item in group["Instances"]
+            ]
 
     def remnants(self, run: str | None = None) -> list[LeftoverResource]:
         """List all resources but machines that are tagged with a run, or with any run."""
@@ -249,79 +155,55 @@ class Account:
 
     def _parameter_tags(self, name: str) -> dict[str, str]:
         tags: list[dict[str, str]] = []
-        with _unless(("InvalidResourceId",)):  # another teardown was quicker
+        with ignoring(("InvalidResourceId",)):  # another teardown was quicker
             tags = self.ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
         return {tag["Key"]: tag["Value"] for tag in tags}
 
     # --- creation -----------------------------------------------------------------------------------------------
 
-    def make_group(self, run: str, vpc: str, tags: Mapping[str, str]) -> str:
-        """Create a run's security group, unless it exists; return its id."""
-        with explained():
-            try:
-                group: str = self.ec2.create_security_group(**requests.security_group(run, vpc, tags))["GroupId"]
-            except ClientError as error:
-                if _code(error) != "InvalidGroup.Duplicate":
-                    raise
-                group = next(remnant.id for remnant in self.remnants(run) if remnant.kind == "group")
-            try:
-                self.ec2.authorize_security_group_ingress(**requests.ingress(group))
-            except ClientError as error:
-                if _code(error) != "InvalidPermission.Duplicate":
-                    raise
-        return group
+    def prepare_run(
+        self,
+        run: RunRecord,
+        image: str,
+        identities: Mapping[str, Identity],
+        report: Callable[[str], None],
+        reached: Callable[[str], None],
+    ) -> LaunchSite:
+        """Create what a run's machines need; return their place."""
+        return run_resources.prepare_site(self, run, image, identities, Patience(report), reached)
 
-    def put_identities(self, run: str, identities: Mapping[str, Identity], tags: Mapping[str, str]) -> None:
-        """Store a run's certificates, by role, as parameters that only its machines may read."""
-        with explained():
-            for role, identity in identities.items():
-                name = _parameter(run, role)
-                self.ssm.put_parameter(  # tags are accepted at creation only, so an old one is not overwritten
-                    Name=name, Value=identity.as_json(), Type="SecureString", Tags=requests.tag_list(tags)
-                )
+    def start_head(self, run: RunRecord, image: str, report: Callable[[str], None]) -> str:
+        """Start a run's head node; return its id. Repeating starts no second one."""
+        return run_resources.start_head(self, run, image, Patience(report))
+
+    def start_nodes(self, site: LaunchSite, request: NodeRequest) -> LaunchOutcome:
+        """Start nodes, as many as there is capacity for; the outcome says what is missing and why."""
+        try:
+            answer = self.launcher.create_fleet(**requests.fleet(site, request))
+            required(answer, "FleetId")
+        except REQUEST_ERRORS as error:
+            return requests.outcome_of_error(error, request.pools)
+        return requests.outcome_of_fleet(answer, request.pools, {subnet: zone for zone, subnet in site.subnets.items()})
 
     def identity(self, run: str, role: str) -> Identity:
         """Read the certificates of a role (`head` or `worker`) of a run."""
         with explained():
-            answer = self.ssm.get_parameter(Name=_parameter(run, role), WithDecryption=True)
+            answer = self.ssm.get_parameter(Name=run_resources.parameter_name(run, role), WithDecryption=True)
         return Identity.from_json(answer["Parameter"]["Value"])
 
-    def make_template(self, body: Mapping[str, Any]) -> str:
-        """Create a launch template; return its id."""
-        with explained():
-            template: str = self.ec2.create_launch_template(**body)["LaunchTemplate"]["LaunchTemplateId"]
-        return template
-
-    def start_head(self, bodies: Sequence[Mapping[str, Any]]) -> str:
-        """Start a run's head node by the first request with capacity; return its id. Repeating starts no second one.
+    def dashboard_token(self, run: str) -> str:
+        """Return the token that a running run's dashboard asks for.
 
         Raises:
-            RunError: no request has capacity, or the cloud refuses.
+            RunError: the run has no secrets any more, or this account may not read them.
         """
-        for body in bodies:
-            try:
-                with explained(unless=requests.CAPACITY_ERRORS):
-                    instance: str = self._launcher.run_instances(**body)["Instances"][0]["InstanceId"]
-                    return instance
-            except ClientError as error:
-                logger.info("no %s in %s: %s", body["InstanceType"], body["SubnetId"], _code(error))
-        raise RunError(
-            f"cloud.head: no zone of {self.region} has capacity for a {bodies[0]['InstanceType']} now; "
-            "name another type, or try again in a while"
-        )
-
-    def start_nodes(self, site: LaunchSite, body: Mapping[str, Any], pools: Collection[Pool]) -> LaunchOutcome:
-        """Start nodes, as many as there is capacity for; the outcome says what is missing and why."""
-        market = next(iter(pools)).market
-        try:
-            answer = self._launcher.create_fleet(**body)
-        except ClientError as error:
-            return requests.outcome_of_error(_code(error), str(error), frozenset(pools))
-        except ResponseParserError as error:
-            return LaunchOutcome(fatal=_first_line(error))
-        except BotoCoreError:  # no answer: the request may have succeeded; repeating it with its token is safe
-            return LaunchOutcome(retry=True)
-        return requests.outcome_of_fleet(answer, market, {subnet: zone for zone, subnet in site.subnets.items()})
+        path, _, name = run_resources.parameter_name(run, "head").rpartition("/")
+        with explained():
+            found = self.ssm.get_parameters_by_path(Path=path, WithDecryption=True)["Parameters"]
+        for parameter in found:
+            if parameter["Name"] == f"{path}/{name}":
+                return Identity.from_json(parameter["Value"]).dashboard_token
+        raise RunError(f"run {run} has no secrets any more: it has ended; see `idletrain status {run}`")
 
     # --- deletion and changes -----------------------------------------------------------------------------------
 
@@ -334,7 +216,7 @@ class Account:
                 self.ec2.terminate_instances(InstanceIds=list(ids))
             except ClientError:
                 for id_ in ids:  # a single unknown id makes AWS refuse them all
-                    with _unless(NOT_FOUND_CODES):
+                    with ignoring(NOT_FOUND_CODES):
                         self.ec2.terminate_instances(InstanceIds=[id_])
 
     def _delete_group(self, group: str) -> None:
@@ -343,11 +225,11 @@ class Account:
         with explained():
             while True:
                 try:
-                    with _unless(NOT_FOUND_CODES):
+                    with ignoring(NOT_FOUND_CODES):
                         self.ec2.delete_security_group(GroupId=group)
                     return
                 except ClientError as error:
-                    if _code(error) != "DependencyViolation" or time.monotonic() > deadline:
+                    if code_of(error) != "DependencyViolation" or time.monotonic() > deadline:
                         raise
                 time.sleep(RELEASE_PAUSE_SECONDS)
 
@@ -356,50 +238,41 @@ class Account:
         if remnant.kind == "group":
             self._delete_group(remnant.id)
         elif remnant.kind == "template":
-            with explained(), _unless((*NOT_FOUND_CODES, "MissingParameter")):
+            with explained(), ignoring((*NOT_FOUND_CODES, "MissingParameter")):
                 self.ec2.delete_launch_template(LaunchTemplateId=remnant.id)
         else:
-            with explained(), _unless(("ParameterNotFound",)):
+            with explained(), ignoring(("ParameterNotFound",)):
                 self.ssm.delete_parameter(Name=remnant.id)
 
     def leave_group(self, instance: str) -> None:
-        """Move a machine to its VPC's default group, so that its run's group can be deleted before it ends."""
+        """Move a machine to the group of infra/aws for heads that end, so that its run's group can be deleted.
+
+        Raises:
+            RunError: the network has no such group.
+        """
         with explained():
             description = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
-            filters = [
-                {"Name": "vpc-id", "Values": [description["VpcId"]]},
-                {"Name": "group-name", "Values": ["default"]},
-            ]
-            default = self.ec2.describe_security_groups(Filters=filters)["SecurityGroups"][0]["GroupId"]
-            self.ec2.modify_instance_attribute(InstanceId=instance, Groups=[default])
+            group = self.ended_heads_group(description["VpcId"])
+            self.ec2.modify_instance_attribute(InstanceId=instance, Groups=[group])
+
+    def ended_heads_group(self, vpc: str) -> str:
+        """Return the id of the group of infra/aws for heads that end.
+
+        Raises:
+            RunError: the network has none.
+        """
+        filters = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "tag-key", "Values": [ENDED_HEADS_TAG]}]
+        with explained():
+            groups = self.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+        if not groups:
+            raise RunError(f"{vpc} has no group for heads that end; deploy infra/aws again, which makes it")
+        group: str = groups[0]["GroupId"]
+        return group
 
     def tag(self, ids: Collection[str], tags: Mapping[str, str]) -> None:
         """Set tags on machines, which read them from their metadata."""
         with explained():
             self.ec2.create_tags(Resources=list(ids), Tags=requests.tag_list(tags))
-
-
-@contextlib.contextmanager
-def _unless(codes: Collection[str]) -> Iterator[None]:
-    try:
-        yield
-    except ClientError as error:
-        if _code(error) not in codes:
-            raise
-
-
-def _first_line(error: ResponseParserError) -> str:
-    """Return botocore's message about an answer, without the answer itself, which may be a page."""
-    return str(error).partition("\n")[0].partition(", invalid XML")[0][:200]
-
-
-def _code(error: ClientError) -> str:
-    code: str = error.response["Error"]["Code"]
-    return code
-
-
-def _parameter(run: str, role: str) -> str:
-    return f"/idletrain/{run}/{role}/tls"
 
 
 def _tags(item: Mapping[str, Any]) -> dict[str, str]:

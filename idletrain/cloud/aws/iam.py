@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idletrain.cloud.aws.requests import TAG
+from idletrain.cloud.machines import TAG
 
 Policy = dict[str, Any]
 
 HEAD, NODE, STARTER, SCHEDULE = (f"idletrain-{role}" for role in ("head", "node", "starter", "schedule"))
 RUN_TAG, SCHEDULE_TAG = f"{TAG}run", f"{TAG}schedule"
+# AWS writes the name of a request's attribute in several ways, and some requests carry none.
+OF_GROUPS = {"StringEqualsIgnoreCaseIfExists": {"ec2:Attribute": ["groupSet", "groups", "groupId"]}}
+ENDED_HEADS_TAG = f"{TAG}ended-heads"  # of the one group that a head may enter
 TUNNEL_DOCUMENT = "AWS-StartPortForwardingSession"  # a port, and no shell
 DATA_PREFIX = "data"  # the key below which jobs' data is
 LAUNCH, LAUNCH_FLEET = ("ec2:RunInstances",), ("ec2:RunInstances", "ec2:CreateFleet")
@@ -72,9 +75,10 @@ def head_policy(scope: Scope) -> Policy:
         *_keep_run(scope),
         *_pull_image(scope),
         _allow("ReadOwnSecrets", ["ssm:GetParameter"], [scope.arn("ssm", "parameter/idletrain/*/head/*")]),
-        # A run's group can be deleted once no machine is in it: its head node moves to the network's default group.
-        _allow("LeaveGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("instance"), _has_tag(RUN_TAG)),
-        _allow("EnterGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("security-group")),
+        # A run's group can be deleted once no machine is in it: its head moves to the group of infra/aws for that. Of
+        # a machine's attributes, its groups are all that may be changed: its user data, say, is a program.
+        _allow("LeaveGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("instance"), _has_tag(RUN_TAG) | OF_GROUPS),
+        _allow("EnterGroup", ["ec2:ModifyInstanceAttribute"], scope.ec2("security-group"), _has_tag(ENDED_HEADS_TAG)),
         _allow(
             "CarryTunnel",
             [
@@ -118,28 +122,9 @@ def launcher_policy(scope: Scope) -> Policy:
 
 
 def _keep_run(scope: Scope) -> list[Policy]:
+    """Allow all that a run needs, from its first resource to its last."""
     return [
-        _allow(
-            "Look",
-            [
-                "ec2:DescribeImages",
-                "ec2:DescribeInstances",
-                "ec2:DescribeInstanceTypeOfferings",
-                "ec2:DescribeInstanceTypes",
-                "ec2:DescribeLaunchTemplates",
-                "ec2:DescribeRegions",
-                "ec2:DescribeRouteTables",
-                "ec2:DescribeSecurityGroups",
-                "ec2:DescribeSpotPriceHistory",
-                "ec2:DescribeSubnets",
-                "ec2:DescribeVpcs",
-            ],
-            ["*"],
-            _in_region(scope),
-        ),
-        _read_setup(scope),
-        _allow("FindImage", ["ssm:GetParameter"], [scope.public("ssm", "parameter/aws/service/*")]),
-        _allow("FindPrices", ["pricing:GetProducts", "sts:GetCallerIdentity"], ["*"]),
+        *_describe_account(scope),
         _allow("Make", CREATE_ACTIONS, scope.ec2(*RUN_RESOURCES), _sets_tags(RUN_TAG, SCHEDULE_TAG)),
         # Neither has tags of its own here; AWS authorizes the tagged group as well.
         _allow(
@@ -149,39 +134,57 @@ def _keep_run(scope: Scope) -> list[Policy]:
         ),
         *_launch(scope, LAUNCH_FLEET, RUN_TAG),
         _tag(scope, (*LAUNCH_FLEET, *CREATE_ACTIONS)),
-        _allow(
-            "MarkMachines",
-            ["ec2:CreateTags"],
-            scope.ec2("instance"),
-            _has_tag(RUN_TAG) | {"ForAllValues:StringNotEquals": {"aws:TagKeys": RUN_TAG}},
-        ),
-        _allow(
-            "KeepOwn",
-            [
-                "ec2:AuthorizeSecurityGroupIngress",
-                "ec2:DeleteLaunchTemplate",
-                "ec2:DeleteSecurityGroup",
-                "ec2:GetConsoleOutput",
-                "ec2:TerminateInstances",
-            ],
-            scope.ec2("instance", *RUN_RESOURCES),
-            _has_tag(RUN_TAG),
-        ),
-        _allow(
-            "KeepSecrets",
-            [
-                "ssm:AddTagsToResource",
-                "ssm:DeleteParameter",
-                "ssm:GetParametersByPath",
-                "ssm:ListTagsForResource",
-                "ssm:PutParameter",
-            ],
-            [scope.arn("ssm", "parameter/idletrain"), scope.arn("ssm", "parameter/idletrain/*")],
-        ),
+        *_keep_own(scope),
         _pass(scope, "PassNode", NODE, "ec2"),
         _allow("KeepRuns", ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"], [scope.objects()]),
         _read_data(scope),
         _list_runs(scope),
+    ]
+
+
+def _describe_account(scope: Scope) -> list[Policy]:
+    """Allow finding out what there is and what it costs."""
+    described = (
+        "Images",
+        "Instances",
+        "InstanceTypeOfferings",
+        "InstanceTypes",
+        "LaunchTemplates",
+        "Regions",
+        "RouteTables",
+        "SecurityGroups",
+        "SpotPriceHistory",
+        "Subnets",
+        "Vpcs",
+    )
+    return [
+        _allow("Look", [f"ec2:Describe{what}" for what in described], ["*"], _in_region(scope)),
+        _read_setup(scope),
+        _allow("FindImage", ["ssm:GetParameter"], [scope.public("ssm", "parameter/aws/service/*")]),
+        _allow("FindPrices", ["pricing:GetProducts", "sts:GetCallerIdentity"], ["*"]),
+    ]
+
+
+def _keep_own(scope: Scope) -> list[Policy]:
+    """Allow changing and deleting what carries a run's tag."""
+    own = _has_tag(RUN_TAG)
+    unmarked = {"ForAllValues:StringNotEquals": {"aws:TagKeys": RUN_TAG}}
+    changes = (
+        "ec2:AuthorizeSecurityGroupIngress",
+        "ec2:DeleteLaunchTemplate",
+        "ec2:DeleteSecurityGroup",
+        "ec2:GetConsoleOutput",
+        "ec2:TerminateInstances",
+    )
+    secrets = ("AddTagsToResource", "DeleteParameter", "GetParametersByPath", "ListTagsForResource", "PutParameter")
+    return [
+        _allow("MarkMachines", ["ec2:CreateTags"], scope.ec2("instance"), own | unmarked),
+        _allow("KeepOwn", changes, scope.ec2("instance", *RUN_RESOURCES), own),
+        _allow(
+            "KeepSecrets",
+            [f"ssm:{action}" for action in secrets],
+            [scope.arn("ssm", "parameter/idletrain"), scope.arn("ssm", "parameter/idletrain/*")],
+        ),
     ]
 
 

@@ -10,28 +10,14 @@ import json
 import os
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+
+from idletrain.cloud.account import Announcement, NoMetadataError
+from idletrain.cloud.aws.account import Account
 
 ADDRESS = "http://169.254.169.254"
 METADATA_TIMEOUT_SECONDS = 2.0  # it is a hop away; aws-node-termination-handler waits as long
 TOKEN_SECONDS = 21600  # the longest that IMDSv2 allows
-
-
-class NoMetadataError(Exception):
-    """The service cannot be reached, or does not answer as IMDSv2 does."""
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """The cloud's announcements to this machine.
-
-    Attributes:
-        notice: Whether it is reclaimed in about two minutes, or was requested to leave by `idletrain interrupt`.
-        rebalance: Whether its risk of that is higher; many machines with this recommendation run on for hours.
-    """
-
-    notice: bool = False
-    rebalance: bool = False
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # its address is this machine's own
 
 
 class Metadata:
@@ -56,6 +42,10 @@ class Metadata:
     def region(self) -> str:
         """Return its region, such as `eu-west-1`."""
         return self._required("placement/region")
+
+    def account(self) -> Account:
+        """Return the account that it belongs to, with the rights of its instance profile."""
+        return Account(self.region())
 
     def tags(self) -> dict[str, str]:
         """Return its tags; they need `InstanceMetadataTags` in the launch request."""
@@ -104,7 +94,7 @@ class Metadata:
     def _fetch(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
         request = urllib.request.Request(self._address + path, headers=headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_SECONDS) as answer:  # noqa: S310
+            with _DIRECT.open(request, timeout=METADATA_TIMEOUT_SECONDS) as answer:
                 text: str = answer.read().decode()
                 return text
         except urllib.error.HTTPError:

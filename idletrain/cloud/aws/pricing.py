@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from idletrain.cloud.aws import instance_types
-from idletrain.cloud.aws.instance_types import ARCHITECTURE, GIB, InstanceType, Market, NodeNeed, Offer
-from idletrain.errors import JobError
+from idletrain.cloud.instance_types import ARCHITECTURE, GIB, MIB, InstanceType
+from idletrain.cloud.market import MarketSnapshot
 from idletrain.storage import write_whole
 
 logger = logging.getLogger(__name__)
@@ -97,51 +96,24 @@ def _read(path: Path) -> dict[str, Any] | None:
     return cached if valid else None
 
 
-@dataclass(frozen=True)
-class MarketSnapshot:
-    """A region's market at one time.
-
-    Attributes:
-        types: By name.
-        offerings: Zones by type.
-        spot_prices: USD an hour by type and zone.
-        on_demand_prices: USD an hour by type.
-        estimate: Whether on-demand prices are estimates from our table.
-    """
-
-    types: Mapping[str, InstanceType]
-    offerings: Mapping[str, Collection[str]]
-    spot_prices: Mapping[tuple[str, str], float]
-    on_demand_prices: Mapping[str, float]
-    estimate: bool
-
-    def offers(
-        self, need: NodeNeed, market: Market, max_price: float | None = None, zones: Collection[str] | None = None
-    ) -> tuple[Offer, ...]:
-        """Return all offers that meet a need, the cheapest slot first.
-
-        Args:
-            need: The resources that one subnet needs.
-            market: Spot or on-demand.
-            max_price: USD an hour that one machine may cost.
-            zones: Zones that the run can use; None for all.
-
-        Raises:
-            JobError: there is no offer; the message names the nearest.
-        """
-        offerings = {
-            name: [zone for zone in offered if zones is None or zone in zones]
-            for name, offered in self.offerings.items()
-        }
-        types = self.types.values()
-        any_price = instance_types.rank_offers(types, offerings, self.spot_prices, self.on_demand_prices, need, market)
-        offers = tuple(o for o in any_price if max_price is None or o.usd_per_hour <= max_price)
-        if not offers:
-            priced = {name for name, _ in self.spot_prices} if market == "spot" else self.on_demand_prices
-            raise JobError(
-                instance_types.no_offer_reason([t for t in types if t.name in priced], any_price, need, market)
-            )
-        return offers
+def parse_type(item: Mapping[str, Any]) -> InstanceType:
+    """Parse an item of DescribeInstanceTypes."""
+    gpus = item.get("GpuInfo", {}).get("Gpus", ())
+    usable = [gpu for gpu in gpus if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count", 0) >= 1]
+    others = ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
+    architectures = item["ProcessorInfo"]["SupportedArchitectures"]
+    return InstanceType(
+        name=item["InstanceType"],
+        vcpus=item["VCpuInfo"]["DefaultVCpus"],
+        memory_bytes=item["MemoryInfo"]["SizeInMiB"] * MIB,
+        gpus=sum(gpu["Count"] for gpu in usable),
+        gpu_memory_bytes=sum(gpu["Count"] * gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) for gpu in usable) * MIB,
+        architecture=ARCHITECTURE if ARCHITECTURE in architectures else architectures[0],
+        burstable=item.get("BurstablePerformanceSupported", False),
+        bare_metal=item.get("BareMetal", False),
+        current_generation=item.get("CurrentGeneration", True),
+        other_accelerators=len(usable) < len(gpus) or any(item.get(other) for other in others),
+    )
 
 
 def fetch(ec2: Any, pricing: Any, cache: PriceCache) -> MarketSnapshot:
@@ -172,7 +144,7 @@ def types(ec2: Any, cache: PriceCache) -> list[InstanceType]:
 
     def request() -> list[dict[str, Any]]:
         pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
-        return [asdict(instance_types.parse_type(item)) for page in pages for item in page["InstanceTypes"]]
+        return [asdict(parse_type(item)) for page in pages for item in page["InstanceTypes"]]
 
     # The name depends on the fields, so that a newer version does not read an older one's file.
     name = f"types-{zlib.crc32(' '.join(InstanceType.__slots__).encode()):08x}"

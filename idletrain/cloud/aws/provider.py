@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from idletrain.cloud.aws import doctor
-from idletrain.cloud.aws.account import Account, explained
-from idletrain.job import NO_IMAGE, Job
+from idletrain.cloud.account import CloudMachine
+from idletrain.cloud.aws import doctor, iam, images
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.errors import explained
+from idletrain.cloud.aws.metadata import Metadata
+from idletrain.cloud.aws.schedules.service import AwsSchedules
+from idletrain.job import NO_IMAGE, CloudSettings, Job
 from idletrain.observe.records import Record
-from idletrain.providers.protocol import LaunchRequest
-
-TUNNEL_DOCUMENT = "AWS-StartPortForwardingSession"
+from idletrain.providers.protocol import CheckResult, CloudSchedules, LaunchRequest
 
 
 class AwsProvider:
@@ -49,10 +51,28 @@ class AwsProvider:
     def image_fault(self, account: Account, image: str) -> str | None:
         return doctor.missing_image(account, image)
 
+    def bucket_fault(self, account: Account, bucket: str) -> str | None:
+        return doctor.missing_bucket(account, bucket)
+
+    def examine(self, account: Account, settings: CloudSettings, gpu: bool) -> list[CheckResult]:
+        return doctor.examine(account, settings, account.bucket, gpu=gpu)
+
+    def launcher_policy(self, account: Account) -> iam.Policy:
+        return iam.launcher_policy(iam.Scope(account=account.number, region=account.region, bucket=account.bucket))
+
+    def machine(self) -> CloudMachine:
+        return Metadata()
+
+    def schedules(self) -> CloudSchedules | None:
+        return AwsSchedules()
+
+    def pinned_image(self, account: Account, image: str) -> str:
+        return images.pinned(account, image)
+
     def interrupted_text(self, run: str, address: str) -> str:
         return f"{run} goes on by itself; end it with: idletrain down {address}"
 
-    def seen_from_here(self, event: Record) -> Record:
+    def seen_from_here(self, event: Record, _account: Account) -> Record:
         """Name the command that opens a tunnel in place of the dashboard's address, which is the head's loopback."""
         if event["kind"] != "run_started":
             return event
@@ -61,4 +81,4 @@ class AwsProvider:
     def tunnel_command(self, account: Account, head: str, port: str) -> list[str] | None:
         ports = f'{{"portNumber": ["{port}"], "localPortNumber": ["{port}"]}}'
         target = ["aws", "ssm", "start-session", "--region", account.region, "--target", head]
-        return [*target, "--document-name", TUNNEL_DOCUMENT, "--parameters", ports]
+        return [*target, "--document-name", iam.TUNNEL_DOCUMENT, "--parameters", ports]

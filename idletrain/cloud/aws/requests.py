@@ -6,110 +6,15 @@ Every resource gets its tags in the call that creates it: after a crash a moment
 from __future__ import annotations
 
 import base64
-import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from idletrain.errors import RunError
+from idletrain.cloud.aws.errors import ErrorKind, error_kind, kind_of_answer, sentence_of
+from idletrain.cloud.machines import TAG, LaunchedMachine, LaunchOutcome, LaunchSite, NodeRequest, Pool
 
-TAG = "idletrain:"
 FIRST_PORT, LAST_PORT = 1024, 65535
-# What an error means for its pool: no capacity for a while, or the account's quota is used up, or retry; any other
-# error ends the run (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for the Amazon EC2 API").
-CAPACITY_ERRORS = frozenset(
-    {
-        "InvalidFleetConfiguration",  # a type that its zone does not offer
-        "InsufficientInstanceCapacity",
-        "InsufficientFreeAddressesInSubnet",
-        "InsufficientHostCapacity",
-        "InsufficientReservedInstanceCapacity",
-        "ReservationCapacityExceeded",
-        "SpotMaxPriceTooLow",
-        "UnfulfillableCapacity",
-        "Unsupported",
-    }
-)
-QUOTA_ERRORS = frozenset(
-    {"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "MaxFleetCountExceeded", "InstanceLimitExceeded"}
-)
-RETRY_ERRORS = frozenset(
-    {
-        "RequestLimitExceeded",
-        "Throttling",
-        "ThrottlingException",
-        "InternalError",
-        "InternalFailure",
-        "ServerInternal",
-        "ServiceUnavailable",
-        "Unavailable",
-    }
-)
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A source of machines: a market, an instance type and a zone."""
-
-    market: str
-    """`spot` or `on-demand`."""
-    type: str
-    zone: str
-
-
-@dataclass(frozen=True)
-class LaunchedMachine:
-    """A machine in an answer to a launch request."""
-
-    id: str
-    pool: Pool
-
-
-@dataclass(frozen=True)
-class LaunchOutcome:
-    """The outcome of a launch request: its machines count; its errors say which pools to skip for a while.
-
-    Attributes:
-        machines: Machines that were launched, whatever else failed.
-        without_capacity: Pools without capacity.
-        quota: The account's limit that was reached, as AWS names it, or empty.
-        retry: Whether the same request, with the same token, should be repeated.
-        fatal: Why no request will succeed, or empty.
-    """
-
-    machines: tuple[LaunchedMachine, ...] = ()
-    without_capacity: frozenset[Pool] = frozenset()
-    quota: str = ""
-    retry: bool = False
-    fatal: str = ""
-
-
-@dataclass(frozen=True)
-class LaunchSite:
-    """Network, image and template of a run's machines in the account."""
-
-    region: str
-    vpc: str
-    subnets: Mapping[str, str]
-    """Zone to subnet."""
-    ami: str
-    group: str = ""
-    template: str = ""
-
-
-def tags(run: str, prefix: str, owner: str, version: str, created: float, deadline: float) -> dict[str, str]:
-    """Return the tags of all resources of a run; times are Unix seconds."""
-    values = {
-        "run": run,
-        "prefix": prefix,
-        "owner": owner,
-        "version": version,
-        "created": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(timespec="seconds"),
-        "deadline": str(int(deadline)),
-    }
-    return {TAG + key: value for key, value in values.items()} | {"Name": f"idletrain-{run}"}
 
 
 def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
@@ -184,25 +89,19 @@ def head(
     return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "instance", "volume")}
 
 
-def fleet(
-    site: LaunchSite,
-    pools: Sequence[Pool],
-    count: int,
-    attempt: str,
-    tags: Mapping[str, str],
-    max_price: float | None,
-) -> dict[str, Any]:
+def fleet(site: LaunchSite, request: NodeRequest) -> dict[str, Any]:
     """Build the body of CreateFleet for nodes of one market; each attempt has its own token, so that AWS does not take
     it for an older one with another content.
     """
-    market = pools[0].market
-    price = {"MaxPrice": str(max_price)} if max_price is not None and market == "spot" else {}
+    pools, market = request.pools, request.pools[0].market
+    capped = request.max_price is not None and market == "spot"
+    price = {"MaxPrice": str(request.max_price)} if capped else {}
     overrides = [{"InstanceType": pool.type, "SubnetId": site.subnets[pool.zone], **price} for pool in pools]
     template = {"LaunchTemplateId": site.template, "Version": "$Default"}
     body: dict[str, Any] = {
         "Type": "instant",
         "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": template, "Overrides": overrides}],
-        "TargetCapacitySpecification": {"TotalTargetCapacity": count, "DefaultTargetCapacityType": market},
+        "TargetCapacitySpecification": {"TotalTargetCapacity": request.count, "DefaultTargetCapacityType": market},
     }
     if market == "spot":
         body["SpotOptions"] = {
@@ -211,20 +110,21 @@ def fleet(
         }
     else:
         body["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
-    key = token("fleet", attempt, body)
-    machine_tags = {**tags, TAG + "role": "worker", TAG + "launch": key}
+    key = token("fleet", request.attempt, body)
+    machine_tags = {**request.tags, TAG + "role": "worker", TAG + "launch": key}
     # Volumes get their tags from the template: CreateFleet takes none for them.
     return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "fleet", "instance")}
 
 
-def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> LaunchOutcome:
+def outcome_of_fleet(answer: Mapping[str, Any], requested: Collection[Pool], zones: Mapping[str, str]) -> LaunchOutcome:
     """Parse CreateFleet's answer, which may contain machines and errors at the same time.
 
     Args:
         answer: The answer.
-        market: The requested market.
+        requested: The requested pools, all of one market.
         zones: Zone by subnet id.
     """
+    market = next(iter(requested)).market
     machines = tuple(
         LaunchedMachine(
             id_, _pool(item["LaunchTemplateAndOverrides"]["Overrides"], item.get("Lifecycle", market), zones)
@@ -232,44 +132,31 @@ def outcome_of_fleet(answer: Mapping[str, Any], market: str, zones: Mapping[str,
         for item in answer.get("Instances") or ()
         for id_ in item["InstanceIds"]
     )
-    outcome = LaunchOutcome(machines)
+    unavailable: set[Pool] = set()
+    reasons: dict[str, None] = {}
     for error in answer.get("Errors") or ():
         overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
-        pools = {_pool(overrides, market, zones)} if "InstanceType" in overrides else set()
-        outcome = _merge(outcome, outcome_of_error(error["ErrorCode"], error.get("ErrorMessage", ""), pools))
-    # No retry: its token would return the same answer. A fatal error of one pool need not hold for the others.
-    return replace(outcome, retry=False, fatal="" if outcome.without_capacity else outcome.fatal)
+        unavailable |= {_pool(overrides, market, zones)} if "InstanceType" in overrides else set(requested)
+        fault = {"Code": error["ErrorCode"], "Message": error.get("ErrorMessage", "")}
+        reasons[_why(kind_of_answer(fault), fault["Code"], "{Code}: {Message}".format(**fault))] = None
+    # Nothing is repeated: its token would return the same answer.
+    return LaunchOutcome(machines, frozenset(unavailable), "; ".join(filter(None, reasons)))
 
 
-def outcome_of_error(code: str, message: str, pools: set[Pool] | frozenset[Pool]) -> LaunchOutcome:
-    """Interpret an error code of a request for `pools`; an unknown one ends the run, with AWS' own message."""
-    if code in CAPACITY_ERRORS:
-        return LaunchOutcome(without_capacity=frozenset(pools))
-    if code in QUOTA_ERRORS:
-        return LaunchOutcome(without_capacity=frozenset(pools), quota=code)
-    if code in RETRY_ERRORS:
-        return LaunchOutcome(retry=True)
-    return LaunchOutcome(fatal=f"{code}: {message}")
+def outcome_of_error(error: Exception, requested: Collection[Pool]) -> LaunchOutcome:
+    """Interpret what a launch request raised: it is repeated as it is, or its pools are skipped for a while."""
+    kind = error_kind(error)
+    if kind in (ErrorKind.PASSING, ErrorKind.ABSENT):
+        return LaunchOutcome(why=sentence_of(error), repeat=True)
+    code = error.response["Error"]["Code"] if hasattr(error, "response") else ""
+    return LaunchOutcome(unavailable=frozenset(requested), why=_why(kind, code, sentence_of(error)))
 
 
-def refuse_fatal(outcome: LaunchOutcome, what: str) -> None:
-    """Raise the run's error if a launch failed for good; `what` names the machines in the message.
-
-    Raises:
-        RunError: the outcome is fatal and nothing was launched.
-    """
-    if outcome.fatal and not outcome.machines:
-        raise RunError(f"the cloud refuses {what}: {outcome.fatal}; fix that and start again")
-
-
-def _merge(one: LaunchOutcome, other: LaunchOutcome) -> LaunchOutcome:
-    return LaunchOutcome(
-        one.machines + other.machines,
-        one.without_capacity | other.without_capacity,
-        one.quota or other.quota,
-        one.retry or other.retry,
-        one.fatal or other.fatal,
-    )
+def _why(kind: ErrorKind, code: str, sentence: str) -> str:
+    """Return why machines are missing, or nothing for a lack of capacity."""
+    if kind is ErrorKind.CAPACITY:
+        return ""
+    return f"the account's quota is used up ({code}); ask AWS for more" if kind is ErrorKind.QUOTA else sentence
 
 
 def _pool(overrides: Mapping[str, Any], market: str, zones: Mapping[str, str]) -> Pool:

@@ -1,6 +1,6 @@
 """Run a rehearsal cloud on loopback until its input is closed or it gets a signal: python -m idletrain.cloud.sandbox.
 
-It prints its endpoint as one line of JSON, which is the only line on its standard output.
+It prints its endpoint and its owner's keys as one line of JSON, which is the only line on its standard output.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from idletrain.cloud.sandbox.reclaims import PeriodicReclaims, ReclaimPolicy, read_trace
 from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import IdletrainError, JobError, RunError
-from idletrain.job import parse_bytes, parse_seconds
+from idletrain.quantities import parse_bytes, parse_seconds
 
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run a cloud until standard input ends or a SIGTERM or SIGINT arrives."""
     trace = read_trace(_read(arguments.trace)) if arguments.trace else ()
     if importlib.util.find_spec("moto") is None:
-        raise RunError("the rehearsal cloud needs moto; install it by `pip install 'idletrain[sandbox]'`")
+        raise RunError("the rehearsal cloud needs moto; install it by `pip install '.[sandbox]'` in the repository")
     gc.disable()  # moto creates a million lasting objects: without garbage collection it starts in 3/4 of the time
     from idletrain.cloud.sandbox.cloud import RehearsalCloud, RehearsalSettings
     from idletrain.cloud.sandbox.instances import REGION
@@ -49,7 +49,8 @@ def serve(arguments: argparse.Namespace) -> None:
             port=arguments.port,
         )
     )
-    sys.stdout.write(json.dumps({"endpoint": cloud.endpoint, "region": REGION}) + "\n")
+    keys = {"access_key_id": cloud.owner.id, "secret_access_key": cloud.owner.secret}
+    sys.stdout.write(json.dumps({"endpoint": cloud.endpoint, "region": REGION, **keys}) + "\n")
     sys.stdout.flush()
     ending.wait()
     cloud.close()

@@ -61,7 +61,7 @@ class Grant:
     errors: tuple[tuple[int, str], ...]
 
 
-def grant(
+def grant_capacity(
     count: int,
     offers: Sequence[CapacityOffer],
     limits: Sequence[Limit],

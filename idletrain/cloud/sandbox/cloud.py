@@ -22,8 +22,10 @@ from idletrain.cloud.sandbox.capacity import with_limit
 from idletrain.cloud.sandbox.control import PREFIX, Control
 from idletrain.cloud.sandbox.faults import InjectedFaults
 from idletrain.cloud.sandbox.gateway import Gateway
+from idletrain.cloud.sandbox.guard import Guard
 from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Instances
 from idletrain.cloud.sandbox.machines import MachineProcesses
+from idletrain.cloud.sandbox.signatures import owner_keys
 
 CLOUD_TICK_SECONDS = 0.1  # also the longest delay from a machine's end to its instance's; EC2 calls take effect at once
 
@@ -52,23 +54,31 @@ class RehearsalCloud:
 
     Args:
         rehearsal: Its settings.
+
+    Attributes:
+        endpoint: Its address.
+        owner: Keys of the user who runs it: of whoever may do all.
     """
 
     def __init__(self, rehearsal: RehearsalSettings) -> None:
         self._closers = contextlib.ExitStack()
         logs = rehearsal.logs or Path(self._closers.enter_context(tempfile.TemporaryDirectory()))
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._wake, self._closing = threading.Event(), threading.Event()
         self._server = make_server(
             "127.0.0.1", rehearsal.port, self._serve, threaded=True, request_handler=_QuietHandler
         )
         port = self._server.server_port
-        self.endpoint = f"http://127.0.0.1:{port}"
+        host = f"127.0.0.1:{port}"
+        self.endpoint, self.owner = f"http://{host}", owner_keys()
+        keys = {self.owner.id: self.owner}
         self._instances = Instances(f"127.{port >> 8}.{port & 255}.")
-        self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs)
+        self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs, keys)
         faults = InjectedFaults()
-        self._gateway = Gateway(self._instances, faults, logs, self._wake.set)
-        self._control = Control(self._instances, self._machines, faults, self._gateway.calls, self._wake.set)
+        gateway = Gateway(self._instances, faults, logs, self._wake.set)
+        control = Control(self._instances, self._machines, faults, gateway.calls, self._wake.set)
+        self._gateway = Guard(gateway, host, keys)
+        self._control = Guard(control, host, {self.owner.id: self.owner})  # no machine takes another one
         self._market, self._notice_seconds = rehearsal.market, rehearsal.notice_seconds
         self._started = time.monotonic()
         account.provision()
@@ -120,10 +130,16 @@ class RehearsalCloud:
     def _boot(self, instance: Instance) -> None:
         program = base64.b64decode(str(instance.user_data or ""))
         try:
-            self._machines.boot(instance.id, program, functools.partial(self._instances.facts, instance))
+            facts = functools.partial(self._instances.facts, instance)
+            self._machines.boot(instance.id, program, facts, functools.partial(self._shut_down, instance.id))
         except OSError as error:  # no more processes, files or memory
             with self._instances.lock:
                 self._instances.end(instance, ("Server.InternalError", str(error)))
+
+    def _shut_down(self, instance: str, seconds: float) -> None:
+        with self._instances.lock:
+            self._instances.shut_down(instance, seconds)
+        self._wake.set()
 
     def _reclaim(self) -> None:
         elapsed = time.monotonic() - self._started
@@ -139,6 +155,8 @@ class RehearsalCloud:
 
 class _QuietHandler(MotoRequestHandler):
     """Handle requests without logging successful ones."""
+
+    timeout = 30  # a caller that connects and says nothing
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""

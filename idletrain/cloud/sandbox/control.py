@@ -14,10 +14,11 @@ from werkzeug.wrappers import Request, Response
 from idletrain.cloud.sandbox.capacity import with_limit
 from idletrain.cloud.sandbox.faults import InjectedFault, InjectedFaults
 from idletrain.cloud.sandbox.gateway import Calls
-from idletrain.cloud.sandbox.instances import ACCOUNT_ID, SPOT_REASON, Instances, backends
+from idletrain.cloud.sandbox.instances import ACCOUNT_ID, SPOT_REASON, Instances, region_backends
 from idletrain.cloud.sandbox.machines import MachineProcesses
 
 PREFIX = "/_sandbox/"
+ACCOUNT_GROUPS = ("default", "idletrain-ended-heads")  # that no run has created
 Body = Mapping[str, Any]
 
 
@@ -72,12 +73,12 @@ class Control:
 
     def inventory(self) -> dict[str, Any]:
         """List everything that a run could leave behind; all empty after a complete teardown."""
-        groups = [g for backend in backends() for by_id in backend.groups.values() for g in by_id.values()]
-        templates = [template for backend in backends() for template in backend.launch_templates.values()]
+        groups = [g for backend in region_backends() for by_id in backend.groups.values() for g in by_id.values()]
+        templates = [template for backend in region_backends() for template in backend.launch_templates.values()]
         parameters = [name for backend in ssm_backends[ACCOUNT_ID].values() for name in backend._parameters]
         return {
             "instances": [instance.id for instance in self._instances.alive()],
-            "security_groups": [group.id for group in groups if group.name != "default"],
+            "security_groups": [group.id for group in groups if group.name not in ACCOUNT_GROUPS],
             "launch_templates": [template.id for template in templates],
             "parameters": [name for name in parameters if name.startswith("/idletrain")],
             "processes": self._machines.processes(),
@@ -98,7 +99,7 @@ class Control:
         self._instances.end(self._spot(body), SPOT_REASON)
 
     def _shutdown(self, body: Body) -> None:
-        self._instances.shutdowns[body["instance"]] = time.time() + float(body["seconds"])
+        self._instances.shut_down(body["instance"], float(body["seconds"]))
 
     def _spot(self, body: Body) -> Instance:
         instance = self._instances.find(body["instance"])

@@ -22,7 +22,8 @@ class InjectedFault:
         action: Name of the action as AWS writes it, such as `CreateFleet`.
         times: Number of calls that fail.
         mode: `error`: answer with the code and status; `drop-reply`: carry the call out, then close the connection
-            without an answer; `html`: answer with status 500 and a page, as a proxy would.
+            without an answer; `html`: answer with the status and a page, as a proxy would; `empty`: answer with the
+            status alone, as a load balancer would.
     """
 
     action: str
@@ -30,7 +31,7 @@ class InjectedFault:
     message: str = "An injected fault"
     status: int = 400
     times: int = 1
-    mode: Literal["error", "drop-reply", "html"] = "error"
+    mode: Literal["error", "drop-reply", "html", "empty"] = "error"
 
 
 class InjectedFaults:

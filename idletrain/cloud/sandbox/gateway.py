@@ -91,8 +91,9 @@ class Gateway:
         if fault and fault.mode == "error":
             wire = faults.error(call.service, fault.code, fault.message, fault.status)
             return _response(wire)(environ, start_response)
-        if fault and fault.mode == "html":
-            return _response((500, "text/html", faults.HTML))(environ, start_response)
+        if fault and fault.mode in ("html", "empty"):
+            page = faults.HTML if fault.mode == "html" else ""
+            return _response((fault.status, "text/html", page))(environ, start_response)
         if call.service in UNSUPPORTED_SERVICES:
             message = f"A rehearsal has no {call.service}"
             return _response(faults.error(call.service, "AccessDeniedException", message, 400))(environ, start_response)

@@ -58,7 +58,7 @@ class Instances:
 
     def alive(self) -> list[Instance]:
         """Return the instances in any region that are not terminated, the oldest first."""
-        instances = [instance for backend in backends() for instance in _not_terminated(backend)]
+        instances = [instance for backend in region_backends() for instance in _not_terminated(backend)]
         return sorted(instances, key=lambda instance: instance.launch_time)
 
     def running(self) -> list[Instance]:
@@ -163,6 +163,10 @@ class Instances:
         """Give a spot instance an interruption notice, and reclaim it after `seconds`."""
         self.notices[id_] = time.time() + seconds
 
+    def shut_down(self, id_: str, seconds: float) -> None:
+        """Let an instance shut itself down in `seconds`."""
+        self.shutdowns[id_] = time.time() + seconds
+
     def _complete(self, backend: Any, instance: Instance, spec: LaunchSpec, address: str) -> None:
         if spec.profile:
             backend.associate_iam_instance_profile(instance.id, spec.profile.get("Name"), spec.profile.get("Arn"))
@@ -185,7 +189,7 @@ class Instances:
         return addresses
 
 
-def backends() -> Sequence[Any]:
+def region_backends() -> Sequence[Any]:
     """Return moto's EC2 backends of every region that was used."""
     return list(ec2_backends[ACCOUNT_ID].values())
 

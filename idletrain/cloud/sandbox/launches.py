@@ -14,7 +14,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.utils import filter_iam_instance_profiles, random_fleet_id
 
 from idletrain.cloud.sandbox import prices
-from idletrain.cloud.sandbox.capacity import INSUFFICIENT, CapacityOffer, CapacityPool, grant
+from idletrain.cloud.sandbox.capacity import INSUFFICIENT, CapacityOffer, CapacityPool, grant_capacity
 from idletrain.cloud.sandbox.instances import ACCOUNT_ID, Instances, NoAddressError
 from idletrain.cloud.sandbox.launch_spec import (
     MAX_USER_DATA_BYTES,
@@ -64,7 +64,7 @@ class Launcher:
         offer = None
         for subnet in self._subnets(spec):
             offer = self._offer(spec, subnet)
-            granted = grant(
+            granted = grant_capacity(
                 int(params["MaxCount"]), [offer], self._instances.limits, self._instances.pools(), spread=False
             )
             if granted.counts[0] >= int(params["MinCount"]):
@@ -129,7 +129,7 @@ class Launcher:
         options = params.get("SpotOptions" if market == "spot" else "OnDemandOptions") or {}
         spread = options.get("AllocationStrategy", "lowest-price") not in ("lowest-price", "lowestPrice")
         offers = [self._offer(spec, subnet) for _, spec, subnet in choices]
-        granted = grant(count, offers, self._instances.limits, self._instances.pools(), spread=spread)
+        granted = grant_capacity(count, offers, self._instances.limits, self._instances.pools(), spread=spread)
         for (described, spec, subnet), launched in zip(choices, granted.counts, strict=True):
             if launched:
                 tags = overlaid(spec.tags, {"instance": {"aws:ec2:fleet-id": fleet}})

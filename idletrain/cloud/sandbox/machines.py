@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from idletrain.cloud.sandbox import shims, supervisor
 from idletrain.cloud.sandbox.metadata import Facts, MetadataServer
+from idletrain.cloud.sandbox.signatures import Keys, machine_keys
 
 IDLE = ("sleep", "infinity")  # an instance without user data just runs
 END_SECONDS = 5.0
@@ -25,20 +26,20 @@ class MachineProcess:
     Args:
         instance: Its instance id.
         program: Its user data.
-        get_facts: Returns its metadata.
+        metadata: Its metadata service, which is closed with it.
         endpoint: The cloud's endpoint.
         memory_bytes: RAM that it reports.
         log: File for its output.
     """
 
     def __init__(
-        self, instance: str, program: bytes, get_facts: Callable[[], Facts], endpoint: str, memory_bytes: int, log: Path
+        self, instance: str, program: bytes, metadata: MetadataServer, endpoint: str, memory_bytes: int, log: Path
     ) -> None:
-        self.metadata = MetadataServer(get_facts)
+        self.metadata = metadata
         directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
         (directory / "tmp").mkdir()
         (directory / "bin").mkdir()
-        _shim(directory / "bin" / "shutdown", "shutdown", endpoint, instance)
+        _shim(directory / "bin" / "shutdown", "shutdown")
         _shim(directory / "bin" / "install", "install", str(directory))
         _shim(directory / "bin" / "docker", "docker", str(memory_bytes))
         (directory / "user-data").write_bytes(program)
@@ -86,23 +87,42 @@ class MachineProcesses:
         endpoint: The cloud's endpoint.
         memory_bytes: RAM that each machine reports.
         logs: Directory for their output.
+        keys: The cloud's keys by their id; each machine's are among them while it runs.
     """
 
-    def __init__(self, endpoint: str, memory_bytes: int, logs: Path) -> None:
-        self._endpoint, self._memory_bytes, self._logs = endpoint, memory_bytes, logs
+    def __init__(self, endpoint: str, memory_bytes: int, logs: Path, keys: MutableMapping[str, Keys]) -> None:
+        self._endpoint, self._memory_bytes, self._logs, self._keys = endpoint, memory_bytes, logs, keys
         self._running: dict[str, MachineProcess] = {}
         self._dying: dict[str, MachineProcess] = {}
 
-    def boot(self, instance: str, program: bytes, get_facts: Callable[[], Facts]) -> None:
-        """Start an instance's machine."""
+    def boot(
+        self, instance: str, program: bytes, get_facts: Callable[[], Facts], shut_down: Callable[[float], None]
+    ) -> None:
+        """Start an instance's machine.
+
+        Args:
+            instance: Its id.
+            program: Its user data.
+            get_facts: Returns its metadata.
+            shut_down: Called with the seconds after which the machine wants to end.
+        """
+        keys = machine_keys()
+        metadata = MetadataServer(get_facts, keys, shut_down)
         log = self._logs / f"{instance}.log"
-        self._running[instance] = MachineProcess(instance, program, get_facts, self._endpoint, self._memory_bytes, log)
+        try:
+            machine = MachineProcess(instance, program, metadata, self._endpoint, self._memory_bytes, log)
+        except OSError:
+            metadata.close()
+            raise
+        self._running[instance], self._keys[keys.id] = machine, keys
 
     def keep_only(self, instances: Collection[str]) -> None:
         """Kill the machines of all other instances."""
         for id_ in self._running.keys() - instances:
             self._dying[id_] = self._running[id_]  # first, so that `processes` always finds it
-            self._running.pop(id_).kill()
+            machine = self._running.pop(id_)
+            self._keys.pop(machine.metadata.keys.id, None)
+            machine.kill()
         for id_ in [id_ for id_, machine in self._dying.items() if machine.ended()]:
             del self._dying[id_]
 

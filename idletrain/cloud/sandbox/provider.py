@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ import psutil
 
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.provider import AwsProvider
+from idletrain.cluster import owned_process
 from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.observe.records import Record
+from idletrain.providers.protocol import CloudSchedules
 
 # A folder per sandbox, named by its process: its address while it is open, and its logs.
 SANDBOXES = Path("~/.cache/idletrain/sandboxes").expanduser()
@@ -71,10 +74,22 @@ class SandboxProvider(AwsProvider):
     def image_fault(self, _account: Account, _image: str) -> str | None:
         """Return None: a rehearsal runs the installed package."""
 
+    def pinned_image(self, _account: Account, image: str) -> str:
+        """Return the name as it is: a rehearsal runs the installed package."""
+        return image
+
+    def schedules(self) -> CloudSchedules | None:
+        """Return None: the sandbox is gone when a schedule would be due."""
+
     def interrupted_text(self, _run: str, _address: str) -> str:
         return "idletrain: stopped; nothing is left of the rehearsal"
 
-    def seen_from_here(self, event: Record) -> Record:
+    def seen_from_here(self, event: Record, account: Account) -> Record:
+        """Add the token to the link of the dashboard: the head is a process of this machine."""
+        if event["kind"] != "run_started":
+            return event
+        with contextlib.suppress(RunError):  # the run has ended, and its secrets with it
+            return {**event, "dashboard": f"{event['dashboard']}?token={account.dashboard_token(event['run'])}"}
         return event
 
     def tunnel_command(self, _account: Account, _head: str, _port: str) -> list[str] | None:
@@ -100,7 +115,8 @@ def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     for old in SANDBOXES.glob("[0-9]*"):
         if old == logs or not psutil.pid_exists(int(old.name)):
             shutil.rmtree(old, ignore_errors=True)
-    logs.mkdir(parents=True)
+    SANDBOXES.mkdir(mode=0o700, parents=True, exist_ok=True)
+    logs.mkdir(mode=0o700)
     failed = False
     try:
         with (logs / "sandbox.log").open("w") as log, _process(logs, arguments, log) as process:
@@ -118,7 +134,7 @@ def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 @contextlib.contextmanager
 def _process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "idletrain.cloud.sandbox", "--logs", str(logs), *arguments]
+    command = owned_process.command("idletrain.cloud.sandbox", "--logs", str(logs), *arguments, number=signal.SIGTERM)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
     ) as process:
@@ -127,6 +143,7 @@ def _process(logs: Path, arguments: list[str], log: IO[str]) -> Iterator[subproc
         finally:
             assert process.stdin is not None
             process.stdin.close()
+            process.terminate()  # for one that still starts and does not read its input yet
             process.wait()  # which leaving the context does not after a Ctrl-C
 
 
@@ -139,21 +156,30 @@ def _await_address(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
     if not line:
-        raise RunError(f"the sandbox did not start; see {own / 'sandbox.log'}, and install idletrain[sandbox]")
-    (own / "address.json").write_text(line)
+        raise RunError(
+            f"the sandbox did not start; see {own / 'sandbox.log'}; its extra may be missing (pip install '.[sandbox]')"
+        )
+    _keep_private(own / "address.json", line)
     _enter_sandbox(json.loads(line))
 
 
 def _enter_sandbox(address: dict[str, str]) -> None:
-    """Point AWS' own configuration at a sandbox; its keys are not secret, as they open nothing else."""
+    """Point AWS' own configuration at a sandbox, for this process and those that it starts."""
     os.environ |= {
         "AWS_ENDPOINT_URL": address["endpoint"],
         "AWS_DEFAULT_REGION": address["region"],
-        "AWS_ACCESS_KEY_ID": "sandbox",
-        "AWS_SECRET_ACCESS_KEY": "sandbox",
+        "AWS_ACCESS_KEY_ID": address["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": address["secret_access_key"],
     }
     for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
         os.environ.pop(variable, None)
+
+
+def _keep_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read, from its first moment on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def _in_sandbox() -> bool:

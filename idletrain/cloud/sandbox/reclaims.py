@@ -4,6 +4,7 @@ are arguments, so that every rehearsal can be repeated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,12 +133,12 @@ def read_trace(text: str) -> tuple[TraceChange, ...]:
     changes = []
     for number, line in enumerate(text.splitlines(), 1):
         match [part.strip() for part in line.split(",")]:
-            case [at, "add" | "remove" as verb, node] if at.isdigit() and node:
+            case [at, "add" | "remove" as verb, node] if re.fullmatch(r"[0-9]{1,15}", at) and node:
                 changes.append(TraceChange(int(at), node, verb == "add"))
             case [""]:
                 continue
             case _:
-                raise JobError(f"--trace: line {number} is {line!r}; write lines such as 480000,add,node1")
+                raise JobError(f"--trace: line {number} is {line[:100]!r}; write lines such as 480000,add,node1")
     return tuple(sorted(changes, key=lambda change: change.at_ms))
 
 

@@ -1,6 +1,6 @@
 """Replace `shutdown`, `install` and `docker` on a rehearsed machine. A program of its own, stdlib only:
 
-python -I -S shims.py shutdown ENDPOINT INSTANCE -h +5|now
+python -I -S shims.py shutdown -h +5|now
 python -I -S shims.py install DIRECTORY -D /dev/stdin /FILE
 python -I -S shims.py docker BYTES run [OPTIONS] IMAGE ARGS...
 """
@@ -8,12 +8,12 @@ python -I -S shims.py docker BYTES run [OPTIONS] IMAGE ARGS...
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 FLAGS = frozenset({"--rm", "--init", "--read-only", "-i", "--interactive", "-t", "--tty"})
 VALUED = frozenset(
@@ -107,10 +107,12 @@ def container(arguments: Sequence[str], host: Mapping[str, str]) -> Container:
     return Container(environment, rest[0], tuple(rest[1:]))
 
 
-def _shutdown(endpoint: str, instance: str, *arguments: str) -> int:
-    body = json.dumps({"instance": instance, "seconds": shutdown_seconds(arguments)})
-    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=30)
-    connection.request("POST", "/_sandbox/shutdown", body, {"Content-Type": "application/json"})
+def _shutdown(*arguments: str) -> int:
+    seconds = shutdown_seconds(arguments)
+    # From the environment: arguments can be read by every user of this computer.
+    metadata = urlsplit(os.environ["AWS_EC2_METADATA_SERVICE_ENDPOINT"])
+    connection = http.client.HTTPConnection(metadata.netloc, timeout=30)
+    connection.request("POST", f"{metadata.path}/shutdown", str(seconds))
     return 0 if connection.getresponse().status == http.client.OK else 1
 
 

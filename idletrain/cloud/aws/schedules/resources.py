@@ -12,12 +12,15 @@ from collections.abc import Collection
 from datetime import datetime
 
 from idletrain.cloud import record, workdir
-from idletrain.cloud.aws import doctor, iam, requests, user_data
-from idletrain.cloud.aws.account import Account, Instance, LeftoverResource, explained
-from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
+from idletrain.cloud.aws import doctor, iam, requests, run_resources, user_data
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.errors import explained
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.aws.schedules import eventbridge
+from idletrain.cloud.machines import TAG, Instance, LaunchSite, LeftoverResource, Pool
 from idletrain.errors import JobError, RunError
 from idletrain.job import Job
-from idletrain.schedules import eventbridge
+from idletrain.observe.records import DONE_STATUSES
 from idletrain.schedules.cron import Execution, Schedule, run_name
 from idletrain.storage import S3Prefix
 
@@ -56,11 +59,13 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
             prefix.put(workdir.WORKDIR_KEY, packed)
     tags = {f"{TAG}schedule": schedule.name, f"{TAG}owner": account.owner, f"{TAG}version": version}
     site = account.site(job.cloud.ami, gpu=False)
-    site = dataclasses.replace(site, group=account.make_group(_resource(schedule.name), site.vpc, tags))
+    site = dataclasses.replace(
+        site, group=run_resources.make_group(account, _resource(schedule.name), site.vpc, tags, Patience())
+    )
     text = user_data.user_data_for(STARTER_SECONDS, job.cloud.image or "")
     body = requests.launch_template(_resource(schedule.name), site, iam.STARTER, text, tags)
     starter = eventbridge.StarterSpec(
-        site=dataclasses.replace(site, template=account.make_template(body)),
+        site=dataclasses.replace(site, template=run_resources.make_template(account, body, Patience())),
         pool=_starter_pool(account, job, site),
         profile=iam.STARTER,
         role_arn=f"arn:{account.owner.split(':')[1]}:iam::{account.number}:role/{iam.SCHEDULE}",
@@ -145,7 +150,7 @@ def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
     if run_record.state != "ended" and not run_record.failure:
         return execution, True
     summary = runs.below(execution.run).get(record.SUMMARY_KEY)
-    completed = summary is not None and json.loads(summary.content)["status"] in ("completed", "reached")
+    completed = summary is not None and json.loads(summary.content)["status"] in DONE_STATUSES
     exit_code = 0 if completed and not run_record.failure else RunError.exit_code
     return dataclasses.replace(execution, exit_code=exit_code), False
 

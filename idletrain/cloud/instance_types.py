@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Market = Literal["spot", "on-demand"]
 MIB, GIB, TIB = 2**20, 2**30, 2**40
@@ -130,26 +130,6 @@ class Pools:
     def few(self) -> bool:
         """Return whether there are so few types that a lack of capacity in some may leave none."""
         return len(self.types) < WANTED_TYPES
-
-
-def parse_type(item: Mapping[str, Any]) -> InstanceType:
-    """Parse an item of DescribeInstanceTypes."""
-    gpus = item.get("GpuInfo", {}).get("Gpus", ())
-    usable = [gpu for gpu in gpus if gpu.get("Manufacturer") == "NVIDIA" and gpu.get("Count", 0) >= 1]
-    others = ("NeuronInfo", "InferenceAcceleratorInfo", "FpgaInfo", "MediaAcceleratorInfo")
-    architectures = item["ProcessorInfo"]["SupportedArchitectures"]
-    return InstanceType(
-        name=item["InstanceType"],
-        vcpus=item["VCpuInfo"]["DefaultVCpus"],
-        memory_bytes=item["MemoryInfo"]["SizeInMiB"] * MIB,
-        gpus=sum(gpu["Count"] for gpu in usable),
-        gpu_memory_bytes=sum(gpu["Count"] * gpu.get("MemoryInfo", {}).get("SizeInMiB", 0) for gpu in usable) * MIB,
-        architecture=ARCHITECTURE if ARCHITECTURE in architectures else architectures[0],
-        burstable=item.get("BurstablePerformanceSupported", False),
-        bare_metal=item.get("BareMetal", False),
-        current_generation=item.get("CurrentGeneration", True),
-        other_accelerators=len(usable) < len(gpus) or any(item.get(other) for other in others),
-    )
 
 
 def slots_of(type_: InstanceType, need: NodeNeed) -> int:

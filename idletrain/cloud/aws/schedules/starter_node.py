@@ -11,13 +11,14 @@ from datetime import datetime
 from pathlib import Path
 
 from idletrain.cloud import launcher
-from idletrain.cloud.aws.account import RUNNING_STATES, Account
-from idletrain.cloud.aws.metadata import Metadata
-from idletrain.cloud.aws.requests import TAG
+from idletrain.cloud.account import CloudMachine
+from idletrain.cloud.aws import images
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.schedules import resources
+from idletrain.cloud.machines import RUNNING_STATES, TAG
 from idletrain.cloud.workdir import unpack
 from idletrain.errors import IdletrainError, RunError
 from idletrain.job import Job
-from idletrain.schedules import aws_resources
 from idletrain.schedules.cron import run_name
 from idletrain.storage import S3Prefix
 
@@ -25,34 +26,34 @@ logger = logging.getLogger(__name__)
 WORKDIR_NAME = "workdir"
 
 
-def start_run(metadata: Metadata, directory: Path) -> None:
+def start_run(machine: CloudMachine, account: Account, directory: Path) -> None:
     """Start the run that is due, unless the previous one is still running.
 
     Args:
-        metadata: The instance metadata service of this machine.
+        machine: This machine.
+        account: Its account.
         directory: An empty directory to work in.
 
     Raises:
         IdletrainError: it cannot be started; the reason is also written below the schedule's prefix.
     """
-    tags = metadata.tags()
+    tags = machine.tags()
     name, due = tags[TAG + "schedule"], datetime.fromisoformat(tags[TAG + "created"])
-    account = Account(metadata.region())
     prefix = S3Prefix.at(tags[TAG + "prefix"], account.s3)
-    if running := aws_resources.going_on(account.instances(states=RUNNING_STATES), name):
+    if running := resources.going_on(account.instances(states=RUNNING_STATES), name):
         logger.info("skipped: %s is still running", running[0])
-        aws_resources.note(prefix, name, due, "skipped: still running")
+        resources.note(prefix, name, due, "skipped: still running")
         return
     try:
         _start(account, prefix, run_name(name, due), directory)
     except IdletrainError as error:
-        aws_resources.note(prefix, name, due, f"not started: {error}")
+        resources.note(prefix, name, due, f"not started: {error}")
         raise
-    aws_resources.note(prefix, name, due)
+    resources.note(prefix, name, due)
 
 
 def _start(account: Account, prefix: S3Prefix, run: str, directory: Path) -> None:
-    stored = prefix.get(aws_resources.JOB)
+    stored = prefix.get(resources.JOB)
     if stored is None:
         raise RunError(f"{prefix.url} holds no job; remove the schedule and add it again")
     job = Job.model_validate_json(stored.content)
@@ -62,6 +63,5 @@ def _start(account: Account, prefix: S3Prefix, run: str, directory: Path) -> Non
         job = job.model_copy(update={"workdir": os.fspath(directory / WORKDIR_NAME)})
     job = job.model_copy(update={"name": run})
     plan = launcher.make_spot_plan(job, account, directory)
-    launcher.start(
-        plan, account, aws_resources.runs_of(account, job).below(run), image=job.cloud.image or "", resume=False
-    )
+    image = images.pinned(account, job.cloud.image or "")
+    launcher.start(plan, account, resources.runs_of(account, job).below(run), image=image, resume=False)

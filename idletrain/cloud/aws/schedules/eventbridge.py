@@ -16,7 +16,7 @@ from typing import Any
 from cronsim import CronSim
 
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.requests import TAG, LaunchSite, Pool
+from idletrain.cloud.machines import TAG, LaunchSite, Pool
 from idletrain.job import NO_IMAGE
 from idletrain.schedules.cron import EPOCH, Schedule, cron_fault
 
