@@ -5,24 +5,37 @@ result = idletrain.fit(module, (x, y), test=(x_test, y_test), subnets=4, rounds=
 result.module  # trained
 """
 
-from __future__ import annotations
-
-import importlib
-import importlib.metadata
-from typing import TYPE_CHECKING, Any
-
-from idletrain.errors import DamageError, IdletrainError, JobError, RefusedError, RunError
-
+# No import happens here, not even of typing: `python -m idletrain` runs this file while modules of the working
+# directory, which may be a stranger's, still hide the standard library's (see __main__).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from idletrain.api import FitResult, fit
+    from idletrain.errors import DamageError, IdletrainError, JobError, RefusedError, RunError
+    from idletrain.estimators import IdletrainClassifier, IdletrainRegressor
 
-__all__ = ["DamageError", "FitResult", "IdletrainError", "JobError", "RefusedError", "RunError", "fit"]
+__all__ = [
+    "DamageError",
+    "FitResult",
+    "IdletrainClassifier",
+    "IdletrainError",
+    "IdletrainRegressor",
+    "JobError",
+    "RefusedError",
+    "RunError",
+    "fit",
+]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Load the API on first use: torch takes seconds to import, and the command line's help needs none of it."""
+    import importlib
+
     if name == "__version__":
-        return importlib.metadata.version("idletrain")
-    if name in ("fit", "FitResult"):
-        return getattr(importlib.import_module("idletrain.api"), name)
+        return importlib.import_module("importlib.metadata").version("idletrain")
+    if name in __all__:
+        api = ("fit", "FitResult")
+        module = "api" if name in api else "errors" if name.endswith("Error") else "estimators"
+        return getattr(importlib.import_module(f"idletrain.{module}"), name)
     raise AttributeError(f"module 'idletrain' has no attribute {name!r}")

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import numpy as np
 from rich.console import Console
 from torch import nn
+from torch.optim import Optimizer
 
-from idletrain.errors import JobError, RunError, user_code
+from idletrain.cluster.access import with_link
+from idletrain.errors import RunError, user_code
 from idletrain.export import finished_module
-from idletrain.job import Job, parse_job
-from idletrain.nn.data.arrays import ArraySource, FileSource, MapStyleSource, Samples, as_samples
+from idletrain.job import Job
+from idletrain.job_file import parse_job
+from idletrain.nn.data.run_files import RunData
 from idletrain.nn.ist.groups import to_meta
+from idletrain.nn.lightning import WholeBatches, is_lightning, optimizer_of, plain, stepping
+from idletrain.nn.optim import from_torch
+from idletrain.nn.optim.schedule import Schedule
+from idletrain.nn.precision import as_given
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose_display
 from idletrain.observe.records import Record, Recorder, Sink
 from idletrain.observe.sinks import WatchSettings
 from idletrain.observe.summary import Summary
+from idletrain.ownership import write_signed
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.rounds.coordinator import RunOutcome
-from idletrain.rounds.durable.recovery import load_network
+from idletrain.rounds.durable.recovery import load_result
 from idletrain.run import Composition, RunOptions, compose
-from idletrain.storage import write_whole
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,20 @@ class FitResult:
     """The result of a training.
 
     Attributes:
-        module: The trained module, in evaluation mode, its BatchNorm statistics estimated.
+        module: The trained module, in evaluation mode, in the number formats of the one given, its BatchNorm statistics
+            estimated: the best one if `stop` says what tells it (`{"patience": 3}`, `{"metric": "accuracy"}`), else the
+            last one.
         records: Every event of the run, in order (their fields are documented in `idletrain.observe.records`).
         summary: Totals of the events: accuracy, goodput, preemptions, `params_sha256`, ...
         run_dir: The directory that holds the run's durable state.
+        rounds: The rounds after which the module was so.
     """
 
     module: nn.Module
     records: tuple[Record, ...]
     summary: Mapping[str, Any]
     run_dir: Path
+    rounds: int
 
 
 def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest are sections)
@@ -59,15 +68,19 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     train: Any,
     test: Any = None,
     *,
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | None = None,
     method: str = "ist",
     subnets: int = 4,
+    copies: int = 1,
     local_steps: int = 50,
-    rounds: int = 120,
-    batch_size: int = 128,
-    optimizer: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    optimizer: str | Mapping[str, Any] | Optimizer | None = None,
     seed: int = 0,
     evaluate_every: int = 10,
+    metrics: Mapping[str, Any] | None = None,
     workers: int = 4,
     name: str | None = None,
     run_dir: str | Path = "runs",
@@ -75,25 +88,42 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     scheduler: str | None = None,
     on_event: Callable[[Record], None] | None = None,
     on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    on_evaluate: Callable[[nn.Module, Mapping[str, float | None]], object] | None = None,
     log_to: Sequence[str] = (),
     **sections: Mapping[str, Any],
 ) -> FitResult:
     """Train a module by independent subnets (or local SGD) on workers that may come and go.
 
     Args:
-        module: Any module with float32 parameters; its class may stand in a script or notebook. Left unchanged.
-        train: A pair (inputs `[N, ...]`, labels `[N, ...]`) of arrays or tensors, or a map-style torch Dataset.
+        module: Any module with parameters of float32, bfloat16 or float16; its class may stand in a script or
+            notebook. Left unchanged. Of a LightningModule, `training_step` computes the loss and
+            `configure_optimizers` names the optimizer.
+        train: A pair (inputs `[N, ...]`, labels `[N, ...]`) of arrays, tensors, DataFrames or SciPy's sparse matrices;
+            a dict of arrays by the names that the module's forward takes; a map-style Dataset, of torch or Hugging
+            Face, whose items are pairs, longer tuples that end in the label, or dicts or dataclasses; an
+            IterableDataset; or a DataLoader, whose Dataset, batch size, collate_fn, order and num_workers are used.
         test: The same, for evaluation, or None.
-        loss: `cross_entropy`, `bce_with_logits`, `mse`, `package.module:function`, or a function
-            `(outputs, labels) -> scalar`.
+        loss: `cross_entropy`, `bce_with_logits`, `mse`, `model` for the one that the module returns with its outputs
+            (`outputs.loss`), `package.module:function`, or a function `(outputs, labels) -> scalar`, which gets the
+            whole batch instead of labels if samples are dicts. If None, the module's own where it returns one for
+            dicts, else `cross_entropy`.
         method: `ist` or `local-sgd`.
         subnets: Independent subnets in a round.
+        copies: Number of them that every neuron is in, up to all: the dial from independent subnets to local SGD.
         local_steps: Steps of each between two exchanges.
-        rounds: Rounds to train.
-        batch_size: Samples a step and subnet.
-        optimizer: As in a job file, such as `{"name": "adamw", "lr": 1e-3}`; SGD with lr 0.1 if None.
+        rounds: Rounds to train; 120 if neither they nor epochs are given.
+        epochs: Passes over the training data, in place of rounds: all subnets together draw as many samples.
+        batch_size: Samples a step and subnet; the DataLoader's if None, or 128.
+        collate_fn: Makes a batch from a list of a Dataset's items, as a DataLoader's, for samples of several lengths:
+            `(inputs, labels)`, or a dict or dataclass. A transformers `DataCollatorWithPadding` is one.
+        optimizer: As in a job file, such as `{"name": "adamw", "lr": 1e-3}`, where `schedule` may be a function
+            `(step, steps) -> factor`; a name such as `adamw`, with torch's default settings; or an instance of a class
+            of `torch.optim` that holds the module's parameters. SGD with lr 0.1 if None.
         seed: Seed of every random number.
         evaluate_every: Rounds between two evaluations on `test`.
+        metrics: By name, metrics that each evaluation measures on `test`, too: a torchmetrics metric, or a pair of a
+            metric or function and which value is better, such as `(mean_error, "lower")`. A function gets the outputs
+            `[N, ...]` and labels `[N, ...]` of all test data at once and returns a number.
         workers: Worker processes to start here, or to wait for with `scheduler`.
         name: The run's name; derived from the time if None.
         run_dir: Directory of runs.
@@ -101,6 +131,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         scheduler: Address of a Dask cluster whose workers train.
         on_event: Called with every event as it happens; the run waits for it.
         on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
+        on_evaluate: Called after every evaluation with a copy of the network and its scores by name (`round`, `loss`,
+            `accuracy` and the metrics); the run waits for it.
         log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `memory`, `preemption`, `checkpoint`, `model`,
             and of `training` what has no argument here (`exchange`).
@@ -110,6 +142,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
+    lightning = is_lightning(module)
+    if lightning:
+        module = stepping(module)
+        optimizer = optimizer or optimizer_of(module)
+    optimizer_fields, schedule = _optimizer(optimizer, module)
     job = parse_job(
         {
             "name": name or f"fit-{time.time_ns():x}",
@@ -118,13 +155,15 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "training": {
                 "method": method,
                 "subnets": subnets,
+                "copies": copies,
                 "local_steps": local_steps,
-                "rounds": rounds,
-                "batch_size": batch_size,
                 "seed": seed,
                 "evaluate_every": evaluate_every,
+                **({"rounds": rounds} if rounds is not None else {}),
+                **({"epochs": epochs} if epochs is not None else {}),
+                **({"batch_size": batch_size} if batch_size is not None else {}),
                 **({"loss": loss} if isinstance(loss, str) else {}),
-                **({"optimizer": dict(optimizer)} if optimizer else {}),
+                **({"optimizer": optimizer_fields} if optimizer_fields else {}),
                 **sections.get("training", {}),
             },
             "model": {"factory": type(module).__qualname__, **sections.get("model", {})},
@@ -134,108 +173,71 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     )
     watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
     provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
-    source = _ArrayData(train, job.run_dir / "data" / "train")
-    test_source = None if test is None else _ArrayData(test, job.run_dir / "data" / "test")
+    source = RunData(train, job.run_dir / "data" / "train", collate_fn)
+    test_source = None if test is None else RunData(test, job.run_dir / "data" / "test", collate_fn)
 
     def prepare_module(job: Job) -> Prepared:
         return prepare(
             module,
-            source,
-            test_source,
+            WholeBatches(source) if lightning else source,
+            WholeBatches(test_source) if lightning and test_source else test_source,
             loss,
             job.training,
             exclude=job.model.exclude,
             table=job.model.groups,
             fixed=job.model.fixed,
             memory=job.memory,
+            schedule=schedule,
+            metrics=metrics,
         )
 
-    options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary)
+    options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
     composition = compose(job, options, prepare=prepare_module)
     prepared = composition.prepared
+    for note in (*prepared.notes, *([prepared.fallback] if prepared.fallback else [])):
+        _tell(note)
     with user_code(
-        "fit: cannot travel to workers (", "); keep open files, locks and sockets out of data, module and loss"
+        "fit: cannot travel to workers (",
+        "); keep open files, locks and sockets out of data, module, loss and schedule",
     ):
-        cloudpickle.dumps((prepared.program, test_source))
+        cloudpickle.dumps((prepared.program, test_source, prepared.metrics))
 
     def write() -> None:
         for arrays in (source, test_source):
             if arrays:
                 arrays.write()
-        pickled = cloudpickle.dumps(replace(prepared, module=to_meta(module), network=()))
-        write_whole(job.run_dir / "program.pkl", pickled)
+        pickled = cloudpickle.dumps(replace(prepared, module=to_meta(prepared.module, frozen=False), network=()))
+        write_signed(job.run_dir / "program.pkl", pickled)
 
     records: list[Record] = []
     display = choose_display(False, Console(), summary)
-    sinks = (records.append, display, *([on_event] if on_event else []))
+    sinks = (records.append, with_link(job.run_dir, display), *([on_event] if on_event else []))
     with display:
         outcome = _run(composition, sinks, write)
     if outcome.status == "stopped":
         raise KeyboardInterrupt(f"stopped after round {outcome.rounds}; fit(name={job.name!r}, resume=True) goes on")
     if outcome.status == "diverged":
-        raise RunError("the training diverges (NaN in three attempts); lower the optimizer's lr")
-    network, _ = load_network(job.run_dir, prepared.program)
-    return FitResult(finished_module(prepared, network), tuple(records), summary.as_record(), job.run_dir)
+        raise RunError("the training diverges (NaN on more than one worker); lower the optimizer's lr")
+    if outcome.status == "stopped-early":
+        _tell(f"stopped early: {summary.note}")
+    result = load_result(job.run_dir, prepared.program, job.stop.watched)
+    module = as_given(finished_module(prepared, result.network), module)
+    module = plain(module) if lightning else module
+    return FitResult(module, tuple(records), summary.as_record(), job.run_dir, result.rounds)
 
 
-@dataclass(frozen=True)
-class _ArrayData:
-    """Data passed to `fit`, as a source: the arrays themselves in this process, memory-mapped files in all others.
+def _tell(text: str) -> None:
+    Console(stderr=True).print(f"idletrain: {text}", markup=False, highlight=False)
 
-    Attributes:
-        data: A pair of arrays or a Dataset.
-        folder: Where arrays are written once the run has started, named by their digest; workers map them.
-    """
 
-    data: Any
-    folder: Path
-
-    @cached_property
-    def samples(self) -> Samples:
-        return as_samples(self.data)
-
-    def open(self) -> Samples:
-        return self.samples
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle arrays as paths of their files; a Dataset as it is."""
-        if not isinstance(self.samples, ArraySource):
-            return MapStyleSource, (self.data,)
-        return FileSource, (str(self.file("x")), str(self.file("y")), f"data.{self.folder.name}")
-
-    def file(self, name: str) -> Path:
-        """Return the file of the inputs, `x`, or of the labels, `y`."""
-        return (self.folder / f"{name}-{self._digest}.npy").resolve()
-
-    @cached_property
-    def _digest(self) -> str:
-        assert isinstance(self.samples, ArraySource)
-        digest = hashlib.sha256()
-        for array in (self.samples.x, self.samples.y):
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()[:16]
-
-    def write(self) -> None:
-        """Write arrays where workers map them, unless the run has them from before a resumption.
-
-        Raises:
-            JobError: the run began with other data.
-        """
-        if not isinstance(self.samples, ArraySource):
-            return
-        if self.folder.exists() and not self.file("y").exists() and list(self.folder.glob("y-*.npy")):
-            raise JobError(
-                f"{self.folder.name}: is not the data that the run in {self.folder.parents[1]} began with; "
-                "give that or another name"
-            )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name, array in (("x", self.samples.x), ("y", self.samples.y)):  # y last: then both are whole
-            if not self.file(name).exists():
-                partial = self.file(name).with_suffix(".partial")
-                with partial.open("wb") as out:
-                    np.save(out, array)
-                partial.replace(self.file(name))
+def _optimizer(optimizer: Any, module: nn.Module) -> tuple[dict[str, Any], Schedule | None]:
+    """Return the job's optimizer, and its schedule if that is given as a function; the job then has its name alone."""
+    fields = {} if optimizer is None else from_torch.settings_of(optimizer, module)
+    schedule = fields.get("schedule")
+    if not callable(schedule):
+        return fields, None
+    place = getattr(schedule, "__module__", "fit"), getattr(schedule, "__qualname__", type(schedule).__name__)
+    return fields | {"schedule": ":".join(place)}, schedule
 
 
 def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], None]) -> RunOutcome:

@@ -62,6 +62,27 @@ def user_code(before: str, after: str = "") -> Iterator[None]:
         raise JobError(before + _reason(error) + after) from error
 
 
+@contextlib.contextmanager
+def reading(what: object, remedy: str) -> Iterator[None]:
+    """Read a file that something else may have damaged: whatever its content leads to becomes one sentence.
+
+    Args:
+        what: The file or directory.
+        remedy: What to do then.
+
+    Raises:
+        DamageError: the code within raised something.
+    """
+    try:
+        yield
+    except IdletrainError:
+        raise
+    except OSError as error:
+        raise DamageError(f"{what} cannot be read ({error.strerror or error}); {remedy}") from None
+    except Exception as error:
+        raise DamageError(f"{what} is damaged ({_reason(error)}); {remedy}") from error
+
+
 def _reason(error: BaseException) -> str:
     """Return the first line of an error's text, after the error's name if the text says little (`KeyError: 'a'`)."""
     text = str(error).strip().split("\n")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,28 +11,36 @@ import cloudpickle
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from idletrain.errors import RunError
-from idletrain.job import Job
+from idletrain.errors import DamageError, RunError
 from idletrain.nn.data.extreme import SparseSamples
-from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
+from idletrain.nn.evaluate import Score, assembled, score
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
-from idletrain.rounds.durable.recovery import load_network, read_history
+from idletrain.nn.statistics import set_buffers
+from idletrain.nn.user_metrics import Tally
+from idletrain.rounds.durable import module_state
+from idletrain.rounds.durable.recovery import load_result, read_history, read_job
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The network after a run's last committed round."""
+    """The network that a run gives: the best one if the job says what tells it (`stop`), else the last one.
+
+    Attributes:
+        rounds: The rounds after which it was so.
+        note: Which later rounds are lost by damage, as a sentence; empty if none are.
+    """
 
     prepared: Prepared
     network: Network
     rounds: int
     propensity: tuple[float, float]
+    note: str = ""
 
     def module(self) -> nn.Module:
-        """Return the network in evaluation mode, its BatchNorm statistics estimated on the training data."""
+        """Return the network in evaluation mode, its running statistics estimated on the training data."""
         return finished_module(self.prepared, self.network)
 
     @functools.cached_property
@@ -47,7 +56,8 @@ class LoadedRun:
         """
         if self.prepared.test is None:
             raise RunError("the job names no test data; add data.test")
-        return score(self._module, self.prepared.test.open(), self.prepared.program.loss)
+        tallies = [Tally(metric) for metric in self.prepared.metrics]
+        return score(self._module, self.prepared.test.open(), self.prepared.program.loss, tallies)
 
     def ranking(self) -> dict[str, float]:
         """Return P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty if its labels are not sets."""
@@ -88,40 +98,102 @@ class LoadedRun:
         return tests, train
 
 
-def load_run(run_dir: Path) -> LoadedRun:
+def require_run(run_dir: Path) -> None:
+    """Check that a directory holds a run, without executing anything of it.
+
+    Raises:
+        RunError: it holds none.
+    """
+    read_history(run_dir)
+
+
+def saved_state(run_dir: Path, *, last: bool = False) -> tuple[dict[str, Tensor], int]:
+    """Return the state_dict of a run's snapshot, and its round; nothing of the run is imported or unpickled.
+
+    Args:
+        run_dir: The run's directory.
+        last: Take the newest snapshot, also if the run kept the best network's.
+
+    Raises:
+        RunError: there is no such run, or it has no sound snapshot.
+        DamageError: the best network's snapshot does not hold what was written.
+    """
+    past = read_history(run_dir)
+    best = None if last else past.best_round(_watched(run_dir))
+    return module_state.newest(run_dir) if best is None else (module_state.read(run_dir, best), best)
+
+
+def _watched(run_dir: Path) -> str | None:
+    """Return what tells the best network of a run; None if nothing does, or if its job cannot be read any more."""
+    try:
+        return read_job(run_dir).stop.watched
+    except DamageError:
+        return None
+
+
+def load_run(run_dir: Path, *, last: bool = False) -> LoadedRun:
     """Read a run, even while it is under way.
+
+    Args:
+        run_dir: The run's directory.
+        last: Take the network after the last committed round, also if the run kept the best one.
+
+    This executes what the run's `job.json` and `program.pkl` say: do it with runs of people whose code you would run,
+    and with `saved_state` otherwise.
 
     Raises:
         RunError: there is no such run.
     """
-    read_history(run_dir)
-    job = Job.model_validate_json((run_dir / "job.json").read_text())
+    require_run(run_dir)
+    job = read_job(run_dir)
     pickled = run_dir / "program.pkl"
     if pickled.exists():
         prepared = cloudpickle.loads(pickled.read_bytes())
     else:
-        prepared = from_settings(job.model, job.data, job.training)
-    return LoadedRun(prepared, *load_network(run_dir, prepared.program), job.data.propensity)
+        prepared = from_settings(job.model, job.data, job.training, job.memory)
+    restored = load_result(run_dir, prepared.program, None if last else job.stop.watched)
+    return LoadedRun(prepared, restored.network, restored.rounds, job.data.propensity, restored.note)
 
 
 def finished_module(prepared: Prepared, network: Network) -> nn.Module:
-    """Return the user's module with the trained values, ready to use."""
-    module = assembled(prepared.module, network.values)
-    estimate_statistics(module, prepared.program.source.open(), prepared.program.training.seed)
+    """Return the user's module with the trained values, its buffers too, ready to use."""
+    module = assembled(prepared.module, network.averaged)
+    set_buffers(module, prepared.module, prepared.program, network.averaged)
     return module
 
 
-def save(module: nn.Module, to: Path) -> None:
-    """Write a module's state_dict: for `torch.load(weights_only=True)` if `to` ends in `.pt`, else as safetensors.
+def save(state_dict: Mapping[str, Tensor], to: Path) -> None:
+    """Write a state_dict: for `torch.load(weights_only=True)` if `to` ends in `.pt`, else as safetensors.
 
     Raises:
         RunError: the file cannot be written.
     """
-    state = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    state = {name: value.detach().clone() for name, value in state_dict.items()}
     try:
         if to.suffix == ".pt":
             torch.save(state, to)
         else:
             save_file(state, to)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise RunError(f"{to} cannot be written: {error}") from None
+
+
+def save_pretrained(module: nn.Module, to: Path) -> None:
+    """Write a transformers model to a directory that its `from_pretrained` reads: `config.json` and safetensors.
+
+    Raises:
+        RunError: the module has no such method, or the directory cannot be written.
+    """
+    write = getattr(module, "save_pretrained", None)
+    if write is None:
+        raise RunError(
+            f"a {type(module).__name__} has no save_pretrained, as models of transformers have; "
+            "name a .safetensors or .pt file"
+        )
+    if to.exists() and not to.is_dir():
+        raise RunError(f"{to} is a file and no directory; name another")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        write(to)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise RunError(f"{to} cannot be written: {error}") from None

@@ -1,25 +1,18 @@
-"""Read and check a job: one frozen tree of settings, and every fault in it as a sentence.
+"""Define a job: one frozen tree of settings. `job_file` reads and checks it.
 
 Imports nothing of torch, Dask or the cloud, so that reading a job costs milliseconds.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
-import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from idletrain.errors import JobError
+from idletrain.optimizer_settings import MicroBatch, OptimizerSettings
+from idletrain.quantities import parse_bytes, parse_seconds
 
-_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")
 # Settings that a resumed run must not change: they decide the run's bits.
@@ -31,38 +24,21 @@ FIXED_SETTINGS = (
     "training.subnets",
     "training.local_steps",
     "training.batch_size",
+    "training.micro_batch",
+    "training.ghost_batches",
     "training.loss",
+    "training.label_smoothing",
+    "training.ema",
     "training.optimizer",
+    "training.buffers",
+    "training.precision",
+    "training.compile",
     "training.exchange.pull",
     "training.exchange.push",
     "training.seed",
     "preemption.policy",
 )
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
-
-
-def parse_seconds(value: Any) -> Any:
-    """Parse `"15s"`, `"10m"` or a number as seconds.
-
-    Raises:
-        ValueError: the text is not a number with one of the units ms, s, m, h, d.
-    """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*(ms|[smhd]?)\s*", str(value))
-    if isinstance(value, bool) or match is None:
-        raise ValueError("should be a duration such as 15s, 10m or 4h")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def parse_bytes(value: Any) -> Any:
-    """Parse `"2GiB"`, `"500MB"` or a number as bytes.
-
-    Raises:
-        ValueError: the text is not a number with a unit of bytes.
-    """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMG]?I?B?)\s*", str(value).upper())
-    if isinstance(value, bool) or match is None or match[2] not in _BYTES:
-        raise ValueError("should be a size such as 512MiB or 2GB")
-    return int(float(match[1]) * _BYTES[match[2]])
 
 
 def _lower_bound(value: Any) -> Any:
@@ -78,13 +54,14 @@ def _one_or_pair(value: Any) -> Any:
     return value
 
 
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # arrays and random draws count so far
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
 MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSettings(_Settings):
@@ -114,15 +91,20 @@ class DataSettings(_Settings):
     """Training data: one file with arrays x and y, or a pair of files for x and y; local or at `s3://`."""
     test: Paths = None
     """Test data, in the same forms; no evaluations when null."""
+    image_size: Count | None = None
+    """Height and width that a folder's images are scaled to; null if they have one size already."""
+    num_workers: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Processes beside each worker that read and decode a folder's images ahead of the step that needs them."""
     factory: str | None = None
-    """A function that returns `(train, test)`, as `package.module:function`; it runs on every machine."""
+    """A function that returns `(train, test)`, `{"train": ..., "test": ...}` or training data alone, as
+    `package.module:function`; each part is what `idletrain.fit` takes. It runs on every machine."""
     args: dict[str, Any] = {}
     """Keyword arguments of the factory."""
     empty: Literal["drop", "keep"] = "drop"
     """Whether to drop or keep rows without labels in extreme-classification files (.txt, .svm, pairs of CSR .npz)."""
     propensity: tuple[float, float] = (0.55, 1.5)
     """A and B of PSP@k's propensities (Jain et al., KDD 2016); the repository names a pair for each data set."""
-    test_rows: int | None = Field(default=None, ge=1)
+    test_rows: Count | None = None
     """Rows of such a test file that evaluations use, drawn once; all of them when null."""
 
     @property
@@ -130,31 +112,6 @@ class DataSettings(_Settings):
         """All files that `train` and `test` name, local or in S3."""
         entries = [entry for entry in (self.train, self.test) if entry is not None]
         return tuple(path for entry in entries for path in ([entry] if isinstance(entry, str) else entry))
-
-
-_Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerSettings(_Settings):
-    """The local optimizer, and whether its state travels with the neurons or is reset every round."""
-
-    name: Literal["sgd", "adamw", "adagrad"] = "sgd"
-    """`adagrad` is row-wise: one learning rate a row. With row-sparse gradients, `adamw` updates only their rows."""
-    lr: float = Field(gt=0)
-    """The learning rate of the first step."""
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Momentum of sgd."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of sgd and adamw."""
-    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
-    """Decay rates of adamw's two moments."""
-    start: float | dict[str, float] = 1e-6
-    """Initial value of adagrad's sums of squares, for all parameters or by parameter name (1e-6 for the others): from
-    zero, a row's first step would be as long as lr, however small its gradient."""
-    state: Literal["travel", "reset"] = "travel"
-    """Whether optimizer state travels with its neurons, or is reset in every round."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """How lr changes over the run: `cosine` lowers it to zero (Loshchilov & Hutter, arXiv 1608.03983)."""
 
 
 class ExchangeSettings(_Settings):
@@ -178,33 +135,87 @@ class ExchangeSettings(_Settings):
         return (self.pull, self.push) != ("fp32", "fp32")
 
 
+class MetricSettings(_Settings):
+    """A metric on the test data."""
+
+    metric: str
+    """A torchmetrics metric or a function `(outputs, labels) -> number`, as `package.module:name`."""
+    args: dict[str, Any] = {}
+    """Arguments by name: of the metric's class, or of the function beside outputs and labels."""
+    better: Literal["higher", "lower"] | None = None
+    """Which of two values is the better one; torchmetrics' metrics know it."""
+
+
 class TrainingSettings(_Settings):
     """Settings of training: the method, the rounds and the steps within one."""
 
     method: Literal["ist", "local-sgd"] = "ist"
     """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
-    Chosen for the fleet when left out."""
+    Chosen for the fleet when left out. Where less than 30 % of a model can be split, `ist` becomes `local-sgd`."""
+    instead_of: Literal["ist"] | None = None
+    """The method that the job named and its model does not suit; written by idletrain into the run's own copy."""
     mode: Literal["rounds", "lockstep"] = "rounds"
     """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
-    subnets: int = Field(default=4, ge=1)
+    subnets: Count = 4
     """Independent subnets in a round. Chosen for the fleet when left out."""
-    local_steps: int = Field(default=50, ge=1)
+    copies: Count = 1
+    """Number of a round's subnets that every neuron is in; their updates are averaged. 1 is independent subnet training
+    (Yuan et al., arXiv 1910.02120); more let subnets overlap and be wider (subnetwork data parallelism, Singh et al.,
+    arXiv 2507.09029); as many as subnets is local SGD."""
+    local_steps: Count = 50
     """Steps of each subnet between two exchanges. Chosen for the fleet when left out."""
-    rounds: int = Field(default=120, ge=1)
+    rounds: Count = 120
     """Rounds to train."""
-    batch_size: int = Field(default=128, ge=1)
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training data by all subnets together, in place of `rounds`."""
+    batch_size: Count = 128
     """Samples per step and subnet."""
-    loss: str = "cross_entropy"
-    """`cross_entropy`, `bce_with_logits`, `mse`, `sampled_softmax`, or `package.module:function` for a function
-    `(outputs, labels) -> scalar`."""
+    micro_batch: MicroBatch = None
+    """Samples that go through the module at a time; the gradients of a step's micro-batches are added up (gradient
+    accumulation). `auto`: as many as fit into `memory.budget` in a subnet of the mean share; all when null."""
+    ghost_batches: bool = False
+    """Whether BatchNorm may take its statistics from micro-batches (ghost batches, arXiv 1705.08741)."""
+    loss: str | None = None
+    """`cross_entropy`, `bce_with_logits`, `mse`, `sampled_softmax`, `model` for the one that the model returns with its
+    outputs (`outputs.loss`), or `package.module:function` for a function `(outputs, labels) -> scalar`, which gets the
+    whole batch instead of labels if samples are dicts. When null, the model's own where it returns one for dicts, else
+    `cross_entropy`."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Label smoothing of cross_entropy in training, as of `torch.nn.CrossEntropyLoss`; evaluations have none."""
+    ema: float | None = Field(default=None, ge=0, lt=1)
+    """Decay a round of an exponential moving average of the network, such as 0.9. Evaluations and the exported network
+    are the average's; training goes on from the network itself. The head node holds one more network for it."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
     """The local optimizer."""
     exchange: ExchangeSettings = ExchangeSettings()
     """How parameters travel. Also chosen for the fleet when method, subnets or local_steps is left out."""
-    seed: int = 0
+    buffers: dict[str, Literal["mean", "sum", "estimate"]] = {}
+    """What becomes of buffers that training changes, by name or pattern (`*.codebook`), the first that fits: the `mean`
+    of the subnets' values, the `sum` of their changes, or an `estimate` on the assembled network. Of the others,
+    statistics of the data are estimated, counters summed, and what training reads is averaged."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """What a step computes in: `bfloat16` by `torch.autocast`, as in a model whose parameters are bfloat16 or float16,
+    or `float32`, as in others, when null. Parameters and optimizer state are float32 in any case."""
+    compile: bool = False
+    """Whether workers compile their subnets by `torch.compile`, which needs a C++ compiler on each."""
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Every random number follows from it."""
-    evaluate_every: int = Field(default=10, ge=1)
+    evaluate_every: Count = 10
     """Rounds between two evaluations; rounds and not seconds, so that a stop is reproducible."""
+    metrics: dict[str, MetricSettings] = {}
+    """Metrics on the test data by name, each `{metric: "torchmetrics.classification:BinaryAUROC"}`; `args` are its
+    arguments, and `better: higher` or `lower` says of a function `(outputs, labels) -> number` which value is the
+    better one."""
+
+    @property
+    def equal_shares(self) -> tuple[float, ...]:
+        """Each subnet's share of every neuron group where all are equally wide."""
+        return (min(1.0, self.copies / self.subnets),) * self.subnets
+
+    @property
+    def trains_whole(self) -> bool:
+        """Whether every subnet is the whole network, as in local SGD."""
+        return self.method == "local-sgd" or 1 < self.copies == self.subnets
 
 
 class StopSettings(_Settings):
@@ -212,17 +223,27 @@ class StopSettings(_Settings):
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
     """Accuracy on the test data at which the run ends."""
+    metric: str | None = None
+    """What tells the best network: `loss`, `accuracy` or one of `training.metrics`; `loss` when null and `patience` is
+    set. The best network's snapshot is kept, and it is the one that the run gives."""
+    patience: Count | None = None
+    """Evaluations in a row without a better network after which the run ends."""
+
+    @property
+    def watched(self) -> str | None:
+        """What tells the best network, or None if none is kept."""
+        return self.metric or ("loss" if self.patience else None)
 
 
 class NodeSettings(_Settings):
     """Number and size of nodes."""
 
-    count: int = Field(default=4, ge=1)
+    count: Count = 4
     """Local workers, or machines of a cloud."""
     memory: MinimumBytes | None = None
     """RAM that each local worker may use, such as 2GiB; an equal part of the machine's free RAM when null. In a cloud:
     RAM that each machine must have for one subnet."""
-    gpu: int = Field(default=0, ge=0)
+    gpu: int = Field(default=0, ge=0, le=1000)
     """GPUs that each machine of a cloud must have."""
     spot_policy: Literal["spot", "on-demand", "auto"] = "spot"
     """Kind of machines; `auto` requests on-demand machines where there is no spot capacity."""
@@ -233,7 +254,7 @@ class NodeSettings(_Settings):
     max_duration: Seconds = 4 * 3600.0
     """Time after which a run in a cloud ends, whatever happens; it can be resumed."""
     idle_duration: Seconds = 600.0
-    """How long a run in a cloud waits without a single worker before it ends."""
+    """How long a run waits without a single worker before it ends."""
 
 
 class MemorySettings(_Settings):
@@ -272,7 +293,7 @@ class CheckpointSettings(_Settings):
     """The directory that holds run directories; for a run in a cloud, an `s3://` prefix."""
     every: Seconds = 60.0
     """Time between two snapshots of the whole network."""
-    keep: int = Field(default=2, ge=1)
+    keep: Count = 2
     """Snapshots to keep."""
 
 
@@ -329,84 +350,9 @@ class Job(_Settings):
     def as_tree(self) -> dict[str, Any]:
         """Return the job as plain values for `parse_job`, with defaults except for settings that it leaves open."""
         given = self.training.model_fields_set
-        return self.model_dump(mode="json", exclude={"training": {name for name in OPEN_SETTINGS if name not in given}})
-
-
-def load_job(path: Path) -> Job:
-    """Read a job file.
-
-    Raises:
-        JobError: the file is missing, is not YAML, or has faults; it holds all of them, one sentence each, with missing
-            files and packages that the job names.
-    """
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
-    except yaml.YAMLError as error:
-        raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # bytes that are not text, and dates such as 2024-13-01
-        raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
-    if not isinstance(tree, dict):
-        raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
-    try:
-        return parse_job(tree)
-    except JobError as error:
-        raise JobError([*error.faults, *_missing_targets(tree)]) from None
-
-
-def parse_job(tree: dict[str, Any]) -> Job:
-    """Check a job given as plain Python values, and return it.
-
-    Raises:
-        JobError: it has faults; holds all of them.
-    """
-    try:
-        job = Job.model_validate(tree)
-    except ValidationError as error:
-        raise JobError([_sentence(fault) for fault in error.errors()]) from None
-    if job.stop.accuracy is not None and job.training.loss == "mse":
-        raise JobError("stop.accuracy: a network trained with training.loss: mse has none; leave it out")
-    optimizer = job.training.optimizer
-    if optimizer.name == "adagrad" and (optimizer.momentum or optimizer.weight_decay):
-        raise JobError("training.optimizer: adagrad has neither momentum nor weight_decay; leave them out")
-    if job.training.mode == "lockstep":
-        _check_lockstep(job)
-    if job.training.exchange.loss:
-        _check_loss(job)
-    if job.stop.accuracy is not None and job.data.train is not None and job.data.test is None:
-        raise JobError("stop.accuracy: is measured on data.test, which is missing; name it, or leave stop out")
-    return job
-
-
-def _check_loss(job: Job) -> None:
-    faults = []
-    if job.preemption.policy != "salvage":
-        faults.append(
-            "training.exchange.loss: which rows are late depends on the link, and reissue promises the same bits; "
-            "set preemption.policy: salvage, or leave it out"
-        )
-    if job.training.exchange.push not in ("int8", "int4"):
-        faults.append(
-            "training.exchange.loss: applies to int8 and int4 updates only; set training.exchange.push to int8"
-        )
-    if faults:
-        raise JobError(faults)
-
-
-def _check_lockstep(job: Job) -> None:
-    faults = []
-    if job.preemption.policy != "reissue":
-        faults.append(
-            "preemption.policy: salvage would close rounds without some shards; set it to reissue for lockstep"
-        )
-    if job.training.subnets > job.nodes.count:
-        faults.append(
-            f"training.subnets: {job.training.subnets} in lockstep need a node each, and nodes.count is "
-            f"{job.nodes.count}; make them equal"
-        )
-    if faults:
-        raise JobError(faults)
+        left_out = {name for name in OPEN_SETTINGS if name not in given}
+        left_out |= {"epochs"} if self.training.epochs is None else {"rounds"}
+        return self.model_dump(mode="json", exclude={"training": left_out})
 
 
 def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> list[str]:
@@ -418,15 +364,19 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
         status: How the run ended last time.
         rounds: How many rounds are done.
     """
-    if status == "completed" and job.training.rounds <= rounds:
+    # How many rounds epochs are is known once the data are read; a copy of the job then has both.
+    by_epochs = job.training.epochs is not None and "rounds" not in job.training.model_fields_set
+    if status == "completed" and job.training.rounds <= rounds and not by_epochs:
         return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
     if status == "reached" and job.stop == original.stop:
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
+    if status == "stopped-early" and job.stop == original.stop:
+        reason = f"stopped early: no better {job.stop.watched} in {job.stop.patience} evaluations"
+        return [f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"]
     faults = []
-    by_rounds = (
-        ("training.rounds",) if original.training.optimizer.schedule == "cosine" else ()
-    )  # each step's lr follows from them
-    for path in (*FIXED_SETTINGS, *by_rounds):
+    by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
+    by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
+    for path in (*FIXED_SETTINGS, *by_rounds, *by_memory):
         old: object = original
         new: object = job
         for part in path.split("."):
@@ -435,55 +385,3 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
             was, now = str(old)[:120], str(new)[:120]
             faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
     return faults
-
-
-def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
-    """Yield a fault for each missing package and file that a faulty job names; a sound job opens them later."""
-    model, data = (tree[s] if isinstance(tree.get(s), dict) else {} for s in ("model", "data"))
-    for field, name in (("model.factory", model.get("factory")), ("data.factory", data.get("factory"))):
-        package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
-        if package and package not in sys.modules and importlib.util.find_spec(package) is None:
-            yield f"{field}: {name!r} cannot be imported (No module named {package!r}); write it as package.module:name"
-    for field in ("train", "test"):
-        paths = data.get(field)
-        for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
-            if isinstance(path, str) and not path.startswith("s3://") and not Path(path).expanduser().exists():
-                yield f"data.{field}: {path} cannot be read (No such file or directory); name an existing file"
-
-
-def _sentence(fault: Any) -> str:
-    """Return a fault as one sentence: `field: value should be ...`."""
-    field = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        known = _fields_at(fault["loc"][:-1])
-        close = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-        return f"{field}: is not a field of a job; {hint}"
-    if fault["type"] == "missing":
-        return f"{field}: is missing; {_purpose(fault['loc'])}"
-    if fault["type"] == "string_pattern_mismatch":
-        return f"{field}: {fault['input']!r} should be lower-case letters, digits and hyphens, at most 63"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{field}: {fault['input']!r} {message[:1].lower()}{message[1:]}"
-
-
-def _settings_at(location: tuple[Any, ...]) -> type[BaseModel]:
-    settings: type[BaseModel] = Job
-    for part in location:
-        settings = settings.model_fields[part].annotation  # type: ignore[assignment]
-    return settings
-
-
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    return list(_settings_at(location).model_fields)
-
-
-def _purpose(location: tuple[Any, ...]) -> str:
-    examples = {
-        "name": "name the run, for example name: fashion-mnist",
-        "model": 'for example model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 128, 10]}}',
-        "data": "for example data: {name: digits}",
-        "lr": "for example lr: 0.1",
-        "factory": 'for example factory: "package.module:function"',
-    }
-    return examples.get(str(location[-1]), "add it")

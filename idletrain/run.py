@@ -12,22 +12,25 @@ from typing import Any
 from distributed import Client
 
 from idletrain.cluster import dask_settings
-from idletrain.errors import JobError, RunError
+from idletrain.epochs import with_rounds
+from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading
 from idletrain.job import OPEN_SETTINGS, Job, resume_faults
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.dashboard_feed import page_of, publishing
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.provenance import provenance
-from idletrain.observe.records import Recorder, Sink, read
+from idletrain.observe.records import Recorder, Sink, read_records
 from idletrain.observe.sinks import WatchSettings, watching
 from idletrain.observe.summary import Summary
+from idletrain.ownership import write_signed
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import WorkerProvider
 from idletrain.rounds.coordinator import Coordinator, RunOutcome
-from idletrain.rounds.durable.recovery import former_format, read_history
+from idletrain.rounds.durable.recovery import former_format, holds_run, read_history, read_job
 from idletrain.rounds.durable.run_directory import RunDirectory
-from idletrain.storage import CrashPoint, only_head, write_whole
+from idletrain.rounds.evaluation import OnEvaluate, watch_of
+from idletrain.storage import CrashPoint, make_private, only_head
 
 OnStart = Callable[[Callable[[], None], Recorder], None]
 Decide = Callable[[Job], tuple[Job, ForecastTracker | None]]
@@ -48,6 +51,7 @@ class RunOptions:
         command: The command line, for the records.
         forecast: Adds the forecast to the records of rounds.
         reached: Called at named points around durable writes.
+        on_evaluate: Called with a copy of each network that is evaluated, and its scores.
     """
 
     provider: WorkerProvider = field(default_factory=LocalProcesses)
@@ -60,6 +64,7 @@ class RunOptions:
     command: str = ""
     forecast: ForecastTracker = field(default_factory=ForecastTracker)
     reached: CrashPoint = field(default=lambda _name: None)
+    on_evaluate: OnEvaluate | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +131,17 @@ def compose(
     settled = settle(job)
     report("reading the model and the data")
     prepared = prepare(settled)
+    for note in (*prepared.notes, *([prepared.fallback] if prepared.fallback else [])):
+        report(note)
+    settled = _as_prepared(settled, prepared)
     decided, forecast = decide(settled)
     if decided != settled:
         prepared = prepare(decided)
+        decided = _as_prepared(decided, prepared)
+    decided, prepared = with_rounds(decided, prepared)
+    if options.resume and (faults := _resume_faults(decided)):  # of rounds that were not known before
+        raise JobError(faults)
+    watch_of(decided.stop, prepared)  # refuses what is not measured
     return Composition(decided, prepared, replace(options, forecast=forecast) if forecast else options)
 
 
@@ -143,6 +156,13 @@ async def launch(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
     return await _train(job, prepared, options)
 
 
+def _as_prepared(job: Job, prepared: Prepared) -> Job:
+    """Return the job with the method that suits its model, which its record has to say: a later search, on a busier
+    machine, may end otherwise; and with the batch size that its data say.
+    """
+    return job.model_copy(update={"training": prepared.program.training})
+
+
 def check_run(job: Job, options: RunOptions) -> None:
     """Refuse what cannot start, before anything is made.
 
@@ -154,7 +174,7 @@ def check_run(job: Job, options: RunOptions) -> None:
         faults.append(f"checkpoint.to: {job.checkpoint.to} is for runs in a cloud, with --spot; name a directory here")
     if former := former_format(job.run_dir):
         raise JobError(f"name: {former}")
-    exists = (job.run_dir / "wal").exists()
+    exists = holds_run(job.run_dir)
     if exists and not options.resume:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
     if options.resume and not exists:
@@ -174,8 +194,8 @@ def settle(job: Job) -> Job:
     Raises:
         JobError: the job does not fit together.
     """
-    if (job.run_dir / "wal").exists():
-        return _as_started(job, Job.model_validate_json((job.run_dir / "job.json").read_text()))
+    if holds_run(job.run_dir):
+        return _as_started(job, _first_job(job))
     if job.model.args.get("sampler") != "auto":
         return job
     from idletrain.autotune import sampler_trial  # and with it Numba, which other jobs do not need
@@ -190,12 +210,15 @@ def _with_sampler(job: Job, sampler: object) -> Job:
 
 
 def _as_started(job: Job, first: Job) -> Job:
-    """Return the job with the open settings of its run's first job: the sampler if it says `auto`, and what it does not
-    say of `training`.
+    """Return the job with what its run decided: the sampler if it says `auto`, what it does not say of `training`, and
+    the method that suits the model.
     """
     auto = job.model.args.get("sampler") == "auto" and "sampler" in first.model.args
     job = _with_sampler(job, first.model.args["sampler"]) if auto else job
-    unset = {name: getattr(first.training, name) for name in OPEN_SETTINGS if name not in job.training.model_fields_set}
+    given = job.training.model_fields_set
+    unset = {name: getattr(first.training, name) for name in (*OPEN_SETTINGS, "batch_size") if name not in given}
+    if first.training.instead_of == job.training.method:
+        unset |= {"method": first.training.method, "instead_of": first.training.instead_of}
     return job.model_copy(update={"training": job.training.model_copy(update=unset)})
 
 
@@ -214,7 +237,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
             ):
                 page = await page_of(client, first_port=provider.dashboard_port)
                 facts = provenance(job, options.command, *page) | _row_census(prepared)
-                coordinator = Coordinator(job, prepared, directory, client, record, facts)
+                coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(coordinator.stop), _recording_failure(record, directory):
@@ -226,10 +249,10 @@ def _opened(job: Job, options: RunOptions) -> Iterator[Recorder]:
     """Lock the run directory for this head, write the job into it, and yield the recorder of events."""
     with contextlib.ExitStack() as stack:
         try:
-            job.run_dir.mkdir(parents=True, exist_ok=True)
+            make_private(job.run_dir)
             stack.enter_context(only_head(job.run_dir))
             record = stack.enter_context(_recorder(job, options))
-            write_whole(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
+            write_signed(job.run_dir / "job.json", job.model_dump_json(indent=1).encode())
         except OSError as error:
             raise _unwritable(job, error) from None
         yield record
@@ -239,8 +262,8 @@ def _opened(job: Job, options: RunOptions) -> Iterator[Recorder]:
 def _recorder(job: Job, options: RunOptions) -> Iterator[Recorder]:
     """Yield the recorder of the run's events: to its file, its summary, the sinks and the watchers."""
     path, summary = job.run_dir / "events.jsonl", options.summary
-    if path.exists():
-        for event in read(path):
+    with contextlib.suppress(IdletrainError), reading(path, ""):  # what is only told never blocks what counts
+        for event in read_records(path):
             summary.add(event)
             options.forecast.recall(event)
     with (
@@ -255,7 +278,7 @@ def _recording_failure(record: Recorder, directory: RunDirectory) -> Iterator[No
     """Record that the run has ended if it cannot continue."""
     try:
         yield
-    except RunError as error:
+    except (RunError, DamageError) as error:
         unknown = {"accuracy": None, "loss": None, "params_sha256": None}
         known = {"rounds": directory.round, "run_dir": str(directory.run_dir), "reason": str(error)}
         record("run_ended", status="failed", **unknown, **known)
@@ -268,7 +291,7 @@ def _unwritable(job: Job, error: OSError) -> RunError:
 
 def _run_directory(job: Job, prepared: Prepared, record: Recorder, reached: CrashPoint) -> RunDirectory:
     try:
-        return RunDirectory(job.run_dir, prepared, record, reached, job.checkpoint.keep)
+        return RunDirectory(job.run_dir, prepared, record, reached, job.checkpoint.keep, job.stop.watched)
     except OSError as error:
         raise _unwritable(job, error) from None
 
@@ -303,7 +326,22 @@ def _stopping(stop: Callable[[], None]) -> Iterator[None]:
                 loop.remove_signal_handler(number)
 
 
+def _first_job(job: Job) -> Job:
+    """Return the job that a run began with; this one if its record is damaged and this one leaves nothing open.
+
+    Raises:
+        DamageError: It is damaged, and this job leaves to it what it does not say.
+    """
+    try:
+        return read_job(job.run_dir)
+    except DamageError:
+        settled = job.training.model_fields_set.issuperset(OPEN_SETTINGS) and job.model.args.get("sampler") != "auto"
+        if not settled:
+            raise
+        return job
+
+
 def _resume_faults(job: Job) -> list[str]:
     past = read_history(job.run_dir)
-    first = Job.model_validate_json((job.run_dir / "job.json").read_text())
+    first = _first_job(job)
     return resume_faults(_as_started(job, first), first, past.status, past.rounds)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.job import Job, load_job, parse_bytes, parse_job, parse_seconds
+from idletrain.quantities import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from idletrain.job import Job
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
 RunName = Annotated[str, typer.Argument(help="The run's directory, or its name below runs/.", show_default=False)]
@@ -29,8 +32,10 @@ def bytes_option(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-def read_job(path: Path, nodes: int | None, name: str | None = None) -> Job:
+def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job:
     """Read a job file; replace its name and number of nodes by those of the command line."""
+    from idletrain.job_file import load_job, parse_job
+
     tree = load_job(path).model_dump(exclude_unset=True)
     tree |= {"name": name} if name else {}
     tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idletrain.errors import IdletrainError, RunError
-from idletrain.job import Job, load_job, parse_bytes, parse_seconds
 from idletrain.observe.records import Record, Sink
 from idletrain.providers.protocol import CloudProvider
 from idletrain.providers.table import cloud_named
+from idletrain.quantities import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from idletrain.job import Job
 
 CACHE = Path("~/.cache/idletrain").expanduser()
 UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
@@ -40,17 +43,15 @@ def offers(
     from rich.console import Console
 
     from idletrain.cli.offers import table
-    from idletrain.cloud.aws import pricing
-    from idletrain.cloud.aws.instance_types import NodeNeed
+    from idletrain.cloud.instance_types import NodeNeed
     from idletrain.cloud.launcher import node_need
+    from idletrain.job_file import load_job
 
     settings = load_job(job) if job else None
     need = node_need(settings) if settings else NodeNeed(memory_bytes=parse_bytes(memory), most_slots=1)
     market: Any = "on-demand" if settings and settings.nodes.spot_policy == "on-demand" else "spot"
     with cloud_named(cloud).account(region) as account:
-        prices = pricing.fetch(
-            account.ec2, account.client("pricing", pricing.PRICING_REGION), pricing.PriceCache(CACHE)
-        )
+        prices = account.market(CACHE)
         max_price = settings.nodes.max_price if settings else None
         Console().print(table(prices.offers(need, market, max_price), prices.estimate))
 
@@ -65,18 +66,17 @@ def doctor(
     region: Region = None,
 ) -> None:
     """Check an account: credentials, network, bucket, roles, quotas."""
-    from idletrain.cloud.aws import doctor as checks
-    from idletrain.cloud.aws import iam as policies
     from idletrain.job import CloudSettings
+    from idletrain.job_file import load_job
 
     loaded = load_job(job) if job else None
     settings = loaded.cloud if loaded else CloudSettings()
-    with cloud_named(cloud).account(region or settings.region) as account:
+    provider = cloud_named(cloud)
+    with provider.account(region or settings.region) as account:
         if policy:
-            scope = policies.Scope(account=account.number, region=account.region, bucket=account.bucket)
-            typer.echo(json.dumps(policies.launcher_policy(scope), indent=2))
+            typer.echo(json.dumps(provider.launcher_policy(account), indent=2))
             return
-        findings = checks.examine(account, settings, account.bucket, gpu=bool(loaded and loaded.nodes.gpu))
+        findings = provider.examine(account, settings, gpu=bool(loaded and loaded.nodes.gpu))
     for finding in findings:
         sign = {True: "ok", False: "MISSING", None: "unknown"}[finding.passed]
         typer.echo(f"{sign:8} {finding.what:18} {finding.text}")
@@ -87,15 +87,15 @@ def doctor(
 @app.command()
 def down(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) -> None:
     """End a run and delete everything it has created; safe to repeat."""
-    from idletrain.cloud.aws.requests import TAG
-    from idletrain.cloud.teardown import down as take_down
+    from idletrain.cloud.machines import TAG
+    from idletrain.cloud.teardown import take_down
 
     with cloud_named(cloud).account(region) as account:
-        prefix, run = prefix_of(account, name), _run_name(name)
+        prefix, run = named_prefix(account, name), _run_name(name)
         tagged = [item.tags.get(TAG + "prefix") for item in (*account.instances(run), *account.remnants(run))]
         if not name.startswith("s3://") and (tagged_prefix := next(filter(None, tagged), None)):
-            prefix = prefix_of(account, tagged_prefix)  # of a run with a prefix of its own
-        if not (_recorded(prefix) or tagged):
+            prefix = named_prefix(account, tagged_prefix)  # of a run with a prefix of its own
+        if not (_recorded(account, prefix) or tagged):
             raise RunError(
                 f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
             )
@@ -130,7 +130,7 @@ def reap(
                 typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
                 if yes:
                     try:
-                        teardown.down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
+                        teardown.take_down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
                     except IdletrainError as error:  # the others are ended nevertheless
                         faults.append(str(error))
             if not orphans:
@@ -148,7 +148,7 @@ def show_cost(
 ) -> None:
     """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
     with cloud_named(cloud).account(region) as account:
-        events = read_events(prefix_of(account, name))
+        events = read_events(named_prefix(account, name))
     totals = bill_of(events)
     from idletrain.observe.report import cost_line
 
@@ -175,8 +175,8 @@ def logs(
         if node:
             typer.echo(account.console(node))
             return
-        prefix, summary = prefix_of(account, name), Summary()
-        show = as_seen_from_here(provider, folding(summary, LineDisplay(sys.stdout, summary)))
+        prefix, summary = named_prefix(account, name), Summary()
+        show = as_seen_from_here(provider, account, folding(summary, LineDisplay(sys.stdout, summary)))
         if follow:
             follow_run(prefix, show, account)
             return
@@ -192,7 +192,7 @@ def interrupt(
     region: Region = None,
 ) -> None:
     """Give a node notice as if the cloud reclaimed it: a rehearsal of a spot interruption."""
-    from idletrain.cloud.aws.requests import TAG
+    from idletrain.cloud.machines import TAG
 
     with cloud_named(cloud).account(region) as account:
         nodes = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "worker"]
@@ -209,13 +209,14 @@ def dashboard(name: CloudRunName, cloud: CloudOption = "aws", region: Region = N
     """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
     provider = cloud_named(cloud)
     with provider.account(region) as account:
-        events = read_events(prefix_of(account, name))
+        events = read_events(named_prefix(account, name))
         pages = [event["dashboard"] for event in events if event["kind"] == "run_started"]
         heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
         if not pages or not heads:
             raise RunError(f"run {_run_name(name)} is not running; `idletrain status` shows how it ended")
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        page = f"http://127.0.0.1:{port}/idletrain"  # whatever address the head has in its network
+        token = account.dashboard_token(_run_name(name))
+        page = f"http://127.0.0.1:{port}/idletrain?token={token}"  # whatever address the head has in its network
         command = provider.tunnel_command(account, heads[0].id, port)
         if command is None:
             typer.echo(page)
@@ -237,38 +238,39 @@ def node(
     slots: Annotated[
         int | None, typer.Option(min=1, help="Number of worker processes; as many as fit otherwise.")
     ] = None,
+    cloud: CloudOption = "aws",
 ) -> None:
     """Act as this cloud machine's tags say: as a run's head, as a node, or as the starter of a scheduled run."""
-    from idletrain.cloud.aws.metadata import Metadata
-    from idletrain.cloud.aws.requests import TAG
+    from idletrain.cloud.machines import TAG
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    metadata = Metadata()
-    role = metadata.tags().get(TAG + "role")
+    provider = cloud_named(cloud)
+    machine = provider.machine()
+    role = machine.tags().get(TAG + "role")
     if role == "head":
         from idletrain.cloud import head_node
 
-        asyncio.run(head_node.serve_head(metadata))
+        asyncio.run(head_node.serve_head(machine))
     elif role == "starter":
-        from idletrain.schedules import starter_node
-
-        starter_node.start_run(metadata, Path.cwd())
+        schedules = provider.schedules()
+        assert schedules is not None
+        schedules.start_run(machine, Path.cwd())
     else:
         from idletrain.cloud import worker_node as worker
 
-        asyncio.run(worker.serve(metadata, parse_bytes(memory) if memory else None, slots))
+        asyncio.run(worker.serve(machine, parse_bytes(memory) if memory else None, slots))
 
 
-def as_seen_from_here(provider: CloudProvider, sink: Sink) -> Sink:
-    """Return a sink that gets a run's events with the dashboard's address as this machine reaches it."""
+def as_seen_from_here(provider: CloudProvider, account: Any, sink: Sink) -> Sink:
+    """Return a sink that gets a run's events with the dashboard's link as this machine opens it."""
 
     def take(event: Record) -> None:
-        sink(provider.seen_from_here(event))
+        sink(provider.seen_from_here(event, account))
 
     return take
 
 
-def prefix_of(account: Any, name: str) -> Any:
+def named_prefix(account: Any, name: str) -> Any:
     """Return a run's prefix: below the account's own bucket, unless the name is a whole prefix."""
     from idletrain.storage import S3Prefix
 
@@ -278,7 +280,7 @@ def prefix_of(account: Any, name: str) -> Any:
 def run_prefix(account: Any, job: Job) -> Any:
     """Return the prefix of a job's run: below `checkpoint.to` if that is in S3, else below the account's own bucket."""
     to = job.checkpoint.to
-    return prefix_of(account, f"{to.rstrip('/')}/{job.name}" if to.startswith("s3://") else job.name)
+    return named_prefix(account, f"{to.rstrip('/')}/{job.name}" if to.startswith("s3://") else job.name)
 
 
 def read_events(prefix: Any) -> list[dict[str, Any]]:
@@ -291,16 +293,15 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
 
 
 def run_status(account: Any, name: str) -> tuple[Any, str]:
-    """Return the summary of a run, and why its state is not what its last event says: the head may be gone."""
+    """Return the summary of a run, and what its last event does not say: that its head is gone, or what is left."""
     from idletrain.cloud import record
-    from idletrain.cloud.aws.account import ALIVE_STATES
-    from idletrain.cloud.machine_log import ENDED
+    from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
     from idletrain.cloud.teardown import lost_head
     from idletrain.observe.summary import summary_of
 
-    prefix = prefix_of(account, name)
+    prefix = named_prefix(account, name)
     summary, written = summary_of(read_events(prefix)), record.read(prefix)
-    summary.run, summary.run_dir, why = written.run, prefix.url, ""
+    summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
     if summary.updated < written.created:  # all events are from before the resumption
         summary.status = "starting"
     if summary.status in UNFINISHED_STATES:
@@ -308,8 +309,8 @@ def run_status(account: Any, name: str) -> tuple[Any, str]:
             summary.status, why = "failed", written.failure
         elif written.state == "ended":
             summary.status = "taken down"
-        elif why := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED)), written, time.time()):
-            summary.status = "interrupted"
+        elif lost := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
+            summary.status, why = "interrupted", lost
     return summary, why
 
 
@@ -328,13 +329,12 @@ def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _recorded(prefix: Any) -> bool:
+def _recorded(account: Any, prefix: Any) -> bool:
     """Return True if a run's record is below a prefix."""
     from idletrain.cloud import record
-    from idletrain.cloud.aws.account import explained
 
     try:
-        with explained():
+        with account.explained():
             return prefix.get(record.RUN_RECORD_KEY) is not None
     except IdletrainError:  # no such bucket, or not ours
         return False

@@ -26,7 +26,14 @@ if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --he
 app = typer.Typer()
 LOCAL_NODES = 4  # at most the number of cores, at least two
 MAX_PROBED = 8  # local workers that are measured: with more, each gets too little of the machine
-UNTIMED = {"rounds", "local_steps", "seed", "evaluate_every"}  # settings of `training` that change no step's time
+UNTIMED = {
+    "rounds",
+    "epochs",
+    "local_steps",
+    "seed",
+    "evaluate_every",
+    "metrics",
+}  # settings of `training` that change no step's time
 
 
 class PresetName(enum.StrEnum):
@@ -93,13 +100,14 @@ async def _measure(address: str | None, nodes: int | None, preset: PresetName) -
         )
 
 
-def choose_settings(
+def confirm_settings(
     job: Job, scheduler: str | None, report: Callable[[str], None], *, always: bool = False
 ) -> tuple[Job, AutotuneChoice | None]:
     """Choose the settings that the job leaves open for its fleet; report them with the reasons.
 
     A fleet is measured once a day for the same network and data, and only if there is something to choose or `always`
-    is given. A fleet that is busy is not disturbed: then the job keeps its default settings.
+    is given. A fleet that is busy is not disturbed: then the job keeps its default settings. What methods teach is
+    tried for a run, and not with `always`, for a plan.
     """
     from idletrain.autotune import choose, probe
     from idletrain.nn.data.arrays import CACHE
@@ -121,9 +129,8 @@ def choose_settings(
             probe.save_figures(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    job, choice = choose.choose_settings(
-        job, fleet if scheduler else fleet.sharing_cores(_processes_per_node(job.nodes.count, count))
-    )
+    fleet = fleet if scheduler else fleet.sharing_cores(_processes_per_node(job.nodes.count, count))
+    job, choice = choose.choose_settings(job, fleet, None if always else report)
     for line in choose.choice_lines(choice):
         report(line)
     return job, choice

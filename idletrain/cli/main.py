@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import tempfile
 import traceback
+from collections.abc import MutableMapping
 from pathlib import Path
 
 import typer
@@ -15,6 +17,8 @@ from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError
 
 BUG_EXIT = 3
+# This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
+NEVER_BY_PROXY = ("localhost", "127.0.0.1", "::1", "169.254.169.254")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 for group in (train, watch, worker, cloud, fabric):
     app.add_typer(group.app)
@@ -23,7 +27,7 @@ app.add_typer(schedule.app, name="schedule")
 
 def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
-    sys.path.insert(0, "")  # a job's own factories lie where it is run from
+    bypass_proxies(os.environ)
     try:
         sys.exit(app(standalone_mode=False))
     except IdletrainError as error:
@@ -39,6 +43,13 @@ def main() -> None:
             sys.exit(error.exit_code)
         typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
         sys.exit(BUG_EXIT)
+
+
+def bypass_proxies(environment: MutableMapping[str, str]) -> None:
+    """Extend NO_PROXY, which every HTTP library reads, by the addresses that a proxy cannot reach."""
+    given = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if given.strip() != "*":  # nothing goes by a proxy
+        environment["no_proxy"] = environment["NO_PROXY"] = ",".join(filter(None, (given, *NEVER_BY_PROXY)))
 
 
 def _bug_report() -> Path:

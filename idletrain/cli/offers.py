@@ -8,7 +8,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from idletrain.cloud.aws.instance_types import GIB, Offer
+from idletrain.cloud.instance_types import GIB, Offer
 from idletrain.cloud.quote import Quote
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, HOUR_SECONDS
 

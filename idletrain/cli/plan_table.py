@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -10,11 +11,15 @@ from rich.text import Text
 
 from idletrain.autotune.step_time import one_thread, step_seconds
 from idletrain.job import Job
+from idletrain.nn.ist.groups import Layout, split_share
+from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.ist.partition import widths
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, OutOfCoreForecast
 from idletrain.nn.outofcore.executing.trainer import scratch_bytes
 from idletrain.nn.outofcore.planning.drawing import bytes_text, plan_text
+from idletrain.nn.outofcore.planning.plan import MemoryPlan
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds import widths as round_widths
 from idletrain.worker import encoding
@@ -24,11 +29,18 @@ WORKER_BYTES = 250 << 20  # a worker process before its first subnet: Python, to
 SCALINGS = {
     "weights": "multiplied by 1/share",
     "roots": "multiplied by the root of 1/share: a fixed length is given to what they are summed with",
+    "input_roots": "inputs of {layers} multiplied by the root of 1/share: each output's weights have a fixed length",
     "inputs": "inputs of {layers} multiplied by 1/share, as the weights have another use",
     "normalized": "as they are: a normalization right behind them undoes any factor",
     "unused": "as they are: no output depends on them",
     "unknown": "multiplied by 1/share, untested: the network's outputs with random weights are not finite",
 }
+BUFFERS = {
+    "estimate": "estimated on the assembled network",
+    "mean": "mean of the subnets' values",
+    "sum": "sum of the subnets' changes",
+}
+MOST_HELD = 0.7  # of the parameters, above which a subnet saves little memory and traffic
 GIGABIT_BYTES = 125e6  # bytes a second of the link assumed for the expected time, in both directions at once
 
 
@@ -49,20 +61,11 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     memory = max(0, (job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     out_of_core = OutOfCoreForecast(program)
-    need, mode = out_of_core.need_bytes, program.out_of_core
-    estimate = (
-        round_widths.OutOfCoreEstimate(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
-        if mode != "never"
-        else None
-    )
-    smallest = min(program.layout.sizes, default=1)
-    capacities = [round_widths.Capacity(memory, 1.0)] * nodes
-    shares = round_widths.shares(capacities, job.training.subnets, need, smallest, estimate)
-    subnets = program.subnets(0, shares)
+    shares = _shares(job, prepared, out_of_core, memory)
+    subnets = program.subnets(0, by_neurons(shares, program.training.copies))
     subnet_shares = [share if program.layout.groups else 1.0 for share in shares]
-    plans = {
-        share: out_of_core.plan(share, memory) for share in subnet_shares if mode == "always" or need(share) > memory
-    }
+    need, always = out_of_core.need_bytes, program.out_of_core == "always"
+    plans = {share: out_of_core.plan(share, memory) for share in subnet_shares if always or need(share) > memory}
     step_times = [
         plans[share].seconds if share in plans else step_seconds(prepared, subnets[k], k)
         for k, share in enumerate(subnet_shares)
@@ -78,34 +81,90 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     )
     lines = _round_lines(job, prepared, shares, (down, up))
     if not forecast:
-        compute, exchange = -(-len(subnets) // nodes) * max(seconds), max(down, up) / GIGABIT_BYTES
-        paced = f"{compute:.2f} s compute at this machine's pace, a core each"
-        lines.append(f"expected {compute + exchange:.2f} s a round: {paced}; {exchange:.2f} s exchange at 1 Gbit/s")
+        lines.append(_time_line(-(-len(subnets) // nodes) * max(seconds), max(down, up) / GIGABIT_BYTES))
     if plans:
-        scratch = max(
-            2 * 4 * len(program.slots) * subnets[k].parameters
-            + scratch_bytes(plans[share].footprint(out_of_core.profile(share)))
-            for k, share in enumerate(subnet_shares)
-            if share in plans
-        )
-        lines.append(
-            f"out of core: up to {bytes_text(scratch)} of each worker's scratch disk, assumed to move "
-            f"{ASSUMED_LINK.write_bytes_per_second / 1e6:.0f} MB/s; a worker measures its own and plans by that"
-        )
+        parameters = [(share, subnet.parameters) for share, subnet in zip(subnet_shares, subnets, strict=True)]
+        lines.append(_scratch_line(prepared, out_of_core, plans, parameters))
     drawings = [plan_text(out_of_core.profile(share), plan) for share, plan in plans.items()]
     rows = _subnets(job, prepared, shares, seconds, memories)
-    return Group(Text("\n".join(lines)), _groups(prepared), *_sums(prepared), rows, *drawings)
+    return Group(Text("\n".join(lines)), _groups(prepared), *_sums(prepared), *_buffers(prepared), rows, *drawings)
+
+
+def _shares(job: Job, prepared: Prepared, out_of_core: OutOfCoreForecast, memory: int) -> tuple[float, ...]:
+    """Return each subnet's share of every neuron group, for equal workers with `memory` bytes each."""
+    program = prepared.program
+    mode, costs = program.out_of_core, None
+    if mode != "never":
+        costs = round_widths.OutOfCoreCosts(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
+    smallest = min(program.layout.sizes, default=1)
+    capacities = [round_widths.Capacity(memory, 1.0)] * job.nodes.count
+    training = program.training
+    return round_widths.shares(capacities, training.subnets, out_of_core.need_bytes, smallest, costs, training.copies)
+
+
+def _time_line(compute_seconds: float, exchange_seconds: float) -> str:
+    """Return the line on the time of a round."""
+    compute = f"{compute_seconds:.2f} s compute at this machine's pace, a core each"
+    total = compute_seconds + exchange_seconds
+    return f"expected {total:.2f} s a round: {compute}; {exchange_seconds:.2f} s exchange at 1 Gbit/s"
+
+
+def _scratch_line(
+    prepared: Prepared,
+    out_of_core: OutOfCoreForecast,
+    plans: Mapping[float, MemoryPlan],
+    subnets: Sequence[tuple[float, int]],
+) -> str:
+    """Return the line on the scratch disk that training out of core takes.
+
+    Args:
+        prepared: The network.
+        out_of_core: Forecasts training it out of core.
+        plans: The plan of each share that is trained so.
+        subnets: Each subnet's share and its number of parameters.
+    """
+    scratch = max(
+        2 * 4 * len(prepared.program.slots) * parameters
+        + scratch_bytes(plans[share].footprint(out_of_core.profile(share)))
+        for share, parameters in subnets
+        if share in plans
+    )
+    return (
+        f"out of core: up to {bytes_text(scratch)} of each worker's scratch disk, assumed to move "
+        f"{ASSUMED_LINK.write_bytes_per_second / 1e6:.0f} MB/s; a worker measures its own and plans by that"
+    )
 
 
 def _round_lines(job: Job, prepared: Prepared, shares: Sequence[float], exchanged: tuple[int, int]) -> list[str]:
     """Return the lines on the network's size and on a round's bytes, down and up."""
-    training, (down, up) = job.training, exchanged
-    parameters = sum(tensor.numel() for tensor in prepared.network)
-    covered = min(1.0, sum(shares)) if prepared.program.layout.groups else 1.0
+    training, (down, up) = prepared.program.training, exchanged
+    micro = prepared.program.micro_batch
+    parameters = sum(parameter.numel() for parameter in prepared.program.module.parameters())
+    frozen = sum(math.prod(tensor.shape) for tensor in prepared.program.layout.frozen)
+    covered = min(1.0, sum(shares) / training.copies) if prepared.program.layout.groups else 1.0
+    subnets = prepared.program.subnets(0, by_neurons(shares, training.copies))
+    largest = max(subnet.parameters for subnet in subnets)
+    held = largest / sum(math.prod(tensor.shape) for tensor in prepared.program.layout.tensors)
     return [
+        *prepared.notes,
+        *([prepared.fallback] if prepared.fallback else []),
         f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
+        *([f"{frozen:,} of them do not train: {bytes_text(4 * frozen)} go to each worker once"] if frozen else []),
         f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the neurons",
+        f"a subnet holds up to {held:.0%} of the parameters{_advice(prepared.program.layout, training.copies, held)}",
+        *([f"a step takes {training.batch_size} samples, {micro} at a time"] if micro else []),
     ]
+
+
+def _advice(layout: Layout, copies: int, held: float) -> str:
+    """Return what would split better, if a subnet holds more than `MOST_HELD` of the parameters, else nothing."""
+    if held <= MOST_HELD or not layout.groups:
+        return ""
+    least = 1 - MOST_HELD
+    if (split := split_share(layout)) > least:
+        return f"; at most {MOST_HELD:.0%} with training.subnets: {math.ceil(copies * split / (split - least))}"
+    _, largest = max((math.prod(tensor.shape), tensor.name) for tensor in layout.tensors if tensor.shared)
+    return f"; most of them are in {largest}, which stays whole: split it by model.groups, or use method: local-sgd"
 
 
 def _subnets(
@@ -115,8 +174,9 @@ def _subnets(
     for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down, up", "memory", "compute"):
         table.add_column(column, justify="right")
     program = prepared.program
-    neurons = [widths(size, shares) for size in program.layout.sizes]
-    for k, subnet in enumerate(program.subnets(0, shares)):
+    copies = program.training.copies
+    neurons = [widths(size, shares, copies) for size in program.layout.sizes]
+    for k, subnet in enumerate(program.subnets(0, by_neurons(shares, copies))):
         table.add_row(
             str(k),
             str(k % job.nodes.count),
@@ -145,6 +205,16 @@ def _sums(prepared: Prepared) -> Sequence[RenderableType]:
     for name, reason in layout.kept_whole:
         whole.add_row(name, reason)
     return [table for table in (scaled, whole) if table.row_count]
+
+
+def _buffers(prepared: Prepared) -> Sequence[RenderableType]:
+    """Return a table of the buffers that training changes, or none if it changes only those of torch's own norms."""
+    table = Table(title="buffers that training changes", title_justify="left")
+    for column in ("buffer", "values", "from round to round"):
+        table.add_column(column)
+    for name, kind in prepared.program.buffers.items():
+        table.add_row(name, f"{tensor_of(prepared.module, name).numel():,}", BUFFERS[kind])
+    return [table] if table.row_count else []
 
 
 def _groups(prepared: Prepared) -> RenderableType:

@@ -21,6 +21,7 @@ from idletrain.errors import IdletrainError, JobError
 
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from idletrain.job import Job
+    from idletrain.providers.protocol import CloudSchedules
     from idletrain.schedules.cron import Execution, Schedule
     from idletrain.schedules.store import ScheduleStore
 
@@ -31,12 +32,14 @@ app = typer.Typer(no_args_is_help=True, help="Run jobs repeatedly, at set times.
 
 
 class TriggerName(enum.StrEnum):
-    """The program that starts scheduled runs."""
+    """A program on this machine that starts scheduled runs."""
 
     crontab = "crontab"
     systemd = "systemd"
     loop = "loop"
-    aws = "aws"
+
+
+_LOCAL = tuple(name.value for name in TriggerName)
 
 
 class IfRunning(enum.StrEnum):
@@ -70,7 +73,11 @@ def add(
         str | None, typer.Option(help="The provider of nodes (local, sandbox, aws, ...); local, or aws with --on aws.")
     ] = None,
     on: Annotated[
-        TriggerName | None, typer.Option(help="The program that starts the runs; crontab if there is one.")
+        str | None,
+        typer.Option(
+            help="What starts the runs: crontab, systemd, loop, or a cloud (aws); crontab if there is one.",
+            show_default=False,
+        ),
     ] = None,
     if_running: Annotated[IfRunning, typer.Option(help="What to do if the run before still trains.")] = IfRunning.skip,
     directory: Directory = None,
@@ -88,8 +95,8 @@ def add(
         tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
         job=str(job.absolute()),
         directory=str(Path.cwd()),
-        cloud=cloud or ("aws" if on is TriggerName.aws else "local"),
-        on=trigger.value,
+        cloud=cloud or ("local" if trigger in _LOCAL else trigger),
+        on=trigger,
         if_running=if_running.value,
         created=utc_now(),
     )
@@ -103,10 +110,10 @@ def add(
         store.remove(name)
         raise
     following = next(times.times(cron, schedule.tz, schedule.created))
-    typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger.value}")
-    if trigger is TriggerName.loop:
+    typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger}")
+    if trigger == TriggerName.loop:
         typer.echo("keep `idletrain schedule run` running: it starts what is due")
-    if trigger is TriggerName.systemd:
+    if trigger == TriggerName.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
 
@@ -158,14 +165,14 @@ def run(
     """Run one schedule now; or, without a name, wait and run whatever is due."""
     from idletrain.cluster.shutdown import on_ending
     from idletrain.schedules.cron import result
-    from idletrain.schedules.execute import execute, serve, utc_now
+    from idletrain.schedules.execute import execute, serve_schedules, utc_now
 
     store = _store(directory)
     if name is None:
         stop = threading.Event()
         typer.echo(f"{len(store.names())} schedules in {store.directory}; Ctrl-C ends this and what it started")
         with on_ending(stop.set):
-            serve(store, lambda due: _command(due, store), stop)
+            serve_schedules(store, lambda due: _command(due, store), stop)
         return
     if not if_due:
         store.get(name)
@@ -188,7 +195,7 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
     Raises:
         JobError: with every fault of either.
     """
-    from idletrain.job import load_job
+    from idletrain.job_file import load_job
     from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
 
     faults += [f for f in (name_fault(schedule.name), cron_fault(schedule.cron), zone_fault(schedule.tz)) if f]
@@ -199,10 +206,11 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
         job = load_job(Path(schedule.job))
     except JobError as error:
         faults += error.faults
-    if schedule.on == TriggerName.aws:
-        from idletrain.schedules import eventbridge
-
-        faults += eventbridge.faults(schedule, job.cloud.image if job else "unknown")
+    if schedule.on not in _LOCAL:
+        try:
+            faults += _cloud_schedules(schedule.on).faults(schedule, job.cloud.image if job else "unknown")
+        except JobError as error:
+            faults += error.faults
     else:
         faults += _provider_faults(schedule.cloud, job)
         if schedule.on != TriggerName.loop and (fault := _triggers()[schedule.on].fault()):
@@ -227,25 +235,20 @@ def _provider_faults(name: str, job: Job | None) -> tuple[str, ...]:
 def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
     from idletrain.schedules.cron import wake_minutes
 
-    if schedule.on == TriggerName.aws:
+    if schedule.on not in _LOCAL:
         from importlib.metadata import version
 
-        from idletrain.cloud.aws.account import Account
-        from idletrain.schedules import aws_resources
-
-        store.path(schedule.name, "job").write_text(json.dumps(job.as_tree()))  # the job that AWS runs from now on
-        aws_resources.install(Account(job.cloud.region), schedule, job, _packed(job), version("idletrain"))
+        store.path(schedule.name, "job").write_text(
+            json.dumps(job.as_tree())
+        )  # the job that the cloud runs from now on
+        _cloud_schedules(schedule.on).install(schedule, job, _packed(job), version("idletrain"))
     elif schedule.on != TriggerName.loop:
         _triggers()[schedule.on].install(schedule.name, wake_minutes(schedule.cron), _command(schedule.name, store))
 
 
 def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
-    if schedule.on == TriggerName.aws:
-        from idletrain.cloud.aws.account import Account
-        from idletrain.schedules import aws_resources
-
-        job = _job_on_aws(schedule, store)
-        aws_resources.remove(Account(job.cloud.region), schedule.name, job)
+    if schedule.on not in _LOCAL:
+        _cloud_schedules(schedule.on).remove(schedule.name, _job_in_cloud(schedule, store))
     elif schedule.on != TriggerName.loop:
         _triggers()[schedule.on].remove(schedule.name)
 
@@ -259,27 +262,47 @@ def _packed(job: Job) -> bytes | None:
     return pack(Path(job.workdir))
 
 
-def _job_on_aws(schedule: Schedule, store: ScheduleStore) -> Job:
-    """Return the job that a schedule on AWS was added with."""
+def _job_in_cloud(schedule: Schedule, store: ScheduleStore) -> Job:
+    """Return the job that a schedule in a cloud was added with."""
     from idletrain.job import Job
 
     return Job.model_validate_json(store.path(schedule.name, "job").read_text())
+
+
+def _cloud_schedules(name: str) -> CloudSchedules:
+    """Return what starts scheduled runs in a cloud.
+
+    Raises:
+        JobError: there is no such cloud, or it starts none.
+    """
+    from idletrain.providers.table import cloud_named
+
+    try:
+        schedules = cloud_named(name).schedules()
+    except JobError:
+        schedules = None
+    if schedules is None:
+        raise JobError(f"--on: {name} starts no runs; use {', '.join(_LOCAL)}, or a cloud such as aws")
+    return schedules
 
 
 def _triggers() -> dict[str, Trigger]:
     from idletrain.schedules import crontab
     from idletrain.schedules.systemd import SystemdTimers
 
-    return {TriggerName.crontab: crontab, TriggerName.systemd: SystemdTimers(_config_home() / "systemd" / "user")}
+    return {
+        TriggerName.crontab.value: crontab,
+        TriggerName.systemd.value: SystemdTimers(_config_home() / "systemd" / "user"),
+    }
 
 
-def _default_trigger(faults: list[str]) -> TriggerName:
+def _default_trigger(faults: list[str]) -> str:
     """Return the first trigger that works on this machine; add a fault if there is none."""
     for name, trigger in _triggers().items():
         if trigger.fault() is None:
-            return TriggerName(name)
+            return name
     faults.append("--on: there is neither cron nor systemd for you here; use --on loop")
-    return TriggerName.loop
+    return TriggerName.loop.value
 
 
 def _command(name: str, store: ScheduleStore) -> list[str]:
@@ -305,12 +328,8 @@ def _last(schedule: Schedule, store: ScheduleStore) -> list[tuple[Execution, boo
     """Return a schedule's last executions, each with True if it is still running."""
     from idletrain.schedules.execute import running
 
-    if schedule.on == TriggerName.aws:
-        from idletrain.cloud.aws.account import Account
-        from idletrain.schedules import aws_resources
-
-        job = _job_on_aws(schedule, store)
-        return aws_resources.history(Account(job.cloud.region), schedule.name, job, LAST_SHOWN)
+    if schedule.on not in _LOCAL:
+        return _cloud_schedules(schedule.on).history(schedule.name, _job_in_cloud(schedule, store), LAST_SHOWN)
     history, held = store.history(schedule.name), running(store, schedule.name)
     newest = next((e for e in reversed(history) if e.started), None)
     return [(e, held and e is newest) for e in history[-LAST_SHOWN:]]

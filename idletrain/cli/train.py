@@ -6,19 +6,24 @@ import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import JobFile, RunName, bytes_option, read_job, run_dir_of, seconds_option
-from idletrain.cli.fabric import choose_settings
+from idletrain.cli.arguments import JobFile, RunName, bytes_option, read_job_file, run_dir_of, seconds_option
+from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.spot import SpotOptions, launch_spot
+from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import JobError
-from idletrain.job import Job
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
 from idletrain.providers.table import provider_named
 
+if TYPE_CHECKING:
+    from idletrain.job import Job
+    from idletrain.run import RunOptions
+
 INTERRUPTED_EXIT = 130
+LastNetwork = Annotated[bool, typer.Option("--last", help="The last network, also if the run kept the best.")]
 app = typer.Typer()
 
 
@@ -57,7 +62,8 @@ def launch(
     log_to: Annotated[list[str] | None, typer.Option(help="mlflow or wandb, if installed; repeat for both.")] = None,
 ) -> None:
     """Train a job's network."""
-    settings = read_job(job, nodes, name)  # before what takes seconds to import
+    import_from_here()
+    settings = read_job_file(job, nodes, name)  # before what takes seconds to import
     from idletrain.observe.sinks import WatchSettings
 
     watch = WatchSettings(on_round=on_round, webhook=webhook, log_to=log_to or ())
@@ -67,13 +73,33 @@ def launch(
         launch_spot(settings, provider, SpotOptions(resume, yes, detach, as_json, watch, allow_control))
         return
     assert isinstance(provider, WorkerProvider)
+    from idletrain.observe.provenance import command_line
+    from idletrain.run import RunOptions
 
+    again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
+    again += (f" --cloud {cloud}" if cloud else "") + (f" --scheduler {scheduler}" if scheduler else "")
+    command = command_line(sys.argv)
+    options = RunOptions(provider=provider, resume=resume, watch=watch, allow_control=allow_control, command=command)
+    _train(settings, options, again, as_json)
+
+
+def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> None:
+    """Train a job from this process and print how it ended.
+
+    Args:
+        settings: The job.
+        options: How it runs.
+        again: The command that goes on with the run.
+        as_json: Print JSON.
+    """
     from rich.console import Console
 
+    from idletrain.cluster.access import with_link
     from idletrain.observe import display
     from idletrain.observe.forecast_record import ForecastTracker
-    from idletrain.observe.provenance import command_line
-    from idletrain.run import RunOptions, compose
+    from idletrain.run import compose
+
+    provider = options.provider
 
     def report(text: str) -> None:
         if not as_json:
@@ -82,24 +108,15 @@ def launch(
     def decide(job: Job) -> tuple[Job, ForecastTracker | None]:
         if not provider.measurable:
             return job, None
-        decided, choice = choose_settings(job, provider.scheduler, report)
+        decided, choice = confirm_settings(job, provider.scheduler, report)
         return decided, ForecastTracker(choice.expected.as_record(), choice.why) if choice else None
 
-    options = RunOptions(
-        provider=provider,
-        resume=resume,
-        watch=watch,
-        allow_control=allow_control,
-        command=command_line(sys.argv),
-    )
     composition = compose(settings, options, decide=decide, report=report)
     shown = display.choose_display(as_json, Console(), options.summary)
     with shown:
-        outcome = asyncio.run(composition.launch(sinks=(shown,)))
+        outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
     if not as_json:
-        again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
-        again += (f" --cloud {cloud}" if cloud else "") + (f" --scheduler {scheduler}" if scheduler else "")
-        for line in display.final_lines(shown.summary, _ending_text(outcome.status, again)):
+        for line in display.final_lines(shown.summary, _ending_text(outcome.status, again, shown.summary.note)):
             typer.echo(line)
     if outcome.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
@@ -115,31 +132,44 @@ def plan(
     scheduler: Annotated[str | None, typer.Option(help="Plan for this Dask cluster instead of local workers.")] = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
+    import_from_here()
     from rich.console import Console
 
     from idletrain.cli.plan_table import plan_table
+    from idletrain.epochs import with_rounds
     from idletrain.run import prepare_job
 
-    written = read_job(job, nodes)
+    written = read_job_file(job, nodes)
     if memory:
         written = written.model_copy(update={"nodes": written.nodes.model_copy(update={"memory": memory})})
     prepared = prepare_job(written)  # a fault of the job shows before seconds of measuring
-    settings, choice = choose_settings(written, scheduler, typer.echo, always=True)
+    settings, choice = confirm_settings(written, scheduler, typer.echo, always=True)
     prepared = prepared if settings == written else prepare_job(settings)
+    settings, prepared = with_rounds(settings, prepared)
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 
 @app.command()
 def evaluate(
-    run: RunName, as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False
+    run: RunName,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    last: LastNetwork = False,
+    trust: Trust = False,
 ) -> None:
-    """Evaluate a run's network after its last committed round."""
+    """Evaluate the network that a run gives; this executes the run's code.
+
+    That is the best one if the job says what tells it (stop.patience or stop.metric), else the last one.
+    """
     import json
 
-    from idletrain.export import load_run
+    from idletrain.export import load_run, require_run
     from idletrain.observe.display import score_text
 
-    loaded = load_run(run_dir_of(run))
+    run_dir = run_dir_of(run)
+    require_run(run_dir)
+    allow_code(run_dir, trusted=trust)
+    loaded = load_run(run_dir, last=last)
+    _warn(loaded.note)
     score = asdict(loaded.score())
     ranking, sparse = loaded.ranking(), loaded.retrieval()
     if as_json:
@@ -156,22 +186,50 @@ def evaluate(
 @app.command()
 def export(
     run: RunName,
-    to: Annotated[Path, typer.Option(help="A .safetensors or .pt file.", show_default=False)],
+    to: Annotated[
+        Path, typer.Option(help="A .safetensors or .pt file; of a transformers model a directory.", show_default=False)
+    ],
+    last: LastNetwork = False,
+    trust: Trust = False,
 ) -> None:
-    """Write a run's network as a state_dict that torch or safetensors loads."""
-    from idletrain.export import load_run, save
+    """Write a run's network as a state_dict that torch or safetensors loads.
 
-    if to.suffix not in (".safetensors", ".pt"):
-        raise JobError(f"--to: {to} should end in .safetensors or .pt")
-    loaded = load_run(run_dir_of(run))
-    save(loaded.module(), to)
-    typer.echo(f"{to}: the network after round {loaded.rounds}")
+    It is the best one if the job says what tells it (stop.patience or stop.metric), else the last one: to .safetensors
+    that of the newest snapshot, and no code of the run is executed; to .pt that after the last committed round, and the
+    run's code is executed. A name without an ending is a directory: into it goes what `from_pretrained` of a
+    transformers model reads, like .pt.
+    """
+    from idletrain.export import load_run, require_run, save, save_pretrained, saved_state
+
+    if to.suffix not in (".safetensors", ".pt", ""):
+        raise JobError(f"--to: {to} should end in .safetensors or .pt, or name a directory")
+    run_dir = run_dir_of(run)
+    require_run(run_dir)
+    if to.suffix != ".safetensors":
+        allow_code(run_dir, trusted=trust, instead=", or export to .safetensors, which executes none")
+        loaded = load_run(run_dir, last=last)
+        _warn(loaded.note)
+        module, rounds = loaded.module(), loaded.rounds
+        if to.suffix:
+            save(module.state_dict(), to)
+        else:
+            save_pretrained(module, to)
+    else:
+        state, rounds = saved_state(run_dir, last=last)
+        save(state, to)
+    typer.echo(f"{to}: the network after round {rounds}")
 
 
-def _ending_text(status: str, again: str) -> str:
+def _warn(note: str) -> None:
+    if note:
+        typer.echo(f"warning: {note}", err=True)
+
+
+def _ending_text(status: str, again: str, note: str) -> str:
     return {
         "completed": "done: all rounds",
         "reached": "done: the target accuracy is reached",
+        "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
-        "diverged": "stopped: the training diverges (NaN in three attempts); lower training.optimizer.lr",
+        "diverged": "stopped: the training diverges (NaN on more than one worker); lower training.optimizer.lr",
     }[status]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from idletrain.cli.arguments import RunName, run_dir_of
-from idletrain.cli.cloud import Region, prefix_of, read_events, run_status
-from idletrain.errors import RunError
+from idletrain.cli.cloud import Region, named_prefix, read_events, run_status
+from idletrain.errors import RunError, reading
 from idletrain.providers.table import cloud_named
 
 app = typer.Typer()
@@ -26,6 +25,7 @@ def status(
     """Show the state of a run, while it trains or after."""
     import json
 
+    from idletrain.cluster.access import link
     from idletrain.observe import display
 
     if cloud:
@@ -38,6 +38,8 @@ def status(
         return
     for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
         typer.echo(line)
+    if not cloud and summary.status == "running" and summary.dashboard:
+        typer.echo(f"  watch it at {link(run_dir_of(run), summary.dashboard)}")
 
 
 @app.command()
@@ -62,19 +64,23 @@ def report(
     events_of_runs: list[tuple[str, list[Any]]] = []
     if cloud:
         with cloud_named(cloud).account(region) as account:
-            events_of_runs = [(run, read_events(prefix_of(account, run))) for run in runs]
+            events_of_runs = [(run, read_events(named_prefix(account, run))) for run in runs]
     else:
-        events_of_runs = [(run, _events(run)) for run in runs]
-    past_runs = [
-        reports.PastRun.of(run.rstrip("/").rsplit("/", 1)[-1], events, time.time()) for run, events in events_of_runs
-    ]
-    for past_run in past_runs:
-        for line in reports.short(past_run):
-            typer.echo(line)
+        events_of_runs = [(run, _events(run, region)) for run in runs]
+    with reading(f"the records of {' and '.join(runs)}", "take out the lines that something else changed"):
+        named = [(run.rstrip("/").rsplit("/", 1)[-1], events) for run, events in events_of_runs]
+        past_runs = [reports.PastRun.of(name, events, time.time()) for name, events in named]
+        lines = [line for past_run in past_runs for line in reports.short(past_run)]
+        page = reports.report_page(past_runs)
+    for line in lines:
+        typer.echo(line)
     local = len(runs) == 1 and not cloud and not runs[0].startswith("s3://")
     file = to or (run_dir_of(runs[0]) if local else Path()) / "report.html"
     try:
-        file.write_text(reports.report_page(past_runs))
+        if not to:  # a link in a directory that came from a stranger may lead anywhere
+            file.unlink(missing_ok=True)
+        with file.open("w" if to else "x") as out:
+            out.write(page)
     except OSError as error:
         raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
     typer.echo(f"  {file}")
@@ -87,25 +93,27 @@ def _local_summary(run_dir: Path) -> Any:
     from idletrain.storage import has_head
 
     read_history(run_dir)
-    summary = summarise(run_dir / "events.jsonl")
+    events = run_dir / "events.jsonl"
+    with reading(events, "`idletrain evaluate` does without it"):
+        summary = summarise(events)
     if summary.status == "running" and not has_head(run_dir):
         summary.status = "interrupted"
     return summary
 
 
-def _events(run: str) -> list[Any]:
+def _events(run: str, region: str | None) -> list[Any]:
     """Return a run's events, from its directory or from below its s3:// prefix."""
-    from idletrain.observe.records import read
+    from idletrain.observe.records import read_records
     from idletrain.storage import S3Prefix
 
     if run.startswith("s3://"):
-        from idletrain.cloud.aws.account import explained
-
-        with explained():
-            return read_events(S3Prefix.at(run))
+        with cloud_named("aws").account(region) as account:  # S3 is its store
+            return read_events(S3Prefix.at(run, account.s3))
     file = run_dir_of(run) / "events.jsonl"
-    with contextlib.suppress(OSError):
-        if events := list(read(file)):
+    if file.exists():
+        with reading(file, "fix that and try again"):
+            events = list(read_records(file))
+        if events:
             return events
     if file.parent.is_dir():
         raise RunError(f"run {run} has no records in {file} yet; look again once it trains")

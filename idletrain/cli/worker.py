@@ -9,14 +9,22 @@ from typing import Annotated
 
 import typer
 
-from idletrain.cli.arguments import bytes_option
+from idletrain.cli.arguments import bytes_option, run_dir_of
+from idletrain.cli.trust import import_from_here
 
 app = typer.Typer()
 
 
 @app.command()
 def worker(
-    scheduler: Annotated[str, typer.Argument(help="The scheduler's address.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run on this machine, by its directory or its name below runs/; or a scheduler's address.",
+            metavar="RUN|ADDRESS",
+            show_default=False,
+        ),
+    ],
     memory: Annotated[
         int | None, typer.Option(parser=bytes_option, help="RAM to use (2GiB); all free RAM otherwise.")
     ] = None,
@@ -30,19 +38,25 @@ def worker(
     ] = None,
 ) -> None:
     """Lend this machine to a run until the run ends or a SIGTERM says that the machine is needed."""
+    import_from_here()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     if when_idle is not None:
         from idletrain.worker import idle
 
         arguments: dict[str, object] = {"--memory": memory, "--name": name}
         arguments |= {"--tls-ca-file": tls_ca_file, "--tls-cert": tls_cert, "--tls-key": tls_key}
-        options = [str(word) for pair in arguments.items() if pair[1] is not None for word in pair]
-        raise typer.Exit(idle.lend_while_idle(["worker", scheduler, *options], when_idle))
+        options = [str(part) for option in arguments.items() if option[1] is not None for part in option]
+        raise typer.Exit(idle.lend_while_idle(["worker", run, *options], when_idle))
 
     from idletrain.worker import process
 
-    security = process.security_from(tls_ca_file, tls_cert, tls_key)
-    asyncio.run(process.serve(scheduler, memory, name, security))
+    files, scheduler = (tls_ca_file, tls_cert, tls_key), run
+    if "://" not in run:
+        from idletrain.cluster import access
+
+        connection = access.find(run_dir_of(run))
+        scheduler, files = connection.scheduler, (connection.ca_file, connection.cert, connection.key)
+    asyncio.run(process.serve(scheduler, memory, name, process.security_from(*files)))
 
 
 def _share(text: str) -> float:

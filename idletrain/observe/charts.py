@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader
 
-from idletrain.observe.summary import RoundEnd, WorkerView
+from idletrain.observe.run_totals import RoundEnd, WorkerView
 from idletrain.observe.time_use import OUTSIDE_ROUNDS, TIME_PARTS
 
 WIDTH, HEIGHT = 380, 190  # of a chart, in the style sheet's pixels when four are in a row

@@ -35,7 +35,7 @@ async def page_of(client: Client, *, first_port: int | None) -> DashboardAddress
         first_port: The port that idletrain's own scheduler tries first, or None for another scheduler. The dashboard
             of idletrain's own listens on loopback alone and adds the page on the first request.
     """
-    link = urllib.parse.urlsplit(client.dashboard_link)
+    link = urllib.parse.urlsplit(whole_link(client.dashboard_link, client.scheduler.address))
     if first_port is not None:
         note = "" if link.port == first_port else f"port {first_port} is in use"
         return DashboardAddress(f"http://127.0.0.1:{link.port}/idletrain", note)
@@ -44,6 +44,12 @@ async def page_of(client: Client, *, first_port: int | None) -> DashboardAddress
     return DashboardAddress(
         link.geturl(), "for idletrain's own page, start `dask scheduler --preload idletrain.observe.page`"
     )
+
+
+def whole_link(link: str, scheduler: str) -> str:
+    """Return Dask's link to a dashboard with the whole host: of an IPv6 address Dask keeps one bracket alone."""
+    host = scheduler.partition("://")[2].rpartition(":")[0]
+    return link.replace("://[:", f"://{host}:")
 
 
 @contextlib.asynccontextmanager

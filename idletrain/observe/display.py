@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -24,7 +24,7 @@ from idletrain.observe.summary import Summary
 BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
-TROUBLES = ("paused", "resumed", "waiting", "worker_refused")  # events that people must see even with JSON output
+TROUBLES = ("paused", "resumed", "waiting", "worker_refused", "worker_sick")  # must be seen even with JSON output
 LINE_SECONDS = 10.0  # between plain progress lines when nothing else happens
 WORKER_STATES = {True: "[yellow]draining", False: "[green]training"}
 
@@ -84,10 +84,12 @@ class ScreenDisplay:
     def __init__(self, console: Console, summary: Summary) -> None:
         self.summary = summary
         self._recent: list[str] = []
+        self._dashboard = ""
         self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
     def __call__(self, event: Record) -> None:
+        self._dashboard = event.get("dashboard", self._dashboard)  # the owner's link, which no summary has
         if line := describe_event(event):
             self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
 
@@ -100,7 +102,7 @@ class ScreenDisplay:
 
     def _draw(self) -> RenderableType:
         summary = self.summary
-        title = f"idletrain [bold]{summary.run}[/bold]  [dim]{summary.dashboard}"
+        title = f"idletrain [bold]{summary.run}[/bold]  [dim]{self._dashboard}"
         if summary.status == "starting":
             self._waiting.update(text=summary.note or "starting")
             return Panel(self._waiting, title=title, border_style="cyan")
@@ -133,7 +135,7 @@ def _describe_start(event: Record) -> str:
 
 
 def _describe_left(event: Record) -> str | None:
-    how = {"notice": "left after a notice", "kill": "was killed"}.get(event["cause"])
+    how = {"notice": "left after a notice", "kill": "was killed", "hang": "hung and was ended"}.get(event["cause"])
     return how and f"{event['name']} {how}"
 
 
@@ -149,10 +151,11 @@ def _describe_reason(event: Record) -> str:
 
 _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "run_started": _describe_start,
-    "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'])}",
+    "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'], metrics=e.get('metrics'))}",
     "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
     "worker_left": _describe_left,
     "worker_refused": _describe_reason,
+    "worker_sick": _describe_reason,
     "warning": _describe_reason,
     "paused": _describe_reason,
     "resumed": _describe_reason,
@@ -172,9 +175,10 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
     return [
         status_text,
         f"  {_last_score(summary)}",
+        *([f"  best {b['metric']} {b['value']:.4f} after {b['round']} rounds"] if (b := summary.best) else []),
         f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
-        f"  {summary.reissues} subnets were leased again to other workers",
+        f"  {summary.reissues} subnets were leased again to other workers, {summary.backups} slow ones a second time",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
         f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
@@ -184,19 +188,27 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
 
 
 def score_text(
-    accuracy: float | None, loss: float | None, calibration_error: float | None = None, temperature: float | None = None
+    accuracy: float | None,
+    loss: float | None,
+    calibration_error: float | None = None,
+    temperature: float | None = None,
+    metrics: Mapping[str, float | None] | None = None,
 ) -> str:
-    """Format accuracy, test loss, expected calibration error and best temperature; None values are left out."""
+    """Format accuracy, test loss, expected calibration error, best temperature, and the job's metrics.
+
+    None values are left out, except of metrics, which are nan.
+    """
     parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     parts += [f"calibration error {calibration_error:.4f}"] if calibration_error is not None else []
     parts += [f"best temperature {temperature:.2f}"] if temperature is not None else []
+    parts += [f"{name} {'nan' if value is None else f'{value:.4f}'}" for name, value in (metrics or {}).items()]
     return ", ".join(parts) or "not evaluated"
 
 
 def _last_score(summary: Summary) -> str:
     """Format the last evaluation, and the number of rounds done if there are more."""
-    text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature)
+    text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature, summary.metrics)
     at = summary.curve[-1][0] if summary.curve else summary.rounds
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 

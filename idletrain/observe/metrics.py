@@ -21,6 +21,7 @@ COUNTERS: Kinds = (
     ("salvaged_steps", "Local steps of preempted workers that were kept.", "", lambda v: v["salvaged_steps"]),
     ("preemptions", "Workers that were preempted, by notice or kill.", "cause", lambda v: v["preemptions"]),
     ("reissues", "Subnets leased again to another worker.", "", lambda v: v["reissues"]),
+    ("backups", "Slow subnets leased a second time to an idle worker.", "", lambda v: v["backups"]),
     ("put", "Updates and progress checkpoints pushed to the store, by its reply.", "reply", lambda v: v["puts"]),
     (
         "exchange_bytes",

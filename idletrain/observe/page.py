@@ -138,6 +138,7 @@ class _Handler(RequestHandler):
     def set_default_headers(self) -> None:
         self.set_header("Cache-Control", "no-cache")
         self.set_header("X-Content-Type-Options", "nosniff")
+        self.set_header("Content-Security-Policy", "frame-ancestors 'self'")  # no other page may lay buttons over ours
 
 
 class _PageHandler(_Handler):

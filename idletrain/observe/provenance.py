@@ -15,7 +15,7 @@ import psutil
 
 from idletrain.job import Job
 
-PACKAGES = ("idletrain", "torch", "torch-pruning", "dask", "distributed", "numpy")
+PACKAGES = ("idletrain", "torch", "dask", "distributed", "numpy")
 SECRET_OPTIONS = ("--webhook",)
 
 
@@ -47,12 +47,12 @@ def command_line(arguments: Sequence[str]) -> str:
     """Return a command as a shell accepts it, with its secrets cut out."""
     name = Path(arguments[0]).name
     shown = ["idletrain" if name == "__main__.py" else name, *arguments[1:]]  # as `python -m idletrain`
-    for n, word in enumerate(shown):
-        option, equals, value = word.partition("=")
+    for n, argument in enumerate(shown):
+        option, equals, value = argument.partition("=")
         if equals and option in SECRET_OPTIONS:
             shown[n] = f"{option}={_site(value)}"
         elif n and shown[n - 1] in SECRET_OPTIONS:
-            shown[n] = _site(word)
+            shown[n] = _site(argument)
     return shlex.join(shown)
 
 

@@ -13,8 +13,9 @@ and `kind`. The kinds and their fields:
     worker_refused   worker, reason
     worker_at_risk   worker
     worker_notice    worker
-    worker_left      worker, name, cause (notice, kill or end)
-    leased           round, subnet, attempt, worker, step
+    worker_left      worker, name, cause (notice, kill, hang or end)
+    worker_sick      worker, name, cause (hang, faults or frozen), reason
+    leased           round, subnet, attempt, worker, step, backup (beside a slow worker that has the subnet, too)
     progress_saved   round, subnet, attempt, steps
     lost             round, subnet, attempt, worker, cause, kept_steps, lost_steps, kept_seconds, norm_fraction (if
                      above 0, the kept part is that share of an update's squared norm)
@@ -31,7 +32,9 @@ and `kind`. The kinds and their fields:
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), loss (mean training loss of the subnets' last steps), and with a
                      forecast expected (likewise)
-    evaluated        round, accuracy, loss, calibration_error, temperature, seconds
+    evaluated        round, accuracy, loss, calibration_error, temperature, metrics (by name; null where one is no
+                     number), seconds
+    best             round, metric, value (the best network so far; its snapshot is kept)
     warning          round, reason (the assembled network is much worse than its subnets)
     snapshot         round, seconds
     paused, resumed  reason
@@ -40,8 +43,8 @@ and `kind`. The kinds and their fields:
     instance_ended   instance, reason
     spot_price       type, zone, usd_per_hour
     waiting          reason
-    run_ended        status, rounds, accuracy, loss, calibration_error, temperature, params_sha256,
-                     run_dir, reason (where it failed)
+    run_ended        status, rounds, accuracy, loss, calibration_error, temperature, metrics, best_round, params_sha256,
+                     run_dir, reason (where it failed or stopped early)
 
 A reader ignores kinds and fields that it does not know. `v` increases when a known one changes its meaning; a reader
 refuses records of any other schema.
@@ -51,15 +54,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from idletrain.errors import RunError
+from idletrain.observe.record_fields import is_sound
+from idletrain.storage import owner_only
 
+logger = logging.getLogger(__name__)
 SCHEMA = 2
+DONE_STATUSES = ("completed", "reached", "stopped-early")  # of runs that came to their end
 Record = dict[str, Any]
 Sink = Callable[[Record], None]
 
@@ -74,11 +82,14 @@ class Recorder:
     """
 
     def __init__(self, path: Path, sinks: Iterable[Sink] = (), complete: Sink = lambda _event: None) -> None:
-        cut = _ends_within_a_line(path)
-        self._file = path.open("a", buffering=1)
-        if cut:
-            with contextlib.suppress(OSError):
+        self._file: TextIO | None = None
+        try:
+            cut = _ends_within_a_line(path)
+            self._file = open(path, "a", buffering=1, opener=owner_only)  # noqa: SIM115 (closed by `close`)
+            if cut:
                 self._file.write("\n")
+        except OSError as error:  # what is only told never blocks what counts
+            logger.warning("%s cannot be written (%s): the run goes on without its records", path, error.strerror)
         self._sinks, self._complete = tuple(sinks), complete
         self._started = time.monotonic()
 
@@ -86,15 +97,17 @@ class Recorder:
         """Record an event. A full disk loses lines here but never the run, which needs only the write-ahead log."""
         event = {"v": SCHEMA, "t": time.time(), "s": time.monotonic() - self._started, "kind": kind, **fields}
         self._complete(event)
-        with contextlib.suppress(OSError):
-            self._file.write(json.dumps(event) + "\n")
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._file.write(json.dumps(event) + "\n")
         for sink in self._sinks:
             sink(event)
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def _ends_within_a_line(path: Path) -> bool:
@@ -106,7 +119,7 @@ def _ends_within_a_line(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def read(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
     """Yield the events of a run's file, which may still grow.
 
     Raises:
@@ -118,21 +131,24 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def parse(lines: Iterable[str | bytes]) -> Iterator[Record]:
-    """Yield the events in lines, without incomplete lines (the last may be half written, a full disk cuts others).
+    """Yield the events in lines, without those that are incomplete or damaged (see `record_fields`).
 
     Raises:
-        RunError: An idletrain of another schema wrote them.
+        RunError: An idletrain of another schema wrote all of them; a single one is damaged.
     """
+    any_sound, other = False, SCHEMA
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(event, dict) or "kind" not in event:
             continue
         if event.get("v", SCHEMA) != SCHEMA:
-            which = "a newer" if event["v"] > SCHEMA else "the older"
-            raise RunError(
-                f"these records are of schema {event['v']} and this idletrain reads {SCHEMA}; use {which} version"
-            )
-        yield event
+            other = event["v"] if type(event["v"]) is int else other
+        elif is_sound(event):
+            any_sound = True
+            yield event
+    if other != SCHEMA and not any_sound:
+        which = "a newer" if other > SCHEMA else "the older"
+        raise RunError(f"these records are of schema {other} and this idletrain reads {SCHEMA}; use {which} version")

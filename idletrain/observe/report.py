@@ -97,10 +97,10 @@ class PastRun:
         return charts.worker_timeline(summary.everybody, rounds, summary.seconds)
 
 
-def report_page(runs: Sequence[PastRun], made: float | None = None) -> str:
-    """Return the report's HTML, dated `made` (Unix seconds): one run in full, or several side by side."""
+def report_page(runs: Sequence[PastRun], now: float | None = None) -> str:
+    """Return the report's HTML, dated `now` (Unix seconds): one run in full, or several side by side."""
     template = charts.templates().get_template("report.html")
-    when = time.time() if made is None else made
+    when = time.time() if now is None else now
     if len(runs) == 1:
         return template.render(runs=runs, made=when)
     return template.render(runs=runs, made=when, rows=_rows(runs), charts=_charts(runs))

@@ -79,7 +79,8 @@ def metrics_of(summary: Summary, event: Record) -> Metric | None:
     match event["kind"]:
         case "evaluated":
             names = ("accuracy", "loss", "calibration_error", "temperature")
-            known = {name: event[name] for name in names if event.get(name) is not None}
+            found = {**event, **event.get("metrics", {})}
+            known = {name: found[name] for name in (*names, *event.get("metrics", ())) if found.get(name) is not None}
             return Metric("evaluated", event["round"], event["t"], known, record)
         case "round_committed":
             values = {

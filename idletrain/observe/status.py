@@ -3,7 +3,7 @@
     run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
     rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second, round_seconds, eta_seconds
     accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, name]]
-    goodput, preemptions {notice, kill}, reissues, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
+    goodput, preemptions {notice, kill}, reissues, backups, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
     bytes_down, bytes_up, bytes_per_second, link_bytes_per_second (the fastest transfer so far), puts {reply: count}
     cost {spent_usd, usd_per_hour, on_demand_usd, saving, budget_usd, left_usd} or null without priced machines
     grid [{round, cells [{state, worker, steps, losses}]}], newest last
@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from idletrain.observe import cost
-from idletrain.observe.summary import Preemption, Summary, WorkerView
+from idletrain.observe.run_totals import Preemption, WorkerView
+from idletrain.observe.summary import Summary
 
 T = TypeVar("T")
 View = dict[str, Any]
@@ -37,8 +38,8 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
     silent = max(0.0, now - summary.updated) if summary.updated else 0.0
     live = summary.status == "running"
     seconds = summary.seconds + (min(silent, VIEW_SILENCE_SECONDS) if live else 0.0)
-    gone = [worker for worker in summary.everybody if worker.left is not None]
-    rows = _workers(summary, seconds, gone)
+    departed = [worker for worker in summary.everybody if worker.left is not None]
+    rows = _workers(summary, seconds, departed)
     traffic = ("bytes_down", "bytes_up", "bytes_per_second")
     left_rounds = max(0, summary.total_rounds - summary.rounds)
     return {
@@ -65,7 +66,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "preempted": _preemption_marks(summary),
         "goodput": summary.goodput,
         "preemptions": {"notice": summary.notices, "kill": summary.kills},
-        **{key: getattr(summary, key) for key in ("reissues", "salvaged_steps", "lost_steps")},
+        **{key: getattr(summary, key) for key in ("reissues", "backups", "salvaged_steps", "lost_steps")},
         "lost_by_cause": dict(summary.lost_by_cause),
         **{key: getattr(summary, key) for key in traffic},
         "link_bytes_per_second": summary.link_bytes_per_second,
@@ -73,7 +74,8 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "cost": cost_of(summary, now),
         "grid": _grid(summary),
         "workers": rows,
-        "states": {state: sum(row["state"] == state for row in rows) for state in VIEW_STATES} | {"gone": len(gone)},
+        "states": {state: sum(row["state"] == state for row in rows) for state in VIEW_STATES}
+        | {"gone": len(departed)},
     }
 
 
@@ -130,11 +132,11 @@ def _grid(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> list[dict[str, Any]]:
+def _workers(summary: Summary, seconds: float, departed: Sequence[WorkerView]) -> list[dict[str, Any]]:
     """Return the rows of alive workers, joining ones, and those that left last."""
     prices = {e["instance"]: e["usd_per_hour"] for e in summary.machines if e.get("usd_per_hour") is not None}
     alive = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
-    last = sorted(gone, key=lambda worker: -(worker.left or 0.0))[:GONE_SHOWN]
+    last = sorted(departed, key=lambda worker: -(worker.left or 0.0))[:GONE_SHOWN]
     return [
         *(_worker(summary, address, worker, seconds, prices) for address, worker in alive),
         *(_row(address, address, "joining", seconds - since) for address, since in summary.joining.items()),
@@ -146,7 +148,7 @@ def _workers(summary: Summary, seconds: float, gone: Sequence[WorkerView]) -> li
 def _booting(summary: Summary) -> list[str]:
     """Return the cloud machines from which no worker has joined yet."""
     ended = {e["instance"] for e in summary.machines if e["kind"] == "instance_ended"}
-    ended |= {machine_of(worker.name) for worker in summary.everybody}
+    ended |= {cloud_machine_of(worker.name) for worker in summary.everybody}
     nodes = [e["instance"] for e in summary.machines if e["kind"] == "instance_launched" and e["role"] == "worker"]
     return [name for name in nodes if name not in ended] if summary.status == "running" else []
 
@@ -156,17 +158,17 @@ def _worker(
 ) -> dict[str, Any]:
     round_, _, number = worker.subnet.partition("/")
     cells = summary.grid.get(int(round_), []) if worker.subnet else []
-    gone = worker.left is not None
+    departed = worker.left is not None
     return _row(
         address,
         worker.name,
-        "gone" if gone else "draining" if worker.noticed else "training",
+        "gone" if departed else "draining" if worker.noticed else "training",
         (worker.left if worker.left is not None else seconds) - worker.joined,
         device=worker.device,
         memory_bytes=worker.memory_bytes,
         pace=worker.pace,
         link_bytes_per_second=worker.link_bytes_per_second,
-        usd_per_hour=prices.get(machine_of(worker.name)),
+        usd_per_hour=prices.get(cloud_machine_of(worker.name)),
         subnet=worker.subnet,
         steps=cells[int(number)].steps if cells else None,
         cause=worker.cause,
@@ -179,7 +181,7 @@ def _row(address: str, name: str, state: str, age_seconds: float | None, **known
     return row | unknown | known
 
 
-def machine_of(worker: str) -> str:
+def cloud_machine_of(worker: str) -> str:
     """Return the machine of a worker on a cloud node, which is named `MACHINE-PID-NUMBER`."""
     return worker.rsplit("-", 2)[0]
 

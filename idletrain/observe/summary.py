@@ -2,188 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from idletrain.observe.records import Record, read
+from idletrain.observe.records import Record, read_records
+from idletrain.observe.run_totals import Cell, Evaluation, OpenAttempt, Preemption, RoundEnd, RunTotals, WorkerView
 
 GRID_ROUNDS = 6  # latest rounds with every subnet's state: enough to see the effect of preemptions
 
 
-class Evaluation(NamedTuple):
-    """An evaluation: a point of the accuracy and loss curves."""
-
-    round: int
-    seconds: float
-    accuracy: float | None
-    loss: float
-
-
-class Preemption(NamedTuple):
-    """A worker's preemption, by `notice` or `kill`, when `round` rounds were done."""
-
-    seconds: float
-    cause: str
-    round: int
-    name: str
-
-
-class RoundEnd(NamedTuple):
-    """A committed round."""
-
-    round: int
-    seconds: float
-    round_seconds: float
-    steps: int
-
-
-@dataclass
-class WorkerView:
-    """A worker as known from events; times are seconds of the run.
-
-    Attributes:
-        subnet: Its present lease as `round/subnet`, or "".
-        pace: Local steps a second in its last attempt, or None before there is one.
-        link_bytes_per_second: Rate of its fastest transfer.
-        cause: Why it left: `notice`, `kill`, `end`, or "" while it is alive.
-    """
-
-    name: str
-    joined: float
-    pid: int = 0
-    device: str = ""
-    memory_bytes: int = 0
-    left: float | None = None
-    noticed: bool = False
-    subnet: str = ""
-    pace: float | None = None
-    link_bytes_per_second: float | None = None
-    cause: str = ""
-
-
-@dataclass
-class Cell:
-    """A subnet in a round.
-
-    Attributes:
-        state: `waiting`, `leased`, `progress_saved`, `staged`, `accepted` (committed with its round) or `lost`.
-        worker: Address of the worker with its lease.
-        steps: Local steps that the head knows of.
-        losses: How often its lease was lost.
-    """
-
-    state: str = "waiting"
-    worker: str = ""
-    steps: int = 0
-    losses: int = 0
-
-
-class _Lease(NamedTuple):
-    """An attempt that has not ended: its worker, and its initial step."""
-
-    worker: str
-    step: int
-
-
-@dataclass
-class Summary:
-    """The sum of a run's events so far; `add` takes the next one.
-
-    Attributes:
-        updated: Unix time of the last event.
-        head_sessions: How often a head started the run.
-        useful_seconds: Node-seconds of steps that are committed or staged.
-        workers: Workers by address; `former` holds those whose address another worker has now.
-        joining: By address, when a worker that is not ready yet was first seen.
-        grid: The subnets of the last rounds.
-        puts: Number of pushes by the store's reply.
-        lost_by_cause: Lost steps by the reason why the lease ended.
-        machines: Events of cloud instances and of the run's end, for the bill.
-        settings: Command, job, versions and hardware from the last `run_started` event.
-    """
-
-    run: str = ""
-    status: str = "starting"
-    total_rounds: int = 0
-    subnets: int = 0
-    local_steps_each: int = 0
-    policy: str = ""
-    method: str = ""
-    target: float | None = None
-    rounds: int = 0
-    local_steps: int = 0
-    seconds: float = 0.0
-    updated: float = 0.0
-    began: float = 0.0
-    head_sessions: int = 0
-    useful_seconds: float = 0.0
-    notices: int = 0
-    kills: int = 0
-    reissues: int = 0
-    salvaged_steps: int = 0
-    lost_steps: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    round_seconds: float | None = None
-    steps_per_second: float = 0.0
-    bytes_per_second: float = 0.0
-    link_bytes_per_second: float | None = None
-    note: str = ""
-    params_sha256: str | None = None
-    run_dir: str = ""
-    parameters: int = 0
-    dashboard: str = ""
-    accuracy: float | None = None
-    loss: float | None = None
-    calibration_error: float | None = None
-    temperature: float | None = None
-    train_loss: float | None = None
-    warnings: list[str] = field(default_factory=list)
-    workers: dict[str, WorkerView] = field(default_factory=dict)
-    former: list[WorkerView] = field(default_factory=list)
-    joining: dict[str, float] = field(default_factory=dict)
-    curve: list[Evaluation] = field(default_factory=list)
-    preempted: list[Preemption] = field(default_factory=list)
-    round_ends: list[RoundEnd] = field(default_factory=list)
-    grid: dict[int, list[Cell]] = field(default_factory=dict)
-    puts: Counter[str] = field(default_factory=Counter)
-    lost_by_cause: Counter[str] = field(default_factory=Counter)
-    machines: list[Record] = field(default_factory=list)
-    settings: Record = field(default_factory=dict)
-    _before: float = 0.0
-    _lost: set[tuple[int, int]] = field(default_factory=set)
-    _leases: dict[int, _Lease] = field(default_factory=dict)
-
-    @property
-    def everybody(self) -> list[WorkerView]:
-        """All workers that ever joined, in order."""
-        return sorted([*self.former, *self.workers.values()], key=lambda worker: worker.joined)
-
-    @property
-    def alive_seconds(self) -> float:
-        """Node-seconds that workers were alive."""
-        everybody = (*self.former, *self.workers.values())
-        return sum((w.left if w.left is not None else self.seconds) - w.joined for w in everybody)
-
-    @property
-    def goodput(self) -> float | None:
-        """Useful node-seconds over node-seconds alive."""
-        return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None
+class Summary(RunTotals):
+    """The sum of a run's events so far; `add` takes the next one."""
 
     def add(self, event: Record) -> None:
         """Add the next event."""
         if event["kind"] == "run_started":
-            self._before = self.seconds
+            self.seconds_before = self.seconds
             self.head_sessions += 1
             self.joining.clear()
             for address, worker in self.workers.items():  # a killed head did not record that they left
                 if worker.left is None:
                     worker.left, worker.cause, worker.subnet = self.seconds, "end", ""
                 _end_leases(self, address)
-        self.seconds = self._before + event["s"]
+        self.seconds = self.seconds_before + event["s"]
         self.updated = event.get("t", self.updated)
         handler = _ADD.get(event["kind"])
         if handler:
@@ -207,11 +49,14 @@ class Summary:
             "calibration_error": self.calibration_error,
             "temperature": self.temperature,
             "train_loss": self.train_loss,
+            "metrics": dict(self.metrics),
+            "best": self.best,
             "warnings": list(self.warnings),
             "seconds": round(self.seconds, 3),
             "goodput": None if self.goodput is None else round(self.goodput, 4),
             "preemptions": {"notice": self.notices, "kill": self.kills},
             "reissues": self.reissues,
+            "backups": self.backups,
             "salvaged_steps": self.salvaged_steps,
             "lost_steps": self.lost_steps,
             "bytes_down": self.bytes_down,
@@ -227,7 +72,7 @@ def summarise(path: Path) -> Summary:
     Raises:
         OSError: There is no such file.
     """
-    return summary_of(read(path))
+    return summary_of(read_records(path))
 
 
 def summary_of(events: Iterable[Record]) -> Summary:
@@ -238,7 +83,7 @@ def summary_of(events: Iterable[Record]) -> Summary:
     return summary
 
 
-def _started(summary: Summary, event: Record) -> None:
+def _started(summary: RunTotals, event: Record) -> None:
     summary.status, summary.note = "running", ""
     for field_ in ("run", "subnets", "target", "parameters", "run_dir", "dashboard"):
         setattr(summary, field_, event[field_])
@@ -253,15 +98,15 @@ def _started(summary: Summary, event: Record) -> None:
         cell.state = cell.state if cell.state == "staged" else "waiting"
 
 
-def _joining(summary: Summary, event: Record) -> None:
+def _joining(summary: RunTotals, event: Record) -> None:
     summary.joining.setdefault(event["worker"], summary.seconds)
 
 
-def _not_joining(summary: Summary, event: Record) -> None:
+def _not_joining(summary: RunTotals, event: Record) -> None:
     summary.joining.pop(event["worker"], None)
 
 
-def _joined(summary: Summary, event: Record) -> None:
+def _joined(summary: RunTotals, event: Record) -> None:
     if event["worker"] in summary.workers:
         summary.former.append(summary.workers.pop(event["worker"]))
     summary.workers[event["worker"]] = WorkerView(
@@ -271,12 +116,12 @@ def _joined(summary: Summary, event: Record) -> None:
     summary.note = ""
 
 
-def _noticed(summary: Summary, event: Record) -> None:
+def _noticed(summary: RunTotals, event: Record) -> None:
     if event["worker"] in summary.workers:
         summary.workers[event["worker"]].noticed = True
 
 
-def _left(summary: Summary, event: Record) -> None:
+def _left(summary: RunTotals, event: Record) -> None:
     worker = summary.workers.get(event["worker"])
     if worker is None:
         return
@@ -291,31 +136,34 @@ def _left(summary: Summary, event: Record) -> None:
         summary.kills += 1
 
 
-def _leased(summary: Summary, event: Record) -> None:
+def _leased(summary: RunTotals, event: Record) -> None:
     worker = summary.workers.get(event["worker"])
     if worker is not None:
         worker.subnet = f"{event['round']}/{event['subnet']}"
-        summary._leases[event["attempt"]] = _Lease(event["worker"], event["step"])
+        summary.open_attempts[event["attempt"]] = OpenAttempt(event["worker"], event["step"])
     _set(summary, event, "leased", steps=event["step"], worker=event["worker"])
-    summary.reissues += (event["round"], event["subnet"]) in summary._lost
-    summary._lost.discard((event["round"], event["subnet"]))
+    summary.backups += event.get("backup", False)
+    summary.reissues += (event["round"], event["subnet"]) in summary.lost_subnets
+    summary.lost_subnets.discard((event["round"], event["subnet"]))
 
 
-def _progress_saved(summary: Summary, event: Record) -> None:
+def _progress_saved(summary: RunTotals, event: Record) -> None:
     summary.puts["accepted"] += 1
     _set(summary, event, "progress_saved", steps=event["steps"])
 
 
-def _lost(summary: Summary, event: Record) -> None:
-    summary._lost.add((event["round"], event["subnet"]))
-    summary.salvaged_steps += event["kept_steps"]
+def _lost(summary: RunTotals, event: Record) -> None:
     summary.lost_steps += event["lost_steps"]
     summary.lost_by_cause[event["cause"]] += event["lost_steps"]
     summary.useful_seconds += event["kept_seconds"]
+    if event["cause"] == "overtaken":  # another attempt's update is here
+        return
+    summary.lost_subnets.add((event["round"], event["subnet"]))
+    summary.salvaged_steps += event["kept_steps"]
     _set(summary, event, "lost").losses += 1
 
 
-def _staged(summary: Summary, event: Record) -> None:
+def _staged(summary: RunTotals, event: Record) -> None:
     summary.useful_seconds += event["train_seconds"]
     summary.puts["accepted"] += (
         event.get("steps", 0) == summary.local_steps_each
@@ -323,14 +171,14 @@ def _staged(summary: Summary, event: Record) -> None:
     _set(summary, event, "staged", steps=event.get("steps", 0))
 
 
-def _refused(summary: Summary, event: Record) -> None:
+def _refused(summary: RunTotals, event: Record) -> None:
     summary.puts[event["reply"]] += 1
 
 
-def _ended_attempt(summary: Summary, event: Record) -> None:
+def _ended_attempt(summary: RunTotals, event: Record) -> None:
     summary.puts["duplicate"] += event.get("reply") == "duplicate"
     worker = summary.workers.get(event["worker"])
-    lease = summary._leases.pop(event["attempt"], None)
+    lease = summary.open_attempts.pop(event["attempt"], None)
     if worker and worker.subnet == f"{event['round']}/{event['subnet']}":  # else it already has its next lease
         worker.subnet = ""
     if lease is None:
@@ -346,12 +194,12 @@ def _ended_attempt(summary: Summary, event: Record) -> None:
         )
 
 
-def _end_leases(summary: Summary, address: str) -> None:
-    for attempt in [attempt for attempt, lease in summary._leases.items() if lease.worker == address]:
-        del summary._leases[attempt]
+def _end_leases(summary: RunTotals, address: str) -> None:
+    for attempt in [attempt for attempt, lease in summary.open_attempts.items() if lease.worker == address]:
+        del summary.open_attempts[attempt]
 
 
-def _committed(summary: Summary, event: Record) -> None:
+def _committed(summary: RunTotals, event: Record) -> None:
     summary.rounds = event["round"] + 1
     summary.local_steps += event["steps"]
     summary.train_loss = event.get("loss", summary.train_loss)
@@ -367,32 +215,37 @@ def _committed(summary: Summary, event: Record) -> None:
         cell.state = "accepted" if cell.state == "staged" else "lost"
 
 
-def _evaluated(summary: Summary, event: Record) -> None:
+def _evaluated(summary: RunTotals, event: Record) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
     summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
+    summary.metrics = event.get("metrics", {})
     summary.curve.append(Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"]))
 
 
-def _warned(summary: Summary, event: Record) -> None:
+def _best(summary: RunTotals, event: Record) -> None:
+    summary.best = {name: event[name] for name in ("round", "metric", "value")}
+
+
+def _warned(summary: RunTotals, event: Record) -> None:
     summary.warnings.append(event["reason"])
 
 
-def _noted(summary: Summary, event: Record) -> None:
+def _noted(summary: RunTotals, event: Record) -> None:
     summary.note = event["reason"] if event["kind"] != "resumed" else ""
 
 
-def _machine(summary: Summary, event: Record) -> None:
+def _machine(summary: RunTotals, event: Record) -> None:
     summary.machines.append(event)
 
 
-def _ended(summary: Summary, event: Record) -> None:
+def _ended(summary: RunTotals, event: Record) -> None:
     for field_ in ("status", "rounds", "params_sha256", "run_dir"):
         setattr(summary, field_, event[field_])
     summary.note = event.get("reason", summary.note if event["status"] == "stopped" else "")
     summary.machines.append(event)
 
 
-def _set(summary: Summary, event: Record, state: str, **known: Any) -> Cell:
+def _set(summary: RunTotals, event: Record, state: str, **known: Any) -> Cell:
     """Set the state of a round's subnet in the grid and drop rounds that are too old; return its cell."""
     number = event["round"]
     if number not in summary.grid:
@@ -407,7 +260,7 @@ def _set(summary: Summary, event: Record, state: str, **known: Any) -> Cell:
     return cell
 
 
-_ADD: dict[str, Callable[[Summary, Record], None]] = {
+_ADD: dict[str, Callable[[RunTotals, Record], None]] = {
     "run_started": _started,
     "worker_joining": _joining,
     "joining_failed": _not_joining,
@@ -423,6 +276,7 @@ _ADD: dict[str, Callable[[Summary, Record], None]] = {
     "attempt_ended": _ended_attempt,
     "round_committed": _committed,
     "evaluated": _evaluated,
+    "best": _best,
     "warning": _warned,
     "paused": _noted,
     "resumed": _noted,

@@ -115,9 +115,7 @@ class HeadSession:
             case "worker_left":
                 self._leave(event["worker"], now)
             case "leased":
-                self.attempts[event["attempt"]] = AttemptTimes(event["worker"], now)
-                since = self._lost.pop((event["round"], event["subnet"]), self._opened)
-                self.unleased[event["round"]].append((since, now))
+                self._lease(event, now)
             case "lost" if attempt:
                 attempt.lost, attempt.kept_seconds = True, event["kept_seconds"]
                 self._lost[event["round"], event["subnet"]] = now
@@ -132,6 +130,13 @@ class HeadSession:
             case "round_committed":
                 self._opened = now
                 self.committed.append(event)
+
+    def _lease(self, event: Record, now: float) -> None:
+        """Begin an attempt, and note for how long its subnet was without one; a backup's was not."""
+        self.attempts[event["attempt"]] = AttemptTimes(event["worker"], now)
+        if not event.get("backup"):
+            since = self._lost.pop((event["round"], event["subnet"]), self._opened)
+            self.unleased[event["round"]].append((since, now))
 
     def _leave(self, worker: str, now: float) -> None:
         self.alive[worker] = self.alive[worker][0], now

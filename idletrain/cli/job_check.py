@@ -1,0 +1,81 @@
+"""Read a job's model and data in a process of its own, before anything costs money: python -m idletrain.cli.job_check.
+
+It takes seconds, and importing torch holds the interpreter: meanwhile the launching process talks to the cloud. The
+process reads the job as JSON and prints its faults as JSON; it ends with the one that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from idletrain.cluster import owned_process
+from idletrain.errors import JobError, RunError
+
+if TYPE_CHECKING:
+    from idletrain.job import Job
+
+
+class JobCheck:
+    """The check of a job, under way.
+
+    Args:
+        process: The process that reads the model and the data.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def faults(self) -> tuple[str, ...]:
+        """Wait for the check's end and return the job's faults.
+
+        Raises:
+            RunError: the check itself failed, as it does where memory is short.
+        """
+        printed, _ = self._process.communicate()
+        if code := self._process.returncode:
+            why = f"was killed by signal {-code}; is there memory enough?" if code < 0 else "failed; see above"
+            raise RunError(f"the check of the model and the data {why}")
+        return tuple(json.loads(printed))
+
+
+@contextlib.contextmanager
+def checking(job: Job) -> Iterator[JobCheck]:
+    """Check a job meanwhile; the check ends with the context, whether or not anybody has waited for it."""
+    with subprocess.Popen(
+        owned_process.command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # its exit code says more
+                process.stdin.write(job.model_dump_json().encode() + b"\n")
+                process.stdin.flush()
+            yield JobCheck(process)
+        finally:
+            process.kill()
+
+
+def find_faults(job: Job) -> tuple[str, ...]:
+    """Read the model and the data as the machines will, and return their faults."""
+    from idletrain.nn.prepare import from_settings
+
+    try:
+        from_settings(job.model, job.data, job.training, job.memory)
+    except JobError as error:
+        return error.faults
+    return ()
+
+
+if __name__ == "__main__":
+    result = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the user's code prints is no result
+    sys.path.insert(0, "")
+    with result:
+        from idletrain.job import Job
+
+        json.dump(find_faults(Job.model_validate_json(sys.stdin.readline())), result)

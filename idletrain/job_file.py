@@ -1,0 +1,304 @@
+"""Read a job file, and tell every fault in it at once, each as a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from idletrain.errors import JobError
+from idletrain.job import Job
+from idletrain.optimizer_settings import OptimizerSettings
+
+LARGEST_TREE = 100_000  # values of a job, an alias' counted wherever it stands
+LARGEST_FILE_BYTES = 1 << 20
+LONGEST_SHOWN = 100  # characters of a value in an error
+
+
+def load_job(path: Path) -> Job:
+    """Read a job file.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or has faults; it holds all of them, one sentence each, with missing
+            files and packages that the job names.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise JobError(f"{path}: has more than {LARGEST_FILE_BYTES >> 20} MiB; name a job file")
+        tree = yaml.safe_load(content.decode())
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
+    except RecursionError:
+        raise JobError(f"{path}: is nested too deeply to be a job") from None
+    except yaml.YAMLError as error:
+        raise JobError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    except (ValueError, TypeError, AttributeError) as error:  # bytes that are no text, dates such as 2024-13-01
+        raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
+    if not isinstance(tree, dict):
+        raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
+    try:
+        return parse_job(tree)
+    except JobError as error:
+        raise JobError([*error.faults, *_missing_targets(tree)]) from None
+
+
+def parse_job(tree: dict[str, Any]) -> Job:
+    """Check a job given as plain Python values, and return it.
+
+    Raises:
+        JobError: it has faults; holds all of them.
+    """
+    if fault := _unreadable(tree):
+        raise JobError(fault)
+    try:
+        job = Job.model_validate(tree)
+    except ValidationError as error:
+        raise JobError([*map(_sentence, error.errors()), *_contradictions_beside(tree, error)]) from None
+    if faults := [sentence for _, sentence in _contradictions(job)]:
+        raise JobError(faults)
+    return job
+
+
+def _unreadable(tree: dict[str, Any]) -> str:
+    """Return why a tree cannot be a job whatever its fields: aliases that multiply, or text that no file can have."""
+    values: list[Any] = [tree]
+    for count, value in enumerate(values):  # grows while it is walked
+        if count > LARGEST_TREE:
+            return f"the job: has more than {LARGEST_TREE} values; is an alias (*name) within itself?"
+        if isinstance(value, dict):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            values += value
+        elif isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+            return f"the job: {_shown(value)} has characters that no name or path can have; leave them out"
+    return ""
+
+
+def _contradictions_beside(tree: dict[str, Any], error: ValidationError) -> list[str]:
+    """Return the contradictions between the fields that are sound, of a job in which others are not."""
+    wrong = [fault["loc"] for fault in error.errors()]
+    sound: dict[str, Any] = {"name": "t", "model": {"factory": "a:b"}, "data": {}}
+    sound |= {name: _without(value, [loc[1:] for loc in wrong if loc[:1] == (name,)]) for name, value in tree.items()}
+    for name in [str(loc[0]) for loc in wrong if len(loc) == 1 or loc[0] in ("name", "model", "data")]:
+        sound.pop(name, None)
+    try:
+        job = Job.model_validate({"name": "t", "model": {"factory": "a:b"}, "data": {}} | sound)
+    except ValidationError:
+        return []
+    paths = {".".join(map(str, loc)) for loc in wrong}
+    return [
+        sentence
+        for fields, sentence in _contradictions(job)
+        if not any(field == path or field.startswith(f"{path}.") for field in fields for path in paths)
+    ]
+
+
+def _without(value: Any, locations: list[tuple[Any, ...]]) -> Any:
+    """Return a tree without some of its fields, and without an item of a list in which a field is missing."""
+    if isinstance(value, list | tuple):
+        wrong = {loc[0] for loc in locations if loc}
+        return [item for number, item in enumerate(value) if number not in wrong]
+    if not isinstance(value, dict):
+        return value
+    below = {key: [loc[1:] for loc in locations if loc[:1] == (key,)] for key in value}
+    return {key: _without(item, below[key]) for key, item in value.items() if () not in below[key]}
+
+
+def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each contradiction between fields: the fields, and a sentence."""
+    training, policy = job.training, job.preemption.policy
+    if job.stop.accuracy is not None and training.loss == "mse":
+        yield (
+            ("stop.accuracy", "training.loss"),
+            "stop.accuracy: a network trained with training.loss: mse has none; leave it out",
+        )
+    measured = {"stop.accuracy": job.stop.accuracy, "stop.patience": job.stop.patience, "stop.metric": job.stop.metric}
+    for field in [
+        field for field, value in {**measured, "training.metrics": training.metrics or None}.items() if value
+    ]:
+        if job.data.train is not None and job.data.test is None:
+            section = "stop" if field.startswith("stop") else "it"
+            yield (
+                (field, "data.train", "data.test"),
+                f"{field}: is measured on data.test, which is missing; name it, or leave {section} out",
+            )
+    if training.epochs is not None and "rounds" in training.model_fields_set:
+        yield (
+            ("training.epochs", "training.rounds"),
+            f"training.epochs: {training.epochs:g} beside training.rounds: {training.rounds}; give one of the two",
+        )
+    yield from _optimizer_contradictions(training.optimizer)
+    yield from _memory_contradictions(job)
+    if training.mode == "lockstep":
+        yield from _lockstep_contradictions(job)
+    if training.exchange.loss and policy != "salvage":
+        reason = "which rows are late depends on the link, and reissue promises the same bits"
+        yield (
+            ("training.exchange.loss", "preemption.policy"),
+            f"training.exchange.loss: {reason}; set preemption.policy: salvage, or leave it out",
+        )
+    if training.copies > 1 and training.method == "local-sgd":
+        yield (
+            ("training.copies", "training.method"),
+            "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
+        )
+    if training.copies > 1 and training.exchange.loss:
+        yield (
+            ("training.copies", "training.exchange.loss"),
+            "training.exchange.loss: late values cannot be averaged with those of copies; leave one of the two out",
+        )
+    if training.exchange.loss and training.exchange.push not in ("int8", "int4"):
+        yield (
+            ("training.exchange.loss", "training.exchange.push"),
+            "training.exchange.loss: applies to int8 and int4 updates only; set training.exchange.push to int8",
+        )
+
+
+def _optimizer_contradictions(optimizer: OptimizerSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the settings that the optimizer does not have."""
+    name, at = optimizer.name, "training.optimizer"
+    decays = optimizer.weight_decay or any(group.weight_decay for group in optimizer.groups)
+    if name == "row-adagrad" and (optimizer.momentum or decays):
+        yield (
+            (f"{at}.name", f"{at}.momentum", f"{at}.weight_decay", f"{at}.groups"),
+            f"{at}: row-adagrad has neither momentum nor weight_decay; leave them out",
+        )
+    elif optimizer.momentum and name not in ("sgd", "rmsprop"):
+        yield (f"{at}.name", f"{at}.momentum"), f"{at}.momentum: is of sgd and rmsprop, not of {name}; leave it out"
+    if optimizer.nesterov and (name != "sgd" or not optimizer.momentum):
+        yield (
+            (f"{at}.name", f"{at}.momentum", f"{at}.nesterov"),
+            f"{at}.nesterov: needs sgd with momentum; set both, or leave it out",
+        )
+    if (optimizer.schedule == "step") != (optimizer.step_every is not None):
+        yield (
+            (f"{at}.schedule", f"{at}.step_every"),
+            f"{at}.step_every: goes with schedule: step, and that needs it; set both, or leave both out",
+        )
+    if optimizer.schedule == "one-cycle" and optimizer.warmup_steps:
+        yield (
+            (f"{at}.schedule", f"{at}.warmup_steps"),
+            f"{at}.warmup_steps: a one-cycle schedule warms up by itself; leave it out",
+        )
+
+
+def _memory_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what a step cannot be both: in parts that fit the memory, and out of core."""
+    training, memory = job.training, job.memory
+    if training.micro_batch == "auto" and memory.budget is None:
+        yield (
+            ("training.micro_batch", "memory.budget"),
+            "training.micro_batch: auto needs memory.budget, what a worker's training may take; set it, or a number",
+        )
+    if memory.out_of_core == "always" and training.micro_batch is not None:
+        yield (
+            ("training.micro_batch", "memory.out_of_core"),
+            "training.micro_batch: a subnet out of core takes each batch as a whole; leave one of the two out",
+        )
+    if memory.out_of_core == "always" and training.optimizer.clip_norm is not None:
+        yield (
+            ("training.optimizer.clip_norm", "memory.out_of_core"),
+            "training.optimizer.clip_norm: not all gradients are there at once out of core; leave one of the two out",
+        )
+
+
+def _lockstep_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    if job.preemption.policy != "reissue":
+        yield (
+            ("training.mode", "preemption.policy"),
+            "preemption.policy: salvage would close rounds without some shards; set it to reissue for lockstep",
+        )
+    subnets, count = job.training.subnets, job.nodes.count
+    if subnets > count:
+        yield (
+            ("training.mode", "training.subnets", "nodes.count"),
+            f"training.subnets: {subnets} in lockstep need a node each, and nodes.count is {count}; make them equal",
+        )
+
+
+def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
+    """Yield a fault for each missing package and file that a faulty job names; a sound job opens them later."""
+    model, data = (tree[s] if isinstance(tree.get(s), dict) else {} for s in ("model", "data"))
+    for field, name in (("model.factory", model.get("factory")), ("data.factory", data.get("factory"))):
+        package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
+        if package and package not in sys.modules and importlib.util.find_spec(package) is None:
+            reason = f"No module named {_shown(package)}"
+            yield f"{field}: {_shown(name)} cannot be imported ({reason}); write it as package.module:name"
+    for field in ("train", "test"):
+        paths = data.get(field)
+        for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
+            if isinstance(path, str) and not path.startswith("s3://") and not _exists(path):
+                yield f"data.{field}: {_cut(path)} cannot be read (No such file or directory); name an existing file"
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long a name, ~ of no user, a zero byte
+        return False
+
+
+def _sentence(fault: Any) -> str:
+    """Return a fault as one sentence: `field: value should be ...`."""
+    field = _cut(".".join(str(part) for part in fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        known = _fields_at(fault["loc"][:-1])
+        close = difflib.get_close_matches(str(fault["loc"][-1])[:LONGEST_SHOWN], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+        return f"{field}: is not a field of a job; {hint}"
+    if fault["type"] == "missing":
+        return f"{field}: is missing; {_purpose(fault['loc'])}"
+    if fault["type"] == "string_pattern_mismatch":
+        return f"{field}: {_shown(fault['input'])} should be lower-case letters, digits and hyphens, at most 63"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{field}: {_shown(fault['input'])} {message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as an error shows it: as Python writes it, but not all of a long one."""
+    try:
+        return _cut(repr(value))
+    except ValueError:  # an integer of more than 4300 digits
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "the value"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def _settings_at(location: tuple[Any, ...]) -> type[BaseModel]:
+    """Return the settings at a place of the job, which may be an item of a list: `("training", "optimizer")`."""
+    settings: type[BaseModel] = Job
+    for part in location:
+        if not isinstance(part, int):  # items of a list are what its annotation names: tuple[Settings, ...]
+            annotation = settings.model_fields[part].annotation
+            settings = next(kind for kind in (annotation, *get_args(annotation)) if _is_settings(kind))
+    return settings
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and not get_args(kind) and issubclass(kind, BaseModel)
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    return list(_settings_at(location).model_fields)
+
+
+def _purpose(location: tuple[Any, ...]) -> str:
+    examples = {
+        "name": "name the run, for example name: fashion-mnist",
+        "model": 'for example model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 128, 10]}}',
+        "data": "for example data: {name: digits}",
+        "lr": "for example lr: 0.1",
+        "factory": 'for example factory: "package.module:function"',
+        "parameters": "for example parameters: [bias, norm]",
+    }
+    return examples.get(str(location[-1]), "add it")
