@@ -3,7 +3,8 @@
 python -m benchmarks [--tiny] [NAME ...]
 
 Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files;
-link_use, bad_links, lossy_rounds, wide_exchange, fabric, forecast and planned, which need root.
+link_use, bad_links, lossy_rounds, wide_exchange, fabric, forecast and autotune, which need root; modules,
+which installs many packages.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ NAMES = (
     "exchange",
     "local_steps",
     "memory",
+    "memory_over_rounds",
     "outofcore",
     "churn",
     "accuracy",
     "offers",
-    "rehearsal",
+    "spot_latency",
     "codec",
     "coded_accuracy",
     "kernels",
@@ -33,6 +35,8 @@ NAMES = (
     "where_time_goes",
     "scale",
     "page",
+    "fine_tuning",
+    "precision",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -29,11 +29,14 @@ from torch import nn
 
 from benchmarks import text
 from benchmarks.report import Figure, at_least, at_most, parser, report
-from idletrain.job import Job, parse_job
-from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
+from idletrain.job import Job
+from idletrain.job_file import parse_job
+from idletrain.nn.evaluate import Score, assembled, score
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.statistics import estimate_statistics
 
 POINTS = 100.0
 TEMPERATURES = (0.8, 1.3)  # within which a network's confidence needs no correction
@@ -160,7 +163,7 @@ def bytes_of_text() -> tuple[Pair, Pair]:
 
 def digit_images() -> tuple[Pair, Pair]:
     """Return scikit-learn's digits as images from 0 to 1, and the same again as targets."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     images = (load_digits().images / 16).astype(np.float32)[:, None]
     return _held_out(images, images)
@@ -218,7 +221,7 @@ def simulate(job: Job) -> tuple[Score, Score]:
     scores = []
     for round_ in range(training.rounds):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons((1 / training.subnets,) * training.subnets))):
             flat = network.pull(subnet)
             work = LocalSteps(program, subnet, flat, k, round_)
             for step in range(training.local_steps):

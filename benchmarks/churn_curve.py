@@ -26,7 +26,7 @@ def draw(summary: Summary, to: Path) -> None:
     points = [(seconds, accuracy) for _, seconds, accuracy, _ in summary.curve if accuracy is not None]
     axes.plot(*zip(*points, strict=True), marker="o", color="#1f6f8b", label="accuracy on the test set")
     for cause, colour in COLOURS.items():
-        times = [taken.seconds for taken in summary.preempted if taken.cause == cause]
+        times = [preemption.seconds for preemption in summary.preempted if preemption.cause == cause]
         for k, seconds in enumerate(times):
             axes.axvline(seconds, color=colour, alpha=0.7, linewidth=1, label=None if k else LABELS[cause])
     axes.set_xlabel("seconds")

@@ -27,20 +27,23 @@ import torch
 
 from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.exchange.messages import LeaseId
-from idletrain.job import Job, parse_job
-from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.job import Job
+from idletrain.job_file import parse_job
+from idletrain.nn.evaluate import assembled, score
 from idletrain.nn.ist.randomness import generator
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
+from idletrain.nn.statistics import estimate_statistics
 from idletrain.worker import encoding
 
 PLAIN = ("fp32", "fp32")
 CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
 BROKEN, ARRIVED_FRACTION = 0.5, 0.2
-FATES = ("whole", "dropped", "salvaged")
+LOSS_CASES = ("whole", "dropped", "salvaged")
 
 
 POINTS = 100.0
@@ -96,7 +99,7 @@ class Run:
     subnets: int
     codes: tuple[str, str]
     seed: int
-    fate: str = "whole"
+    case: str = "whole"
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,11 @@ TINY = Preset(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
 
 def job(preset: Preset, run: Run) -> Job:
     """Return the job of one training."""
-    made = job_of(preset.training, preset.lr, run.seed, run.subnets)
+    base = job_of(preset.training, preset.lr, run.seed, run.subnets)
     pull, push = run.codes
-    exchange = made.training.exchange.model_copy(update={"pull": pull, "push": push})
-    training = made.training.model_copy(update={"exchange": exchange})
-    return made.model_copy(update={"training": training})
+    exchange = base.training.exchange.model_copy(update={"pull": pull, "push": push})
+    training = base.training.model_copy(update={"exchange": exchange})
+    return base.model_copy(update={"training": training})
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,11 @@ def arrived(program: Program, subnet: Subnet, flat: torch.Tensor, baseline: Base
     codec = encoding.codec(program, subnet, "push")
     if codec is None:
         return flat
-    broken = run.fate != "whole" and generator(run.seed, "broken", lease.round, lease.subnet).random() < BROKEN
-    if broken and run.fate == "dropped":
+    broken = run.case != "whole" and generator(run.seed, "broken", lease.round, lease.subnet).random() < BROKEN
+    if broken and run.case == "dropped":
         return None
-    got = codec.rows_before(int(ARRIVED_FRACTION * codec.nbytes)) if broken else None
-    return codec.decode(content, baseline.at_head, got)
+    arrived_rows = codec.rows_before(int(ARRIVED_FRACTION * codec.nbytes)) if broken else None
+    return codec.decode(content, baseline.at_head, arrived_rows)
 
 
 def simulate(settings: Job, run: Run) -> float:
@@ -152,7 +155,7 @@ def simulate(settings: Job, run: Run) -> float:
     order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
     for round_ in range(training.rounds):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons((1 / training.subnets,) * training.subnets))):
             at_head = network.pull(subnet)
             at_worker = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, at_head))
             flat = at_worker.clone()
@@ -187,7 +190,7 @@ def run_one(preset: Preset, run: Run) -> dict[str, Any]:
         "subnets": run.subnets,
         "codes": run.codes,
         "seed": run.seed,
-        "fate": run.fate,
+        "case": run.case,
         "accuracy": accuracy,
         "bytes": bytes_of(preset, run),
     }
@@ -197,22 +200,22 @@ def bytes_of(preset: Preset, run: Run) -> int:
     """Return the bytes of a round, pull and push."""
     settings = job(preset, run)
     program = from_settings(settings.model, settings.data, settings.training).program
-    subnets = program.subnets(0, (1 / run.subnets,) * run.subnets)
+    subnets = program.subnets(0, by_neurons((1 / run.subnets,) * run.subnets))
     return sum(encoding.nbytes(program, subnet, direction) for subnet in subnets for direction in encoding.DIRECTIONS)
 
 
 def all_runs(preset: Preset) -> list[Run]:
     """Return every training to run."""
     coded = [Run(n, codes, seed) for n in preset.subnets for codes in (PLAIN, *CODED) for seed in preset.seeds]
-    return coded + [Run(preset.subnets[0], CODED[1], seed, fate) for fate in FATES[1:] for seed in preset.seeds]
+    return coded + [Run(preset.subnets[0], CODED[1], seed, case) for case in LOSS_CASES[1:] for seed in preset.seeds]
 
 
-def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], fate: str = "whole") -> Figure:
+def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], case: str = "whole") -> Figure:
     """Return the mean accuracy over seeds."""
     accuracies = [
-        r["accuracy"] * POINTS for r in runs if (r["subnets"], tuple(r["codes"]), r["fate"]) == (subnets, codes, fate)
+        r["accuracy"] * POINTS for r in runs if (r["subnets"], tuple(r["codes"]), r["case"]) == (subnets, codes, case)
     ]
-    name = f"{subnets} subnets, pull {codes[0]}, push {codes[1]}" + ("" if fate == "whole" else f", half {fate}")
+    name = f"{subnets} subnets, pull {codes[0]}, push {codes[1]}" + ("" if case == "whole" else f", half {case}")
     return Figure(f"{name}: accuracy", statistics.mean(accuracies), "%", samples=accuracies)
 
 
@@ -231,7 +234,7 @@ def figures_of(preset: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
             else:
                 figures.append(Figure(f"{label}: times fewer bytes", fewer, ""))
             figures += [coded, at_most(f"{label}: behind float32", plain.value - coded.value, "points", 0.1)]
-    whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], fate) for fate in FATES)
+    whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], case) for case in LOSS_CASES)
     cost = whole.value - dropped.value
     won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)
     label = "won back of what dropping half costs, at a fifth of the bytes"

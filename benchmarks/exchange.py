@@ -33,6 +33,7 @@ from idletrain.cluster import dask_settings
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import (
     AcceptanceRule,
+    Activity,
     LeaseId,
     LockstepGroup,
     PushHeader,
@@ -107,7 +108,7 @@ class BenchHead:
         """See `Head`; no payload is ever lacking."""
         return Reply.NOT_LEASED
 
-    def beat(self, lease: LeaseId, steps: int) -> Reply:  # noqa: ARG002 (Head's)
+    def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:  # noqa: ARG002 (Head's)
         """See `Head`."""
         return Reply.ACCEPTED
 

@@ -31,17 +31,18 @@ import psutil
 from distributed import Client
 from distributed.security import Security
 
-from benchmarks.candidates import RATES, WHOLE
-from benchmarks.contest import job_tree, run_folder
 from benchmarks.machines import Cast, Line, machines
 from benchmarks.methods import CASES, Entry
+from benchmarks.race import job_tree, run_folder
 from benchmarks.report import Figure, at_least, at_most, parser, report
+from benchmarks.sweep import RATES, WHOLE
 from benchmarks.time_to_accuracy import numbers, words
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.autotune.probe import STEP_SECONDS, probe_fleet
 from idletrain.cluster import dask_scheduler, dask_settings
-from idletrain.job import Job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.records import Record

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import Figure, at_least, report, with_preset
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.data.arrays import ArraySource
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps, assemble
 from idletrain.nn.network import Network
@@ -103,7 +104,7 @@ def compare(preset: Preset, model: dict[str, Any]) -> tuple[list[float], list[fl
     """Return milliseconds a step of ours and of the bare loop, block by block in turn."""
     prepared = prepare(preset, model)
     program = prepared.program
-    subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
+    subnet = program.subnets(0, by_neurons((1 / SUBNETS,) * SUBNETS))[0]
     network = Network.of(program, prepared.network)
     sides = [blocks(preset, make(prepared, subnet, network.pull(subnet))) for make in (ours, bare)]
     pairs = [(next(sides[0]), next(sides[1])) for _ in range(preset.blocks + 2)][2:]  # the first two warm up

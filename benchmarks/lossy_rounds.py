@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.contest import run, seconds_to
 from benchmarks.methods import CASES, Case, Entry
+from benchmarks.race import run, seconds_to
 from benchmarks.report import Figure, at_least, report, with_preset
 
 CODED = {"pull": "int8", "push": "int4"}

@@ -81,8 +81,8 @@ def machines(nodes: int, link: str, head_link: str | None = None, **faults: Any)
         return
     import idletrain_testbed
 
-    if lacking := idletrain_testbed.missing():
-        raise RuntimeError(f"links cannot be shaped here: {'; '.join(lacking)}; use --link none")
+    if missing := idletrain_testbed.missing():
+        raise RuntimeError(f"links cannot be shaped here: {'; '.join(missing)}; use --link none")
     with idletrain_testbed.Testbed(nodes=nodes, link=link, head_link=head_link, **faults) as bed:
         yield Shaped(bed)
 

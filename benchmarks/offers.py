@@ -26,8 +26,9 @@ from rich.console import Console
 
 from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.cli import offers
-from idletrain.cloud.aws import instance_types, pricing
-from idletrain.cloud.aws.instance_types import GIB, NodeNeed
+from idletrain.cloud import instance_types
+from idletrain.cloud.aws import pricing
+from idletrain.cloud.instance_types import GIB, NodeNeed
 
 REGION = "eu-west-1"
 ZONES = tuple(f"{REGION}{letter}" for letter in "abc")

@@ -37,7 +37,8 @@ from torch.nn import functional
 from torch.optim.adamw import adamw
 
 from benchmarks.networks import UNet, resnet, vgg16, wide_resnet
-from benchmarks.report import Figure, at_least, at_most, report, with_preset
+from benchmarks.outofcore_figures import NAMED, SMALLER, compiled_table, figures_of, mean_ratio, median_ratio, table_of
+from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.nn.models import mlp, transformer
 from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
@@ -52,7 +53,6 @@ from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
 from idletrain.nn.units import Piece, pieces_of
 
 REPEATED = 4  # compiled steps, the first of which compiles
-LETTERS = 24  # of a plan in a table
 NOTES = """
 `from` is the least part of the in-core peak that a plan fits with all parameters in memory: thin networks' widest
 units. In core is with the same C library's settings as the others: freed memory is given back at once, as a memory
@@ -63,8 +63,6 @@ A plan's letters, a unit each: K keep, S swap, R recompute, Q recompute from a s
 before. `smaller batch` is as many samples in core in as few equal parts as fit: where it is quicker and the network
 and loss allow it (no BatchNorm over the batch, a loss that is a mean), it is what to use.
 """.strip().split("\n\n")
-SMALLER = "smaller batch"
-SWAPPING = ("swap all", "swap, keep the tail")
 SCRATCH_BYTES = 4 << 30
 
 
@@ -144,8 +142,8 @@ class Network:
         whole = Footprint(self.profile.units, "K" * len(self.profile.units), 1 << 60, 0, streamed=False)
         self.predicted_in_core_bytes = simulate(whole, link).peak_bytes
         self.gradients()  # a kernel's first run takes memory for its code
-        _, taken, self.expected = self.gradients()
-        self.in_core_bytes = taken + sum(p.nbytes for p in self.module.parameters())
+        _, peak_bytes, self.expected = self.gradients()
+        self.in_core_bytes = peak_bytes + sum(p.nbytes for p in self.module.parameters())
 
     def loss(self, outputs: Tensor) -> Tensor:
         return _loss(outputs, self.y)
@@ -229,16 +227,6 @@ def _parts(network: Network, budget: int) -> int:
     return 0
 
 
-NAMED = (
-    "swap all",
-    "recompute all",
-    "recompute segments",
-    "recompute all, inputs swapped",
-    "swap, keep the tail",
-    "recompute, keep the tail",
-)
-
-
 def activations(sizes: Sizes, folder: Path) -> list[dict[str, Any]]:
     """Compare all networks at all link speeds and budgets that a plan fits, or else at the least that one fits."""
     rows = []
@@ -261,11 +249,11 @@ def giving_back(sizes: Sizes) -> dict[str, float]:
     """Return how many times as long a step in core takes where freed memory is returned at once."""
     by_network = {}
     for name, network in sizes.networks.items():
-        made = Network(*network)
+        subject = Network(*network)
         ratios = []
         for _ in range(sizes.repetitions):
             returning, keeping = (  # the second of two steps: the first finds the other's memory
-                [made.gradients(settle=settle)[0] for _ in range(2)][1]
+                [subject.gradients(settle=settle)[0] for _ in range(2)][1]
                 for settle in (release_freed_memory, keep_freed_memory)
             )
             ratios.append(returning / keeping)
@@ -336,10 +324,6 @@ def planning_seconds() -> float:
     return time.thread_time() - started
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.mean(map(math.log, ratios)))
-
-
 def compilations(sizes: Sizes) -> list[dict[str, Any]]:
     """Measure some networks compiled by torch, with all and with a part of their activations' memory.
 
@@ -360,7 +344,7 @@ def compiled(network: Network, part: float) -> dict[str, Any]:
     torch._functorch.config.activation_memory_budget = part
     module = copy.deepcopy(network.module)
     step = torch.compile(module)
-    taken, plain, most = [], [], 0
+    compiled_seconds, plain, most = [], [], 0
     for repetition in range(REPEATED):
         module.zero_grad()
         gc.collect()
@@ -368,130 +352,12 @@ def compiled(network: Network, part: float) -> dict[str, Any]:
         resident, started = ResidentPeak(), time.perf_counter()
         network.loss(step(network.x)).backward()  # type: ignore[no-untyped-call]
         if repetition:  # the first compiles
-            taken.append(time.perf_counter() - started)
+            compiled_seconds.append(time.perf_counter() - started)
             most = max(most, resident.bytes)
             plain.append(network.gradients()[:2])
     torch._functorch.config.activation_memory_budget = 1.0
     seconds, memory = zip(*plain, strict=True)
-    return {"over_in_core": _ratio(taken, seconds), "bytes": most, "in_core_bytes": max(memory)}
-
-
-def compiled_table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the table of compiled networks for RESULTS.md."""
-    head = ["network", "activation memory budget", "compiled / in core", "memory", "memory in core"]
-    lines = [
-        [
-            row["network"],
-            f"{row['part']:.0%}",
-            f"{row['over_in_core']:.2f}",
-            *(f"{row[key] >> 20} MiB" for key in ("bytes", "in_core_bytes")),
-        ]
-        for row in rows
-    ]
-    return {
-        "title": "compiled by torch, with other bits (it fuses), and a budget for activations",
-        "head": head,
-        "rows": lines,
-    }
-
-
-def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Sum the rows up: medians of the ratios of steps of one turn."""
-    for row in rows:
-        row["over_plan"] = {name: _ratio(taken, row["seconds"]["plan"]) for name, taken in row["seconds"].items()}
-        row["over_plan"] |= dict.fromkeys(row["same_plan"], 1.0)
-        row["plan_over_in_core"] = 1 / row["over_plan"]["in core"]
-        row["swap_style_over_plan"] = best_over_plan(row, SWAPPING)
-        row["any_single_over_plan"] = best_over_plan(row, NAMED)
-    every = [row["any_single_over_plan"] for row in rows if row["any_single_over_plan"]]
-    models = _of_models(rows, "any_single_over_plan")
-    native = [row["plan_over_in_core"] for row in rows if not row["mb_per_second"]]
-    paced = [r["plan_over_in_core"] * r["predicted_in_core_seconds"] / r["predicted_seconds"] - 1 for r in rows]
-    raw = [statistics.median(row["seconds"]["plan"]) / row["predicted_seconds"] - 1 for row in rows]
-    memory = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
-    over = sum(row["peak_bytes"] > row["budget"] for row in rows)
-    return [
-        *_swap_style(rows),
-        at_least("best single technique with the same bits / plan, mean over models", _mean(models), "", 1.03, models),
-        at_least("best single technique with the same bits / plan, worst case", min(every), "", 0.97, every),
-        at_most("plan / in core on the disk as it is, worst", max(native), "", 1.15, native),
-        at_most("plan / in core on the disk as it is, mean", _mean(native), "", 1.15),
-        at_most("step time against its prediction, median error", _median_error(raw), "", 0.15, raw),
-        at_most("step time against its prediction, worst error", max(map(abs, raw)), "", 0.15),
-        at_most("plan / in core against its prediction, median error", _median_error(paced), "", 0.15, paced),
-        at_most("plan / in core against its prediction, worst error", max(map(abs, paced)), "", 0.15),
-        at_most("peak memory over its prediction, worst", max(memory), "", 0.10, memory),
-        at_most("steps by a plan that took more than the budget", float(over), f"of {len(rows)}", 0.0),
-        at_most("steps by a plan with other bits than in core", float(sum(not r["same_bits"] for r in rows)), "", 0.0),
-    ]
-
-
-def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Return the paper's comparison, at the speed of link that limits, and at others beside it."""
-    figures: list[Figure] = []
-    for speed in sorted({row["mb_per_second"] for row in rows if row["mb_per_second"]}):
-        ratios = _of_models([row for row in rows if row["mb_per_second"] == speed], "swap_style_over_plan")
-        what = f"best swap-style / plan at {speed:.0f} MB/s, mean over models"
-        figures.append(
-            Figure(what, _mean(ratios), "x", samples=ratios)
-            if figures
-            else at_least(what, _mean(ratios), "", 1.52, ratios)
-        )
-    return figures
-
-
-def _of_models(rows: Sequence[dict[str, Any]], ratio: str) -> list[float]:
-    """Return each model's mean over its budgets and links: models count alike, however many budgets a plan fits."""
-    by_network: dict[str, list[float]] = {}
-    for row in rows:
-        if row[ratio]:
-            by_network.setdefault(row["network"], []).append(row[ratio])
-    return [_mean(ratios) for ratios in by_network.values()]
-
-
-def _ratio(taken: Sequence[float], plan: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(taken, plan, strict=True))
-
-
-def _median_error(errors: Sequence[float]) -> float:
-    return statistics.median(map(abs, errors))
-
-
-def best_over_plan(row: dict[str, Any], names: Sequence[str]) -> float | None:
-    """Return how many times as long as the plan the best of some techniques takes; None where none of them fits.
-
-    In every turn the best is who was in the others: the quickest of several is quick by luck, too.
-    """
-    plan: list[float] = row["seconds"]["plan"]
-    seconds_by_name = {name: plan if name in row["same_plan"] else row["seconds"].get(name) for name in names}
-    fitting: list[list[float]] = [seconds for seconds in seconds_by_name.values() if seconds]
-    if not fitting:
-        return None
-    ratios = []
-    for turn, own in enumerate(plan):
-        others = [t for t in range(len(plan)) if t != turn] or [turn]
-        best = min(fitting, key=lambda seconds: sum(seconds[t] for t in others))
-        ratios.append(best[turn] / own)
-    return statistics.median(ratios)
-
-
-def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a table for RESULTS.md: a row per network, link and budget; `-` where a technique does not fit."""
-    others = (*NAMED, SMALLER)
-    ratios = ["plan / in core", *(f"{name} / plan" for name in others)]
-    lines = []
-    for row in rows:
-        link = f"{row['mb_per_second']:.0f} MB/s" if row["mb_per_second"] else "the disk"
-        measured = [row["plan_over_in_core"], *map(row["over_plan"].get, others)]
-        letters = row["letters"] if len(row["letters"]) <= LETTERS else f"{row['letters'][:LETTERS]}..."
-        cells = [f"{row['network']} (from {row['least_part']:.0%})", link, f"{row['part']:.0%}", letters]
-        lines.append([*cells, *("-" if r is None else f"{r:.2f}" for r in measured)])
-    head = ["network", "link", "budget", "plan", *ratios]
-    return {
-        "title": "a step beyond memory, technique by technique (medians of ratios of steps of one turn)",
-        "head": head,
-        "rows": lines,
-    }
+    return {"over_in_core": median_ratio(compiled_seconds, seconds), "bytes": most, "in_core_bytes": max(memory)}
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -514,7 +380,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         at_most("planning 50 units", planning_seconds(), "s", 1.0),
         Figure(
             "a step in core, freed memory given back at once / kept, mean",
-            _mean([*back.values()]),
+            mean_ratio([*back.values()]),
             "x",
             samples=[*back.values()],
         ),

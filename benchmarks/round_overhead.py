@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import Figure, at_most, report, with_preset
-from benchmarks.runs import events_of, noise_data, of_kind
+from benchmarks.runs import events_of, noise_data, of_kind, single_steps
 from idletrain.observe.records import Record
 
 TARGET_MS = 25.0
@@ -43,14 +43,7 @@ def tree(workers: int, rounds: int) -> dict[str, Any]:
     return {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [8, 4 * workers, 2], "norm": None}},
         "data": noise_data(samples=64, inputs=8, classes=2),
-        "training": {
-            "subnets": workers,
-            "local_steps": 1,
-            "rounds": rounds,
-            "batch_size": 1,
-            "optimizer": {"lr": 0.01},
-            "evaluate_every": rounds,
-        },
+        "training": single_steps(workers, rounds),
         "nodes": {"count": workers},
     }
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idletrain.job import Job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.records import Record, Sink
 from idletrain.providers.local import LocalProcesses
@@ -35,6 +36,18 @@ def noise_data(samples: int, inputs: int, classes: int = 10) -> dict[str, Any]:
     return {
         "factory": "benchmarks.runs:noise",
         "args": {"samples": samples, "inputs": inputs, "classes": classes},
+    }
+
+
+def single_steps(subnets: int, rounds: int) -> dict[str, Any]:
+    """Return the `training` section of a job whose rounds have one local step on one sample."""
+    return {
+        "subnets": subnets,
+        "local_steps": 1,
+        "rounds": rounds,
+        "batch_size": 1,
+        "optimizer": {"lr": 0.01},
+        "evaluate_every": rounds,
     }
 
 

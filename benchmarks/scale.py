@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks import simulated
 from benchmarks.report import Figure, at_most, parser, report
-from benchmarks.runs import of_kind, prepared_of, scheduler_pid, temporary_job
+from benchmarks.runs import of_kind, prepared_of, scheduler_pid, single_steps, temporary_job
 from idletrain.cluster import dask_scheduler
 from idletrain.job import Job
 from idletrain.observe.records import Record
@@ -83,14 +83,7 @@ def tree(workers: int, preset: Preset) -> dict[str, Any]:
             "args": {"widths": [simulated.INPUTS, WIDTH * workers, 2], "norm": None},
         },
         "data": {"factory": "benchmarks.simulated:samples", "args": {"seconds": preset.sleep_seconds(workers)}},
-        "training": {
-            "subnets": workers,
-            "local_steps": 1,
-            "rounds": rounds,
-            "batch_size": 1,
-            "optimizer": {"lr": 0.01},
-            "evaluate_every": rounds,
-        },
+        "training": single_steps(workers, rounds),
         # Here a thousand workers share the head's cores: starved ones are not dead.
         "preemption": {"lease": "1m"},
         "nodes": {"count": workers},

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.standings import LEVELS_BELOW, Record, at_best, by_place, seconds_of, standings
+from benchmarks.ranking import LEVELS_BELOW, Record, at_best, by_place, ranking, seconds_of
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -19,6 +19,7 @@ BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of resul
 LINKS_BEGIN, LINKS_END = "<!-- links: python -m benchmarks.tables -->", "<!-- end of links -->"
 AS_GOOD = 0.05  # a difference that nobody waits for
 PEERS_BEGIN, PEERS_END = "<!-- peers: python -m benchmarks.tables -->", "<!-- end of peers -->"
+MODULES_BEGIN, MODULES_END = "<!-- modules: python -m benchmarks.tables -->", "<!-- end of modules -->"
 HEAD = """# Results
 
 Made by `python -m benchmarks.tables` from `results/*.json`, which `python -m benchmarks` writes; every file holds the
@@ -79,7 +80,7 @@ def choice(results: list[dict[str, Any]]) -> str:
     runs: list[Record] = next((result["runs"] for result in results if result["benchmark"] == "time_to_accuracy"), [])
     rows: dict[str, list[str]] = {}  # by place
     for below in reversed(LEVELS_BELOW):
-        for place, methods in by_place(standings(runs, below)).items():
+        for place, methods in by_place(ranking(runs, below)).items():
             ours = next((s for s in methods if s["method"] == "ist"), None)
             others = [s for s in methods if s["method"] != "ist" and at_best(s) < float("inf")]
             if place not in rows and ours and ours["seconds"] is not None and others:
@@ -108,6 +109,14 @@ def links(results: list[dict[str, Any]]) -> str:
     return "\n".join(_table(["link", *next(iter(by_case.values()), {}), "take"], rows))
 
 
+def modules(results: list[dict[str, Any]]) -> str:
+    """Return the table of third-party modules, with the machine and the date."""
+    result = next(result for result in results if result["benchmark"] == "modules")
+    table = result["tables"][0]
+    on = f"{result['machine']['cpu']}, {result['machine']['cores']} shared cores, {result['date'][:10]}:"
+    return "\n".join([on, "", *_table(table["head"], table["rows"])])
+
+
 def _choice(place: str, ours: Record, best: Record) -> list[str]:
     quicker = (
         "idletrain" if at_best(ours) < at_best(best) else best["method"] if best["seconds"] is not None else "open"
@@ -130,6 +139,7 @@ def main() -> None:
         ("results.md", BEGIN, END, summary(results)),
         ("comparison.md", PEERS_BEGIN, PEERS_END, choice(results)),
         ("guides/slow-links.md", LINKS_BEGIN, LINKS_END, links(results)),
+        ("modules.md", MODULES_BEGIN, MODULES_END, modules(results)),
     ):
         page_ = DOCS / name
         page_.write_text(between(page_.read_text(), begin, end, content))

@@ -1,11 +1,11 @@
 """Measure the time and bytes until a network is good: idletrain beside what a user would pick instead.
 
 The same model, first values, data, order of samples and batch a node go through every method over the same links
-(contest.py says how machines are made and pinned). Every node takes `batch_size` samples a step; all nodes share each
+(race.py says how machines are made and pinned). Every node takes `batch_size` samples a step; all nodes share each
 pass over the data, for every method (papers count this differently; this is data parallel's way). BatchNorm's
 statistics are estimated again on the assembled network for every method before it is scored, off the clock.
 
-Every method runs with several settings (candidates.py: the synchronisation interval) and the best is kept. Where a
+Every method runs with several settings (sweep.py: the synchronisation interval) and the best is kept. Where a
 method would take too long over a link, it runs there for at least 20 steps, and its time is `computed`: steps to the
 accuracy over quicker links x time a step over this one; where no run got there, `more than` the steps that were scored.
 Methods that are one algorithm share such steps: local SGD of two libraries, data parallel of 16 and 32 bits.
@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.candidates import PROBE, candidates
-from benchmarks.contest import run
 from benchmarks.methods import CASES, METHODS, Entry
+from benchmarks.race import run
+from benchmarks.ranking import PLACE, Record, figures_of, levels_of, ranking, reached, tables_of
 from benchmarks.report import parser, report
-from benchmarks.standings import PLACE, Record, figures_of, levels_of, reached, standings, tables_of
+from benchmarks.sweep import PROBE, candidates
 
 RESULTS = Path(__file__).parent / "results" / "time_to_accuracy.json"
 NOTES = """
@@ -49,8 +49,9 @@ flatter a method that computes and sends little, as `ist` does. `MB over the lin
 Every node takes batches of the same size; all nodes share each pass over the data. BatchNorm's statistics are estimated
 anew before every score, for every method alike. TLS is off for all.
 
-Tried with `ist`, and worse with every round: a CNN whose narrow residual stream is cut, too, and a transformer that
-does not normalise what its heads and neurons add up to. Case c keeps its stream whole; case d normalises, for all.
+Tried with `ist`, and worse with every round: a CNN whose narrow residual stream is cut, too. Case c keeps its stream
+whole. Case d is a plain pre-LN transformer; `ist` takes the rate that its narrow subnets want, of two tried, and data
+parallel and local SGD the better of two lower ones.
 """.strip().split("\n\n")
 
 
@@ -73,7 +74,7 @@ def draw(runs: Sequence[Record], to: Path) -> None:
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
-    shaped = [s for s in standings(runs) if s["bytes"] is not None] or standings(runs)
+    shaped = [s for s in ranking(runs) if s["bytes"] is not None] or ranking(runs)
     cases = sorted({s["case"] for s in shaped})
     figure, axes = plt.subplots(len(cases), 2, figsize=(10, 3.6 * len(cases)), squeeze=False)
     for row, case in zip(axes, cases, strict=True):

@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import START_SECONDS, Stage, evaluate, progress_of, run_folder, snapshots_of
 from benchmarks.machines import Bed, Cast, Line, Loopback
 from benchmarks.methods import CASES, METHODS, Case, Entry
+from benchmarks.race import START_SECONDS, Stage, evaluate, progress_of, run_folder, snapshots_of
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
 from idletrain.cloud.sandbox.reclaims import TraceChange, read_trace
@@ -101,7 +101,7 @@ def turns_of(changes: Sequence[TraceChange], seconds: float) -> list[Turn]:
     end = first + seconds * 1000 * SPEED
     last = {change.node: min(change.at_ms, end) for change in changes if not change.present}
     stays = max((c for c in changes if c.present), key=lambda c: last.get(c.node, end) - c.at_ms).node
-    free, made, held = list[int](), 1, dict[str, int]()
+    free, launched, held = list[int](), 1, dict[str, int]()
     turns = []
     for change in changes:
         at = (change.at_ms - first) / 1000 / SPEED
@@ -113,7 +113,7 @@ def turns_of(changes: Sequence[TraceChange], seconds: float) -> list[Turn]:
             elif free:
                 number = heapq.heappop(free)
             else:
-                number, made = made, made + 1
+                number, launched = launched, launched + 1
             held[change.node] = number
         elif change.node in held:
             number = held.pop(change.node)

@@ -131,7 +131,11 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     )
     command.add_argument("--link", type=rate_text, metavar="RATE", help="a worker's link, such as 100mbit")
     options = command.parse_args(argv)
-    events = list(records.read(options.run_dir / "events.jsonl")) if options.run_dir else events_of(tree(options.tiny))
+    events = (
+        list(records.read_records(options.run_dir / "events.jsonl"))
+        if options.run_dir
+        else events_of(tree(options.tiny))
+    )
     rounds = time_use.round_times(events)
     Console().print(by_round(rounds))
     figures = figures_of(events, options.link or "")

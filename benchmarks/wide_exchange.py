@@ -29,9 +29,9 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from benchmarks.contest import own_snapshots, run_folder
 from benchmarks.machines import Bed, Cast, Counter, free_port, machines
 from benchmarks.peers.node import Spec
+from benchmarks.race import own_snapshots, run_folder
 from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.wide_training import (
     ALWAYS,
@@ -100,8 +100,8 @@ def files_of(sets: Sets, folder: Path) -> dict[str, list[str]]:
         ):
             values = np.ones(len(matrix.columns), np.float32) if matrix.values is None else matrix.values
             path = folder / f"{part}-{kind}.npz"
-            made = scipy.sparse.csr_matrix((values, matrix.columns, matrix.starts), shape=(len(matrix), columns))
-            scipy.sparse.save_npz(path, made, compressed=False)
+            features = scipy.sparse.csr_matrix((values, matrix.columns, matrix.starts), shape=(len(matrix), columns))
+            scipy.sparse.save_npz(path, features, compressed=False)
             named.setdefault(part, []).append(str(path))
     return named
 
@@ -183,7 +183,7 @@ def tree(
             "rounds": rounds,
             "batch_size": preset.batch,
             "loss": "sampled_softmax",
-            "optimizer": {"name": "adagrad", "lr": preset.lr, "start": {"output.weight": ALWAYS[0]}},
+            "optimizer": {"name": "row-adagrad", "lr": preset.lr, "start": {"output.weight": ALWAYS[0]}},
             "evaluate_every": 1_000_000,
         },
         "nodes": {"count": preset.nodes},

@@ -50,7 +50,7 @@ from benchmarks.wide_training import (
     tuned,
 )
 from idletrain.autotune.sampler_trial import SamplerTrial, choose_sampler
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.data.extreme import SparseSamples
 
 DENSE = Recipe("dense", "all")
@@ -69,7 +69,7 @@ RETRIEVING = (
 
 
 @dataclass(frozen=True)
-class Contest:
+class Race:
     """One data set, the recipes trained on it, and for how long.
 
     Attributes:
@@ -93,9 +93,9 @@ class Contest:
 
 @dataclass(frozen=True)
 class Preset:
-    """The contests and their lengths."""
+    """The races and their lengths."""
 
-    contests: tuple[Contest, ...]
+    races: tuple[Race, ...]
     held: int = 10_000
     seeds: tuple[int, ...] = (0, 1, 2)
     trial_seconds: float = 60.0
@@ -104,8 +104,8 @@ class Preset:
 RATES = 0.005, 0.015, 0.05, 0.15
 FULL = Preset(
     (
-        Contest("centre words, 30,000", 30_000, 1_000_000, (), 20, RATES, dense_seconds=160, speedup=10),
-        Contest(
+        Race("centre words, 30,000", 30_000, 1_000_000, (), 20, RATES, dense_seconds=160, speedup=10),
+        Race(
             "confusable, from random rows",
             100_000,
             600_000,
@@ -115,7 +115,7 @@ FULL = Preset(
             "random",
             margin=3.0,
         ),
-        Contest("centre words, all", 250_000, 1_000_000, RETRIEVING, 20, RATES[1:], dense_seconds=300, speedup=50),
+        Race("centre words, all", 250_000, 1_000_000, RETRIEVING, 20, RATES[1:], dense_seconds=300, speedup=50),
     )
 )
 SMALL = (
@@ -125,8 +125,8 @@ SMALL = (
 )
 TINY = Preset(
     (
-        Contest("confusable, small", 200, 1200, SMALL, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
-        Contest("confusable, siblings", 200, 1200, SMALL, 0.4, (0.05,), margin=3.0),
+        Race("confusable, small", 200, 1200, SMALL, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
+        Race("confusable, siblings", 200, 1200, SMALL, 0.4, (0.05,), margin=3.0),
     ),
     held=100,
     seeds=(0, 1),
@@ -177,51 +177,51 @@ def sprint(one: Trained, precision: float, seeds: Sequence[int], sets: Sets, mom
     return Sprint(recipe, [points, *(curve(recipe, sets.train, sets.test, moments, s).points for s in seeds[1:])])
 
 
-def rows_of(contest: Contest) -> SparseSamples:
-    """Return the contest's data."""
-    if contest.name.startswith("confusable"):
-        return confusable(contest.labels, rows_a_label=contest.rows // contest.labels)
-    return centre_words(contest.labels, contest.rows)
+def rows_of(race: Race) -> SparseSamples:
+    """Return the race's data."""
+    if race.name.startswith("confusable"):
+        return confusable(race.labels, rows_a_label=race.rows // race.labels)
+    return centre_words(race.labels, race.rows)
 
 
-def compete(contest: Contest, preset: Preset, tiny: bool) -> tuple[list[Figure], list[Trained]]:
+def compete(race: Race, preset: Preset, tiny: bool) -> tuple[list[Figure], list[Trained]]:
     """Tune, train and compare."""
-    sets = split(rows_of(contest), preset.held, seed=0)
-    settings: dict[str, Any] = {"start": contest.start, **({"hidden": 16, "batch": 32} if tiny else {})}
+    sets = split(rows_of(race), preset.held, seed=0)
+    settings: dict[str, Any] = {"start": race.start, **({"hidden": 16, "batch": 32} if tiny else {})}
     small_uniform = {"name": "uniform", "negatives": 30}
-    guesses = BLIND if contest.others and not tiny else (UNIFORM,)
+    guesses = BLIND if race.others and not tiny else (UNIFORM,)
     blind = [replace(one, sampler=small_uniform if tiny else one.sampler, **settings) for one in guesses]
     dense_recipe = replace(DENSE, **settings)
     on_two = {}
-    if contest.speedup:  # before all else: from here on sets can share a machine
-        on_two = step_seconds((dense_recipe, blind[0]), sets.train, 2, contest.seconds)
-        print(f"{contest.name}: seconds a step on two threads: {on_two}", flush=True)
-    others = [replace(recipe, start=contest.start) for recipe in contest.others]
-    moments = doubling(min(1.25, contest.seconds / 8), contest.seconds) if contest.speedup else [0.0, contest.seconds]
-    trained = [train(blind[0], contest.rates, preset.seeds, sets, moments)]
-    trained += [train(recipe, contest.rates, preset.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
+    if race.speedup:  # before all else: from here on sets can share a machine
+        on_two = step_seconds((dense_recipe, blind[0]), sets.train, 2, race.seconds)
+        print(f"{race.name}: seconds a step on two threads: {on_two}", flush=True)
+    others = [replace(recipe, start=race.start) for recipe in race.others]
+    moments = doubling(min(1.25, race.seconds / 8), race.seconds) if race.speedup else [0.0, race.seconds]
+    trained = [train(blind[0], race.rates, preset.seeds, sets, moments)]
+    trained += [train(recipe, race.rates, preset.seeds, sets, moments[-1:]) for recipe in (*blind[1:], *others)]
     figures = [
-        Figure(f"{contest.name}: labels", sets.train.census.labels, ""),
-        Figure(f"{contest.name}: step 0", mean([c[0].precision for c in trained[0].curves]) * POINTS, "P@1"),
+        Figure(f"{race.name}: labels", sets.train.census.labels, ""),
+        Figure(f"{race.name}: step 0", mean([c[0].precision for c in trained[0].curves]) * POINTS, "P@1"),
     ]
-    figures += [_last(contest, one) for one in trained]
-    if contest.speedup:
-        dense_moments = doubling(contest.dense_seconds / 64, contest.dense_seconds)
-        dense = train(dense_recipe, contest.rates, preset.seeds, sets, dense_moments)
+    figures += [_last(race, one) for one in trained]
+    if race.speedup:
+        dense_moments = doubling(race.dense_seconds / 64, race.dense_seconds)
+        dense = train(dense_recipe, race.rates, preset.seeds, sets, dense_moments)
         level = level_of(dense, trained[0])
         sprints = [
             sprint(one, level, preset.seeds, sets, when)
             for one, when in ((dense, dense_moments), (trained[0], moments))
         ]
-        figures += against_dense(contest, dense, trained[0], len(sets.train))
-        figures += soon(contest, level, sprints, on_two)
-    if contest.others:
+        figures += against_dense(race, dense, trained[0], len(sets.train))
+        figures += soon(race, level, sprints, on_two)
+    if race.others:
         unseeing = max(trained[: len(blind)], key=lambda one: one.trial.precision)
         names = tuple(dict.fromkeys(_name(one) for one in trained))
         automatic = auto_sampler(unseeing.recipe, sets, names, preset.trial_seconds)
         (by_auto, *_) = (one for one in trained if _name(one) == automatic)
-        figures += against_blind(contest, unseeing, trained[len(blind) :], by_auto)
-    return figures, [*trained, dense] if contest.speedup else trained
+        figures += against_blind(race, unseeing, trained[len(blind) :], by_auto)
+    return figures, [*trained, dense] if race.speedup else trained
 
 
 def train(
@@ -249,28 +249,28 @@ def level_of(dense: Trained, ours: Trained) -> float:
     return 0.9 * best if start < 0.9 * best else start + 0.9 * (best - start)
 
 
-def against_dense(contest: Contest, dense: Trained, ours: Trained, rows: int) -> list[Figure]:
+def against_dense(race: Race, dense: Trained, ours: Trained, rows: int) -> list[Figure]:
     """Return the figures that compare a sampled recipe with dense training at the end."""
     epochs = mean([points[-1].steps for points in dense.curves]) * dense.recipe.batch / rows
     rising = mean([points[-1].precision - points[-2].precision for points in dense.curves]) * POINTS
     behind = (best_of(dense) - best_of(ours)) * POINTS
     return [
-        _last(contest, dense),
-        Figure(f"{contest.name}: dense's passes over the data", epochs, ""),
-        Figure(f"{contest.name}: dense still gains in the second half of its time", rising, "points"),
-        at_most(f"{contest.name}: uniform behind dense in the end", behind, "points", 0.3),
+        _last(race, dense),
+        Figure(f"{race.name}: dense's passes over the data", epochs, ""),
+        Figure(f"{race.name}: dense still gains in the second half of its time", rising, "points"),
+        at_most(f"{race.name}: uniform behind dense in the end", behind, "points", 0.3),
     ]
 
 
-def soon(contest: Contest, level: float, sprints: Sequence[Sprint], on_two: dict[str, float]) -> list[Figure]:
+def soon(race: Race, level: float, sprints: Sequence[Sprint], on_two: dict[str, float]) -> list[Figure]:
     """Return dense's time over uniform's, on one thread and on two (by the seconds that a step takes there)."""
-    label = f"{contest.name}: dense's time to P@1 {level * POINTS:.2f} / uniform's"
+    label = f"{race.name}: dense's time to P@1 {level * POINTS:.2f} / uniform's"
     theirs, own = (one.seconds_to(level) for one in sprints)
     theirs_on_two, own_on_two = (one.steps_to(level) * on_two[one.recipe.name] for one in sprints)
     return [
-        *(Figure(f"{contest.name}: {one.recipe.name}'s rate for that", one.recipe.lr, "") for one in sprints),
-        at_least(label, _ratio(theirs, own), "", contest.speedup),
-        at_least(f"{label}, two threads", _ratio(theirs_on_two, own_on_two), "", contest.speedup),
+        *(Figure(f"{race.name}: {one.recipe.name}'s rate for that", one.recipe.lr, "") for one in sprints),
+        at_least(label, _ratio(theirs, own), "", race.speedup),
+        at_least(f"{label}, two threads", _ratio(theirs_on_two, own_on_two), "", race.speedup),
     ]
 
 
@@ -282,7 +282,7 @@ def auto_sampler(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: floa
     """Return the sampler of these that a job with `sampler: auto` keeps on these rows."""
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         args = {"features": sets.train.census.features, "hidden": recipe.hidden, "labels": sets.train.census.labels}
-        optimizer = {"name": "adagrad", "lr": recipe.lr, "start": {"output.weight": ALWAYS[0]}}
+        optimizer = {"name": "row-adagrad", "lr": recipe.lr, "start": {"output.weight": ALWAYS[0]}}
         training = {"loss": "sampled_softmax", "batch_size": recipe.batch, "local_steps": 500, "optimizer": optimizer}
         job = parse_job(
             {
@@ -296,17 +296,17 @@ def auto_sampler(recipe: Recipe, sets: Sets, names: Sequence[str], seconds: floa
     return str(sampler)
 
 
-def against_blind(contest: Contest, unseeing: Trained, others: Sequence[Trained], by_auto: Trained) -> list[Figure]:
+def against_blind(race: Race, unseeing: Trained, others: Sequence[Trained], by_auto: Trained) -> list[Figure]:
     """Compare the best retrieving sampler, and the one that `sampler: auto` keeps, with the best that
     looks at no rows, at equal time.
     """
     best = max(others, key=lambda one: one.ahead_of(unseeing)[0])
     figures = []
-    for what, one, least in (("best retrieval", best, contest.margin), ("what auto keeps", by_auto, -0.2)):
-        ahead, error = one.ahead_of(unseeing)
-        label = f"{contest.name}: {what} ({one.recipe.name}) ahead of {unseeing.recipe.name} at equal time"
-        figure = Figure(label, ahead, "points") if least is None else at_least(label, ahead, "points", least)
-        figures += [figure, Figure(f"{contest.name}: {what}: standard error of that", error, "points")]
+    for what, one, least in (("best retrieval", best, race.margin), ("what auto keeps", by_auto, -0.2)):
+        lead, error = one.ahead_of(unseeing)
+        label = f"{race.name}: {what} ({one.recipe.name}) ahead of {unseeing.recipe.name} at equal time"
+        figure = Figure(label, lead, "points") if least is None else at_least(label, lead, "points", least)
+        figures += [figure, Figure(f"{race.name}: {what}: standard error of that", error, "points")]
     return figures
 
 
@@ -315,10 +315,10 @@ def _name(one: Trained) -> str:
     return sampler if isinstance(sampler, str) else str(sampler["name"])
 
 
-def _last(contest: Contest, one: Trained) -> Figure:
+def _last(race: Race, one: Trained) -> Figure:
     ends = [points[-1].precision * POINTS for points in one.curves]
     after = one.curves[0][-1].seconds
-    return Figure(f"{contest.name}: {one.recipe.name} after {after:.3g} s", mean(ends), "P@1", samples=ends)
+    return Figure(f"{race.name}: {one.recipe.name} after {after:.3g} s", mean(ends), "P@1", samples=ends)
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -327,10 +327,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--only", help="sets whose name holds this")
     options = command.parse_args(argv)
     preset = TINY if options.tiny else FULL
-    contests = [contest for contest in preset.contests if (options.only or "") in contest.name]
+    races = [race for race in preset.races if (options.only or "") in race.name]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    results = {contest.name: compete(contest, preset, options.tiny) for contest in contests}
+    results = {race.name: compete(race, preset, options.tiny) for race in races}
     torch.set_num_threads(threads)
     curves = {
         name: [
@@ -339,7 +339,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         ]
         for name, (_, trained) in results.items()
     }
-    name = f"wide_labels, {contests[0].name}" if options.only else "wide_labels"
+    name = f"wide_labels, {races[0].name}" if options.only else "wide_labels"
     return report(name, options, [figure for figures, _ in results.values() for figure in figures], curves=curves)
 
 

@@ -77,7 +77,7 @@ def tree(preset: Preset, files: list[str]) -> dict[str, Any]:
             "batch_size": preset.batch,
             "evaluate_every": preset.rounds,
             "loss": "sampled_softmax",
-            "optimizer": {"name": "adagrad", "lr": 0.05},
+            "optimizer": {"name": "row-adagrad", "lr": 0.05},
         },
         "preemption": {"progress_every": "30s"},
         "nodes": {"count": preset.workers, "memory": "2900MB"},

@@ -16,7 +16,7 @@ from distributed.security import Security
 
 from benchmarks.peers.node import Spec, read_spec, say
 from idletrain.cluster import dask_scheduler, dask_settings
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.prepare import from_settings
 from idletrain.observe.records import Record
 from idletrain.providers.scheduler import RunningCluster

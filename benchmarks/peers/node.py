@@ -23,7 +23,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.data.arrays import FactorySource, Samples, digits, fashion_mnist
+from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.given import FactorySource
+from idletrain.nn.data.known import digits, fashion_mnist
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.program import cross_entropy
 
@@ -85,19 +87,19 @@ class Task:
         self.module = build(spec.model)
         self._samples = open_data(spec.data)[0]
         self._order = BatchOrder(spec.seed, len(self._samples), spec.batch_size, spec.nodes)
-        self._said = 0
+        self._reported = 0
         self.backward_seconds = self.optimizer_seconds = 0.0
 
     def optimizer(self, parameters: Iterable[nn.Parameter] | None = None) -> torch.optim.Optimizer:
         """Make the local optimizer that all methods share, by the settings of a job; its steps are timed."""
         settings, parameters = self.spec.settings, parameters or self.module.parameters()
-        made: torch.optim.Optimizer
+        local: torch.optim.Optimizer
         if settings.get("name") == "adamw":
-            made = torch.optim.AdamW(parameters, lr=settings["lr"], weight_decay=settings.get("weight_decay", 0.0))
+            local = torch.optim.AdamW(parameters, lr=settings["lr"], weight_decay=settings.get("weight_decay", 0.0))
         else:
-            made = torch.optim.SGD(parameters, lr=settings["lr"], momentum=settings.get("momentum", 0.0))
-        self._time(made)
-        return made
+            local = torch.optim.SGD(parameters, lr=settings["lr"], momentum=settings.get("momentum", 0.0))
+        self._time(local)
+        return local
 
     def _time(self, optimizer: torch.optim.Optimizer) -> None:
         """Time its steps, without what a method hangs on them later: hooks run in the order in which they came."""
@@ -138,8 +140,8 @@ class Task:
         """Tell that `steps` are done, and keep the parameters if it is time."""
         say("step", steps=steps, local_seconds=self.backward_seconds + self.optimizer_seconds, **more)
         every = self.spec.snapshot_every
-        if self.spec.snapshots and every and steps // every > self._said:
-            self._said = steps // every
+        if self.spec.snapshots and every and steps // every > self._reported:
+            self._reported = steps // every
             write_snapshot(Path(self.spec.snapshots), steps, list(self.module.parameters()))
 
 

@@ -3,11 +3,11 @@
 A case of the comparison on machines with shaped links (`idletrain-testbed`; needs root): a measurement of the fleet, as
 a launch makes it, chooses method, subnets, local steps and codes; the same job with other numbers of subnets and of
 local steps, and with the other method, runs beside it. Seconds from the first lease to the case's target, between two
-snapshots in proportion. All of it runs there and back, the last setting first, with the planned one at both ends and in
+snapshots in proportion. All of it runs there and back, the last setting first, with the chosen one at both ends and in
 the middle: a machine that others use is faster at one minute than at the next. What takes 1.5 times as long as the
-planned one at first is ended, and counts with that, as if it had been there by then.
+chosen one at first is ended, and counts with that, as if it had been there by then.
 
-    python -m benchmarks.planned [--tiny] [--json FILE] [--case b] [--nodes 8] [--link 100mbit]
+    python -m benchmarks.autotune [--tiny] [--json FILE] [--case b] [--nodes 8] [--link 100mbit]
 
 Target: at most 10 % behind the best of the sweep.
 """
@@ -26,16 +26,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.candidates import IST_INTERVALS, RATES, STEPS, WHOLE
-from benchmarks.contest import NoStepError, job_tree, run, seconds_to
 from benchmarks.forecast import measure_fleet, print_line
 from benchmarks.machines import Cast, machines
 from benchmarks.methods import CASES, Case, Entry
+from benchmarks.race import NoStepError, job_tree, run, seconds_to
 from benchmarks.report import Figure, at_most, parser, report
+from benchmarks.sweep import IST_INTERVALS, RATES, STEPS, WHOLE
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.cluster import dask_scheduler, dask_settings
-from idletrain.job import OPEN_SETTINGS, parse_job
+from idletrain.job import OPEN_SETTINGS
+from idletrain.job_file import parse_job
 
 BEHIND = 1.1
 SLOWER = 1.5
@@ -61,7 +62,7 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
         Cast(bed, Path(folder)) as cast,
     ):
         arguments = "head", bed.address("head"), str(nodes), json.dumps(tree)
-        cast.start("head", [sys.executable, "-m", "benchmarks.planned", *arguments])
+        cast.start("head", [sys.executable, "-m", "benchmarks.autotune", *arguments])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
         for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
@@ -84,7 +85,7 @@ def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
     )
 
 
-def planned(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
+def chosen_entry(case: Case, nodes: int, link: str) -> tuple[Entry, tuple[str, ...]]:
     """Return the settings that a launch would choose, and why."""
     initial = entry(case, "ist", {"subnets": nodes, "local_steps": 50}, nodes)
     tree = job_tree(case, initial, nodes, Path(), BUDGET_SECONDS)
@@ -106,14 +107,14 @@ def sweep(case: Case, nodes: int, exchange: dict[str, Any]) -> Iterator[Entry]:
 
 
 def order(others: int) -> list[int]:
-    """Return the order of settings by number, the planned one being 0: forward and back."""
+    """Return the order of settings by number, the chosen one being 0: forward and back."""
     forward = [0, *range(1, others + 1), 0]
     return [*forward, *forward[-2::-1]]
 
 
 def label_of(own: Entry, one: Entry) -> str:
     """Return the label of a setting."""
-    name = "planned" if one is own else "by hand"
+    name = "chosen" if one is own else "by hand"
     return f"{name}: {one.method}, {one.settings['subnets']} subnets, {one.settings['local_steps']} local steps"
 
 
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     case, nodes, link, slower = CASES[options.case], options.nodes, options.link, SLOWER
     if options.tiny:
         case, nodes, link, slower = replace(CASES["tiny"], target=0.3), 2, "none", math.inf
-    chosen, why = planned(case, nodes, link)
+    chosen, why = chosen_entry(case, nodes, link)
     among = sweep(case, nodes, chosen.settings["exchange"])
     others = [one for one in among if (one.method, one.settings) != (chosen.method, chosen.settings)]
     others = others[:1] if options.tiny else others
@@ -149,8 +150,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for number, seconds in sorted(seconds_by_setting.items())
     ]
     best = min(figure.value for figure in figures[1:])
-    figures.append(at_most("planned / best by hand", figures[0].value / best, "", BEHIND))
-    return report("planned", options, figures, case=case.name, nodes=nodes, link=link, why=why, runs=records)
+    figures.append(at_most("chosen / best by hand", figures[0].value / best, "", BEHIND))
+    return report("autotune", options, figures, case=case.name, nodes=nodes, link=link, why=why, runs=records)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Whole `launch --spot` runs in the rehearsal cloud: sandbox, head and four nodes share this machine's cores. In one, of
 a small network, a node is taken without a word; in another, whose subnets are of 10 MB, a node gets a notice.
 
-    python -m benchmarks.rehearsal [--tiny] [--json FILE]
+    python -m benchmarks.spot_latency [--tiny] [--json FILE]
 
 Targets: 20 s, 2 s and 10 s (medians of the runs).
 """
@@ -29,7 +29,9 @@ import yaml
 
 from benchmarks.report import at_most, report, with_preset
 from benchmarks.runs import of_kind
+from idletrain.cloud.sandbox import signatures
 from idletrain.cloud.sandbox.provider import SANDBOXES
+from idletrain.cloud.sandbox.signatures import Keys
 from idletrain.observe.records import Record
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
@@ -39,7 +41,7 @@ POLL_SECONDS = 0.5  # events tell their own times; looking at them costs the run
 PATIENCE_SECONDS = 300.0
 TARGETS_SECONDS = {
     "launch to first round": 20.0,
-    "loss to its heir's first lease": 10.0,
+    "loss to its replacement's first lease": 10.0,
     "notice to gone, subnet of 10 MB": 2.0,
 }
 
@@ -59,7 +61,7 @@ TINY = Preset(runs=1, nodes=1, width=64)
 def tree(nodes: int, width: int) -> dict[str, Any]:
     """Return a job on digits that trains for as long as it takes."""
     return {
-        "name": "rehearsal",
+        "name": "spot-latency",
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, width, width, 10]}},
         "data": {"name": "digits"},
         "training": {"subnets": nodes, "local_steps": 50, "rounds": 10000, "optimizer": {"lr": 0.05}},
@@ -67,7 +69,7 @@ def tree(nodes: int, width: int) -> dict[str, Any]:
     }
 
 
-class Rehearsal:
+class SpotRun:
     """One launch, and its records so far."""
 
     def __init__(self, nodes: int, width: int, place: Path) -> None:
@@ -77,15 +79,16 @@ class Rehearsal:
         environment["PYTHONPATH"] = str(Path.cwd())
         self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=place)
-        said = SANDBOXES / str(self.process.pid) / "address.json"
-        self._wait(lambda: said.exists() and said.read_text())
-        address = json.loads(said.read_text())
+        address_file = SANDBOXES / str(self.process.pid) / "address.json"
+        self._wait(lambda: address_file.exists() and address_file.read_text())
+        address = json.loads(address_file.read_text())
         self._endpoint = address["endpoint"]
-        keys = {"aws_access_key_id": "sandbox", "aws_secret_access_key": "sandbox"}
-        client_settings = {"endpoint_url": self._endpoint, "region_name": address["region"], **keys}
+        self._keys, self._region = Keys(address["access_key_id"], address["secret_access_key"]), address["region"]
+        keys = {"aws_access_key_id": self._keys.id, "aws_secret_access_key": self._keys.secret}
+        client_settings = {"endpoint_url": self._endpoint, "region_name": self._region, **keys}
         number = boto3.client("sts", **client_settings).get_caller_identity()["Account"]
-        bucket = f"idletrain-{number}-{address['region']}"
-        self._prefix = S3Prefix(boto3.client("s3", **client_settings), bucket, "runs/rehearsal/")
+        bucket = f"idletrain-{number}-{self._region}"
+        self._prefix = S3Prefix(boto3.client("s3", **client_settings), bucket, "runs/spot-latency/")
         self._events: list[Record] = []
         self._seen = ""
 
@@ -104,7 +107,9 @@ class Rehearsal:
 
     def ask(self, action: str, **body: Any) -> None:
         """Call a control endpoint of the sandbox."""
-        request = urllib.request.Request(f"{self._endpoint}/_sandbox/{action}", json.dumps(body).encode())
+        url, content = f"{self._endpoint}/_sandbox/{action}", json.dumps(body).encode()
+        headers = signatures.sign(self._keys, "POST", url, content, self._region)
+        request = urllib.request.Request(url, content, headers)
         urllib.request.urlopen(request, timeout=30).close()
 
     def end(self) -> None:
@@ -116,15 +121,15 @@ class Rehearsal:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError("the rehearsal did not go on")
+                raise RuntimeError("the run did not go on")
             time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager
-def rehearsed(nodes: int, width: int) -> Iterator[Rehearsal]:
+def spot_run(nodes: int, width: int) -> Iterator[SpotRun]:
     """Launch a run, yield it once its workers have joined, and end it after the context."""
     with tempfile.TemporaryDirectory() as place:
-        run = Rehearsal(nodes, width, Path(place))
+        run = SpotRun(nodes, width, Path(place))
         try:
             run.until("worker_joined", nodes)
             run.until("round_committed")
@@ -133,7 +138,7 @@ def rehearsed(nodes: int, width: int) -> Iterator[Rehearsal]:
             run.end()
 
 
-def a_node_of(run: Rehearsal) -> str:
+def a_node_of(run: SpotRun) -> str:
     """Return the instance of the first worker."""
     name: str = run.until("worker_joined")[0]["name"]
     return name.rsplit("-", 2)[0]
@@ -141,18 +146,18 @@ def a_node_of(run: Rehearsal) -> str:
 
 def seconds_of(preset: Preset) -> tuple[float, float, float]:
     """Return the three times, in the targets' order."""
-    with rehearsed(preset.nodes, 64) as run:
+    with spot_run(preset.nodes, 64) as run:
         first = run.until("round_committed")[0]["t"] - run.started
         run.ask("take", instance=a_node_of(run))
         lost = run.until("worker_left")[0]["t"]
         replacement = run.until("worker_joined", preset.nodes + 1)[-1]["worker"]
         while not (leases := [e["t"] for e in run.until("leased") if e["worker"] == replacement]):
             time.sleep(POLL_SECONDS)
-    with rehearsed(preset.nodes, preset.width) as run:
+    with spot_run(preset.nodes, preset.width) as run:
         noticed = time.time()
         run.ask("notice", instance=a_node_of(run), seconds=NOTICE_SECONDS)
-        gone = run.until("worker_left")[0]["t"]
-    return first, leases[0] - lost, gone - noticed
+        left_at = run.until("worker_left")[0]["t"]
+    return first, leases[0] - lost, left_at - noticed
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         at_most(what, statistics.median(samples), "s", target, list(samples))
         for (what, target), samples in zip(TARGETS_SECONDS.items(), zip(*runs, strict=True), strict=True)
     ]
-    return report("rehearsal", options, figures)
+    return report("spot_latency", options, figures)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ LEVELS_BELOW = (0.08, 0.06, 0.04, 0.02, 0.01, 0.0)
 Record = dict[str, Any]
 
 
-def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
+def ranking(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
     """Return the best of every method's settings, for each case, number of nodes and links.
 
     Args:
-        runs: Records of `contest.run`.
+        runs: Records of `race.run`.
         below: How far below the case's target the accuracy lies whose time is reported.
 
     Returns:
@@ -34,35 +34,35 @@ def standings(runs: Sequence[Record], below: float = 0.0) -> list[Record]:
     """
     best: dict[tuple[Any, ...], Record] = {}
     for record in runs:
-        standing = _standing(record, runs, round(record["target"] - below, 6))
-        key = tuple(standing[name] for name in (*PLACE, "method"))
-        if key not in best or _rank(standing) < _rank(best[key]):
-            best[key] = standing
+        row = _place_row(record, runs, round(record["target"] - below, 6))
+        key = tuple(row[name] for name in (*PLACE, "method"))
+        if key not in best or _rank(row) < _rank(best[key]):
+            best[key] = row
     return sorted(best.values(), key=lambda s: (*(s[name] for name in PLACE), s["seconds"] is None, at_best(s)))
 
 
-def at_best(standing: Record) -> float:
+def at_best(row: Record) -> float:
     """Return the least time that a method can have taken: to the target, or the time that was not enough."""
-    known = standing["more_than"] if standing["seconds"] is None else standing["seconds"]
+    known = row["more_than"] if row["seconds"] is None else row["seconds"]
     return float("inf") if known is None else float(known)
 
 
-def _rank(standing: Record) -> tuple[int, float]:
+def _rank(row: Record) -> tuple[int, float]:
     """Rank one setting of a method: the least rank counts.
 
     A setting that got nowhere by the end of its schedule never will: of such, the longest says for how long the method
     was given a chance.
     """
-    if standing["seconds"] is not None:
-        return 0, at_best(standing)
-    return (2, -at_best(standing)) if standing["exhausted"] else (1, at_best(standing))
+    if row["seconds"] is not None:
+        return 0, at_best(row)
+    return (2, -at_best(row)) if row["exhausted"] else (1, at_best(row))
 
 
-def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
+def _place_row(record: Record, runs: Iterable[Record], target: float) -> Record:
     """Return one run's time to the target: its own, or by the steps that the same settings took over other links."""
     names = (*PLACE, "method", "settings", "step_seconds")
     parts = {part: record.get(f"{part}_step_seconds", 0.0) for part in ("local", "pull", "push")}
-    standing = {name: record[name] for name in names} | {
+    row = {name: record[name] for name in names} | {
         "target": target,
         "shares": {part: seconds / record["step_seconds"] for part, seconds in parts.items()},
         "cores": record.get("cores", {}),
@@ -74,12 +74,12 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
         "exhausted": False,
     }
     if own := reached(record, target):
-        return standing | {"steps": own[0], "seconds": own[1], "bytes": own[2]}
+        return row | {"steps": own[0], "seconds": own[1], "bytes": own[2]}
     alike = [other for other in runs if other["curve"] and _learning(other) == _learning(record)]
     for other in alike:
         if point := reached(other, target):
             carried = record["bytes_per_step"]
-            return standing | {
+            return row | {
                 "steps": point[0],
                 "seconds": point[0] * record["step_seconds"],
                 "bytes": None if carried is None else point[0] * carried,
@@ -88,10 +88,10 @@ def _standing(record: Record, runs: Iterable[Record], target: float) -> Record:
             }
     if alike:  # so many steps were seen not to do
         scored = max(other["curve"][-1][0] for other in alike)
-        standing["more_than"] = scored * record["step_seconds"]
-        standing["more_bytes"] = record["bytes_per_step"] and scored * record["bytes_per_step"]
-        standing["exhausted"] = scored >= record["settings"].get("horizon", math.inf)
-    return standing | {"steps": None, "seconds": None, "bytes": None}
+        row["more_than"] = scored * record["step_seconds"]
+        row["more_bytes"] = record["bytes_per_step"] and scored * record["bytes_per_step"]
+        row["exhausted"] = scored >= record["settings"].get("horizon", math.inf)
+    return row | {"steps": None, "seconds": None, "bytes": None}
 
 
 def _learning(record: Record) -> tuple[Any, ...]:
@@ -110,8 +110,8 @@ def reached(record: Record, target: float) -> list[Any] | None:
 
 
 def figures_of(runs: Sequence[Record]) -> list[Figure]:
-    """Return every standing, and the figures of the targets."""
-    table = standings(runs)
+    """Return the ranking, and the figures of the targets."""
+    table = ranking(runs)
     figures: list[Figure] = []
     for s in table:
         if s["seconds"] is None:
@@ -127,13 +127,13 @@ def figures_of(runs: Sequence[Record]) -> list[Figure]:
 
 
 def where(s: Record) -> str:
-    """Return a standing's place in words."""
+    """Return a row's place in words."""
     head = "" if s["head_link"] == s["link"] else f", head {s['head_link']}"
     return f"case {s['case']}, {s['nodes']} nodes, {s['link']}{head}"
 
 
 def _beside(s: Record, ist: Record) -> bool:
-    """Return whether a standing is comparable with one of ist; the head's link counts only with data on the head."""
+    """Return whether a row is comparable with one of ist; the head's link counts only with data on the head."""
     same = all(s[name] == ist[name] for name in ("case", "nodes", "link"))
     return same and (s["head_link"] == ist["head_link"] or not METHODS[s["method"]].ours)
 
@@ -171,13 +171,13 @@ def tables_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Return tables for RESULTS.md by case, nodes and links: best settings of every method, and where time goes."""
     head = ["method", "seconds", "MB over the links", "steps a node", "s a step", "of which", "cores", "settings"]
     return [
-        {"title": f"{place}, to {standings_[0]['target']:g}", "head": head, "rows": [_row(s) for s in standings_]}
-        for place, standings_ in by_place(standings(runs)).items()
+        {"title": f"{place}, to {rows[0]['target']:g}", "head": head, "rows": [_row(s) for s in rows]}
+        for place, rows in by_place(ranking(runs)).items()
     ]
 
 
 def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
-    """Group standings by their place in words."""
+    """Group rows by their place in words."""
     places: dict[str, list[Record]] = {}
     for s in table:
         places.setdefault(where(s), []).append(s)
@@ -186,7 +186,7 @@ def by_place(table: Iterable[Record]) -> dict[str, list[Record]]:
 
 def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
     """Return tables for RESULTS.md: seconds to accuracies below the target, too, the best settings for each."""
-    levels = [by_place(standings(runs, below)) for below in LEVELS_BELOW]
+    levels = [by_place(ranking(runs, below)) for below in LEVELS_BELOW]
     tables = []
     for place, at_target in levels[-1].items():
         rows = []
@@ -201,7 +201,7 @@ def levels_of(runs: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def seconds_of(s: Record) -> str:
-    """Return a standing's time in words."""
+    """Return a row's time in words."""
     if at_best(s) == float("inf"):
         return "only timed"
     sign = "more than " if s["seconds"] is None else "~" if s["computed"] else ""

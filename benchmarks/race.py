@@ -26,9 +26,10 @@ from benchmarks.machines import Bed, Cast, Counter, Line, cores_shares, free_por
 from benchmarks.methods import METHODS, Case, Entry
 from benchmarks.peers import environment
 from benchmarks.peers.node import Spec, build, open_data
-from idletrain.nn.evaluate import assembled, estimate_statistics, score
+from idletrain.nn.evaluate import assembled, score
 from idletrain.nn.ist.subnets import views
 from idletrain.nn.program import cross_entropy
+from idletrain.nn.statistics import estimate_statistics
 
 STILL = 10  # times the usual time between two steps (idletrain's rounds): what does not go on for so long hangs
 LAST_SNAPSHOT_SECONDS = 20.0  # between the first node's end and that of the one that writes
@@ -180,7 +181,7 @@ def run(
 def run_folder() -> Iterator[Path]:
     """Yield a folder for a run's files, in RAM where possible: a snapshot should cost a copy, not a disk."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="idletrain-contest-", dir=place))
+    folder = Path(tempfile.mkdtemp(prefix="idletrain-race-", dir=place))
     try:
         yield folder
     finally:
