@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from rehearsal import Sandbox
 
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
 from idletrain.nn.data import arrays
-from idletrain.nn.data.arrays import MapStyleSource, as_samples
+from idletrain.nn.data.datasets import MapStyleSource
+from idletrain.nn.data.given import as_samples
 from idletrain.nn.prepare import Prepared, named_loss, prepare
+
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])  # which is the machine's fault here
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +28,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(arrays, "CACHE", folder)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A state directory of the tests' own, with a key that signs their runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 class Given:
@@ -50,9 +63,9 @@ def small_program() -> Callable[..., Prepared]:
         widths: Sequence[int] = (6, 8, 8, 3),
         norm: str | None = None,
         source: MapStyleSource | Given | None = None,
-        **asked: Any,
+        **options: Any,
     ) -> Prepared:
-        settings = {"subnets": 2, "local_steps": 3, "rounds": 2, "batch_size": 4, "optimizer": {"lr": 0.1}} | asked
+        settings = {"subnets": 2, "local_steps": 3, "rounds": 2, "batch_size": 4, "optimizer": {"lr": 0.1}} | options
         training = TrainingSettings.model_validate(settings)
         source = source or flowers(32, widths[0], widths[-1])
         return prepare(models.mlp(widths, norm), source, None, named_loss(training.loss), training)
@@ -92,6 +105,6 @@ def prefix(account: Any) -> Any:
     """An empty prefix in its bucket."""
     from idletrain.storage import S3Prefix
 
-    made = S3Prefix(account.s3, account.bucket, f"test-{time.monotonic_ns()}/")
-    yield made
-    made.delete(made.names())
+    s3_prefix = S3Prefix(account.s3, account.bucket, f"test-{time.monotonic_ns()}/")
+    yield s3_prefix
+    s3_prefix.delete(s3_prefix.names())

@@ -17,11 +17,14 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from idletrain.cloud.aws import requests
+from idletrain.cloud.aws import requests, run_resources
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.requests import LaunchSite, Pool
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.machines import LaunchSite, Pool, run_tags
 from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.cloud.record import RunRecord
+from idletrain.cloud.sandbox import signatures
+from idletrain.cloud.sandbox.signatures import Keys
 
 DEADLINE_SECONDS = 20.0
 SPOT, DEAR = Pool("spot", "m5.large", "eu-west-1a"), Pool("on-demand", "t3.medium", "eu-west-1a")
@@ -50,10 +53,12 @@ def sleeping(account: Account, **wanted: Any) -> RunRecord:
     now = time.time()
     run = f"night-{time.monotonic_ns()}"
     site = account.site(None, gpu=False)
-    tags = requests.tags(run, "s3://none/", "arn:me", "0", now, now + 3600)
-    site = replace(site, group=account.make_group(run, site.vpc, tags))
+    tags = run_tags(run, "s3://none/", "arn:me", "0", now, now + 3600)
+    site = replace(site, group=run_resources.make_group(account, run, site.vpc, tags, Patience()))
     boot = "#!/bin/bash\nsleep 600\n"
-    template = account.make_template(requests.launch_template(run, site, "idletrain-node", boot, tags))
+    template = run_resources.make_template(
+        account, requests.launch_template(run, site, "idletrain-node", boot, tags), Patience()
+    )
     return RunRecord(
         run=run,
         job={"nodes": {"budget_usd": None, "max_price": None}},
@@ -80,9 +85,10 @@ class Sandbox:
         assert self.process.stdin
         assert self.process.stdout
         self.logs = logs
-        said = json.loads(self.process.stdout.readline())
+        address = json.loads(self.process.stdout.readline())
         self.started_seconds = time.perf_counter() - began
-        self.endpoint, self.region = said["endpoint"], said["region"]
+        self.endpoint, self.region = address["endpoint"], address["region"]
+        self.keys = Keys(address["access_key_id"], address["secret_access_key"])
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str, region: str = "eu-west-1") -> Any:
@@ -91,15 +97,15 @@ class Sandbox:
             service,
             region_name=region,
             endpoint_url=self.endpoint,
-            aws_access_key_id="rehearsal",
-            aws_secret_access_key="rehearsal",
+            aws_access_key_id=self.keys.id,
+            aws_secret_access_key=self.keys.secret,
             config=Config(retries={"total_max_attempts": 1}),
         )
 
     @property
     def environment(self) -> dict[str, str]:
         """What makes it a process' cloud."""
-        keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "rehearsal")
+        keys = {"AWS_ACCESS_KEY_ID": self.keys.id, "AWS_SECRET_ACCESS_KEY": self.keys.secret}
         return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_DEFAULT_REGION": self.region, **keys}
 
     @property
@@ -110,7 +116,9 @@ class Sandbox:
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
         """Call a control endpoint."""
-        request = urllib.request.Request(f"{self.endpoint}/_sandbox/{path}", json.dumps(body).encode(), method=method)
+        url, content = f"{self.endpoint}/_sandbox/{path}", json.dumps(body).encode()
+        headers = signatures.sign(self.keys, method, url, content, self.region)
+        request = urllib.request.Request(url, content, headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
 
@@ -124,8 +132,8 @@ class Sandbox:
         raise AssertionError("it did not refuse")
 
     def inventory(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = self.ask("GET", "inventory")
-        return found
+        listed: dict[str, list[Any]] = self.ask("GET", "inventory")
+        return listed
 
     def image(self) -> str:
         name = "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id"
@@ -139,8 +147,8 @@ class Sandbox:
         encoded = {"UserData": base64.b64encode(program.encode()).decode()} if program else {}
         body = {"ImageId": self.image(), "InstanceInitiatedShutdownBehavior": "terminate", **encoded, **data}
         name = f"template-{time.monotonic_ns()}"
-        made = self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=body)
-        id_: str = made["LaunchTemplate"]["LaunchTemplateId"]
+        response = self.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=body)
+        id_: str = response["LaunchTemplate"]["LaunchTemplateId"]
         return id_
 
     def fleet(self, template: str, count: int, *overrides: dict[str, str], market: str = "spot", **more: Any) -> Any:
@@ -163,8 +171,8 @@ class Sandbox:
 
     def state(self, instance: str) -> dict[str, Any]:
         """An instance as EC2 describes it."""
-        found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
-        return dict(found)
+        listed = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        return dict(listed)
 
     def log(self, instance: str) -> str:
         log = self.logs / f"{instance}.log"
@@ -206,7 +214,7 @@ def ids_of(answer: Any) -> list[str]:
 def eventually(check: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
     """Wait until something is so; returns what it is."""
     deadline = time.monotonic() + seconds
-    while not (found := check()):
+    while not (listed := check()):
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.02)
-    return found
+    return listed

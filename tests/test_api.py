@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import json
 import os
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
+from torchmetrics.classification import MulticlassF1Score
 
 import idletrain
+from idletrain.api import FitResult
 from idletrain.errors import JobError, RunError
-from idletrain.export import LoadedRun, load_run
-from idletrain.nn.data.arrays import digits
+from idletrain.export import LoadedRun, load_run, saved_state
+from idletrain.nn.data.known import digits
+from idletrain.nn.local_steps import BatchOrder
 from idletrain.observe.records import Record
 from idletrain.storage import has_head
 
@@ -63,9 +70,72 @@ def make_dataset(part: tuple[Any, Any]) -> Any:
     return Digits()
 
 
+class Items(Dataset):  # type: ignore[type-arg]
+    """A map-style Dataset of a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
 def accuracy_of(module: nn.Module, test: tuple[Any, Any]) -> float:
     with torch.no_grad():
         return float((module(torch.from_numpy(test[0])).argmax(1).numpy() == test[1]).mean())
+
+
+@dataclass
+class Outputs:
+    """What Hugging Face's models return: a loss if they get labels, and logits."""
+
+    loss: Tensor | None
+    logits: Tensor
+
+
+def make_named() -> nn.Module:
+    """A network that takes its parts by name, with a mask, and computes its loss itself."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+        def forward(self, pixels: Tensor, mask: Tensor, labels: Tensor | None = None) -> Outputs:
+            assert mask.dtype == torch.bool
+            kept = pixels if mask.all() else pixels * mask  # it looks at values, as attention masks are looked at
+            logits = self.last(torch.relu(self.norm(self.first(kept))))
+            return Outputs(None if labels is None else nn.functional.cross_entropy(logits, labels), logits)
+
+    return Named()
+
+
+def test_fit_trains_a_module_that_takes_parts_by_name_with_its_own_loss(tmp_path: Path) -> None:
+    """As it trains the plain module on pairs: the same bits."""
+    results = []
+    for make, item in (
+        (make_net, lambda x, y: (x, y)),
+        (make_named, lambda x, y: {"pixels": x, "mask": np.ones(64, np.bool_), "label": y, "unused": 1.0}),
+    ):
+        train, test = ([item(x, int(y)) for x, y in zip(*part, strict=True)] for part in digits())
+        torch.manual_seed(0)
+        module = make()
+        results.append(
+            idletrain.fit(
+                module, Items(train), Items(test), subnets=2, local_steps=10, rounds=3, evaluate_every=3, workers=1,
+                run_dir=tmp_path / str(len(results)), name="parts", optimizer={"lr": 0.2},
+            )
+        )  # fmt: skip
+    plain, named = results
+    assert named.summary["params_sha256"] == plain.summary["params_sha256"]
+    assert named.summary["accuracy"] == plain.summary["accuracy"] > 0.5
+    assert torch.equal(named.module.norm.running_mean, plain.module.norm.running_mean)
+    outputs = named.module(torch.zeros(1, 64), torch.ones(1, 64, dtype=torch.bool))
+    assert outputs.loss is None
+    assert outputs.logits.shape == (1, 10)
 
 
 def test_fit_trains_a_local_class_with_adamw_and_gives_back_what_it_reports(tmp_path: Path) -> None:
@@ -142,7 +212,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
     [
         ({"rounds": 0}, "training.rounds: 0 should be greater than or equal to 1"),
         ({"loss": "nil"}, "training.loss: 'nil' should be one of"),
-        ({"subnets": 33}, "training.subnets: 33 is more than the 32 neurons of group first"),
+        ({"subnets": 2, "copies": 3}, "training.copies: 3 is more than training.subnets: 2"),
         ({"test": (np.zeros((3, 64), np.float32), np.zeros(2))}, "data: 3 inputs and 2 labels"),
         ({"loss": 3}, "training.loss: 3 should be a name or a function"),
         (
@@ -150,6 +220,23 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             "fit: cannot travel to workers (cannot pickle '_thread.lock' object); keep open",
         ),
         ({"training": {"exchange": {"push": "int2"}}}, "training.exchange.push: 'int2' should be 'fp32', 'bf16'"),
+        ({"optimizer": "sdg"}, "optimizer: 'sdg' should be one of sgd, adam, adamw"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
+            "optimizer: holds parameters of another module; make it from module.parameters()",
+        ),
+        (
+            {"optimizer": {"lr": 0.1, "schedule": lambda step, steps: (step + steps) / 0}},
+            f"training.optimizer.schedule: {__name__}:<lambda> fails at step 0 (ZeroDivisionError: division by zero)",
+        ),
+        (
+            {"optimizer": {"lr": 0.1, "schedule": lambda step, steps: (step + steps) * float("nan")}},
+            f"training.optimizer.schedule: {__name__}:<lambda> returns nan at step 0; it should be a factor of lr",
+        ),
+        (
+            {"optimizer": {"lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
+            "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
+        ),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],
 )
@@ -159,6 +246,52 @@ def test_fit_refuses_before_anything_is_made(tmp_path: Path, asked: dict[str, An
         idletrain.fit(make_net(), digits()[0], test, run_dir=tmp_path / "runs", **asked)
     assert str(caught.value).startswith(told)
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_instance_with_groups_and_a_schedule_of_ones_own_train_what_torch_trains(tmp_path: Path) -> None:
+    """One subnet: the run's workers do what a loop of torch does."""
+    train, _ = digits()
+    x, y = torch.tensor(train[0][:256]), torch.tensor(train[1][:256])
+    module = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def groups(of: nn.Sequential) -> list[dict[str, Any]]:
+        return [{"params": of[0].parameters()}, {"params": of[2].parameters(), "lr": 0.02, "weight_decay": 0.3}]
+
+    def falling(step: int, steps: int) -> float:
+        return 1 - step / (2 * steps)
+
+    instance = torch.optim.AdamW(groups(module), lr=0.01)
+    settings = {"subnets": 1, "workers": 1, "local_steps": 4, "rounds": 2, "batch_size": 256, "run_dir": tmp_path}
+    result = idletrain.fit(module, (x, y), optimizer=instance, **settings)
+    scheduled = idletrain.fit(module, (x, y), optimizer={"name": "adamw", "lr": 0.01, "schedule": falling}, **settings)
+    for trained, plain_groups, factor in ((result, groups, 1), (scheduled, lambda of: of.parameters(), falling)):
+        plain = copy.deepcopy(module)
+        optimizer = torch.optim.AdamW(plain_groups(plain), lr=0.01, weight_decay=0.01 if factor == 1 else 0.0)
+        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, f=factor: 1 if f == 1 else f(step, 8))
+        for step in range(8):
+            order = BatchOrder(0, 256, 256, 1).batch(0, step)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(plain(x[order]), y[order].long()).backward()
+            optimizer.step()
+            rate.step()
+        for ours, theirs in zip(trained.module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)  # another process, maybe other threads
+
+
+def test_an_average_of_the_network_is_what_fit_returns_through_a_resumption(tmp_path: Path) -> None:
+    module, (train, _) = make_net(), digits()
+    settings: dict[str, Any] = {"subnets": 2, "workers": 2, "local_steps": 3, "batch_size": 32, "run_dir": tmp_path}
+    one, two = (idletrain.fit(module, train, rounds=r, **settings) for r in (1, 2))
+    averaged = {**settings, "training": {"ema": 0.5}, "name": "averaged"}
+    idletrain.fit(module, train, rounds=1, **averaged)
+    result = idletrain.fit(module, train, rounds=2, resume=True, **averaged)
+    assert result.summary["params_sha256"] == two.summary["params_sha256"]  # training goes on from the network itself
+    later = load_run(result.run_dir).module()
+    for first, second, mean, loaded in zip(
+        *(of.parameters() for of in (one.module, two.module, result.module, later)), strict=True
+    ):
+        torch.testing.assert_close(mean, (0.5 * first + second) / 1.5)
+        assert torch.equal(mean, loaded)
 
 
 def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path) -> None:
@@ -174,7 +307,7 @@ def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path
             return torch.from_numpy(train[0][i]), int(train[1][i])
 
     events: list[dict[str, Any]] = []
-    with pytest.raises(RunError, match=r"fails on every worker.*image file is truncated"):
+    with pytest.raises(RunError, match=r"fails on .* and .*image file is truncated"):
         idletrain.fit(
             make_net(),
             Damaged(),
@@ -251,7 +384,7 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
 def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idletrain.providers.scheduler.CLUSTER_CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.cluster.contact.CONTACT_SECONDS", 1)
     with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -285,7 +418,7 @@ def test_a_run_whose_network_is_worse_than_its_subnets_says_so_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the scaling of sums: what the guard is there for."""
-    monkeypatch.setattr("idletrain.nn.checks.with_scaling", lambda _subject, layout: layout)
+    monkeypatch.setattr("idletrain.nn.cuts.with_scaling", lambda _subject, layout: layout)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1000, 16)).astype(np.float32)
     torch.manual_seed(0)
@@ -298,3 +431,172 @@ def test_a_run_whose_network_is_worse_than_its_subnets_says_so_and_where(
     assert "the assembled network's training loss is" in warning
     assert "they differ first in layer 2," in warning
     assert [record["reason"] for record in result.records if record["kind"] == "warning"] == [warning]
+
+
+def test_lazy_layers_weight_norm_and_statistics_of_one_s_own_are_trained(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.register_buffer("size", torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.abs().mean(0) if self.training else self.size
+            if self.training:
+                self.size.mul_(0.99).add_(0.01 * size.detach())
+            return x / size
+
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    module = nn.Sequential(normed, Scaled(64), nn.ReLU(), nn.LazyLinear(10))
+    train, test = digits()
+    done = idletrain.fit(
+        module, train, test, subnets=2, rounds=8, local_steps=30, batch_size=32, workers=2, run_dir=tmp_path, name="odd"
+    )
+    assert done.summary["accuracy"] == pytest.approx(accuracy_of(done.module, test))
+    assert done.summary["accuracy"] > 0.9
+    assert float(done.module[1].size.min()) != 1  # type: ignore[index]
+    assert accuracy_of(load_run(tmp_path / "odd").module(), test) == pytest.approx(accuracy_of(done.module, test))
+
+
+def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train, test = digits()
+    values = iter([9.0, 3.0, 1.0, 2.0, 1.0, 9.0, 2.0, 1.5])  # a 9 when it is tried on a few samples
+    measured: list[tuple[int, int]] = []
+    seen: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
+
+    def far(outputs: Tensor, labels: Tensor) -> float:
+        measured.append((len(outputs), len(labels)))
+        return next(values)
+
+    def on_evaluate(module: nn.Module, scores: Any) -> None:
+        seen[scores["round"]] = module, dict(scores)
+        with torch.no_grad():
+            for parameter in copy.deepcopy(module).parameters():
+                parameter.zero_()  # of a copy of the copy; and what is done to the copy itself changes no run
+        module.eval()
+
+    def fit(patience: int, rounds: int = 50, **more: Any) -> FitResult:
+        return idletrain.fit(
+            make_net(), train, test, subnets=2, local_steps=3, rounds=rounds, evaluate_every=1, workers=1,
+            run_dir=tmp_path, name="early", metrics={"far": (far, "lower"), "f1": MulticlassF1Score(num_classes=10)},
+            stop={"metric": "far", "patience": patience}, on_evaluate=on_evaluate, **more,
+        )  # fmt: skip
+
+    result = fit(2)
+    assert measured[1:] == [(len(test[0]), len(test[1]))] * 4
+    assert [seen[k][1]["far"] for k in (1, 2, 3, 4)] == [3.0, 1.0, 2.0, 1.0]
+    assert (result.summary["status"], result.summary["rounds"], result.rounds) == ("stopped-early", 4, 2)
+    assert result.summary["best"] == {"round": 2, "metric": "far", "value": 1.0}
+    assert result.summary["metrics"]["f1"] == pytest.approx(seen[4][1]["f1"])
+    assert "stopped early: no better far in 2 evaluations" in capfd.readouterr().err
+    for name, value in seen[2][0].state_dict().items():
+        assert torch.equal(value, result.module.state_dict()[name]), name
+    assert not torch.equal(result.module.first.weight, seen[4][0].first.weight)
+    logits = result.module(torch.from_numpy(test[0]))
+    assert seen[2][1]["f1"] == pytest.approx(float(MulticlassF1Score(num_classes=10)(logits, torch.tensor(test[1]))))
+    loaded = load_run(tmp_path / "early")
+    assert loaded.rounds == 2
+    assert torch.equal(loaded.module().first.weight, result.module.first.weight)
+    assert load_run(tmp_path / "early", last=True).rounds == 4
+    state, rounds = saved_state(tmp_path / "early")
+    assert rounds == 2
+    assert torch.equal(state["first.weight"], result.module.first.weight)
+    with pytest.raises(
+        JobError, match=r"stop.patience: run early stopped early: no better far in 2 evaluations; raise"
+    ):
+        fit(2, resume=True)
+    again = fit(3, resume=True)  # the fourth is measured again, and counts once
+    assert (seen[4][1]["far"], seen[5][1]["far"]) == (2.0, 1.5)
+    assert (again.summary["status"], again.rounds, again.summary["rounds"]) == ("stopped-early", 2, 5)
+
+
+def test_fit_says_which_metric_is_no_number_and_that_it_counts_as_no_better(tmp_path: Path) -> None:
+    train, test = digits()
+    result = idletrain.fit(
+        make_net(), train, test, method="local-sgd", subnets=1, local_steps=1, rounds=9, evaluate_every=1, workers=1,
+        run_dir=tmp_path, metrics={"odd": (lambda *_: float("nan"), "higher")}, stop={"metric": "odd", "patience": 2},
+    )  # fmt: skip
+    (warning,) = result.summary["warnings"]
+    assert warning == "metric odd is nan on the test data and counts as no better"
+    assert (result.summary["status"], result.rounds, result.summary["best"]) == ("stopped-early", 2, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stop": {"patience": 2}}, "stop.patience: is measured on test data, which are missing"),
+        ({"stop": {"metric": "loss"}}, "stop.metric: is measured on test data, which are missing"),
+        ({"metrics": {"f1": MulticlassF1Score(10)}}, "training.metrics: are measured on test data, which are missing"),
+        ({"epochs": 2, "rounds": 3}, "training.epochs: 2 beside training.rounds: 3; give one of the two"),
+    ],
+)
+def test_fit_refuses_what_it_cannot_measure(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError) as caught:
+        idletrain.fit(make_net(), digits()[0], run_dir=tmp_path, name="t", **given)
+    assert caught.value.faults[0].startswith(said)
+    assert not (tmp_path / "t").exists()
+
+
+def test_fit_names_the_metrics_that_can_tell_the_best_network(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"stop.metric: there is no f2; choose from loss, accuracy, f1, or add it to"):
+        idletrain.fit(
+            make_net(), *digits(), run_dir=tmp_path, metrics={"f1": MulticlassF1Score(10)}, stop={"metric": "f2"}
+        )
+
+
+def test_a_callback_that_fails_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    def broken(module: nn.Module, scores: Any) -> None:
+        raise KeyError("bleu")
+
+    with pytest.raises(RunError, match=r"on_evaluate fails \(KeyError: 'bleu'\); fix it, and go on with resume"):
+        idletrain.fit(
+            make_net(), digits()[0], method="local-sgd", subnets=1, local_steps=1, rounds=2, evaluate_every=1,
+            workers=1, run_dir=tmp_path, on_evaluate=broken,
+        )  # fmt: skip
+
+
+class LitNet(lightning.LightningModule):
+    """A LightningModule whose training_step is another loss than cross entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make_net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002 (Lightning's)
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y, label_smoothing=0.2)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+
+
+def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: Path) -> None:
+    """The same bits as the network alone with that loss and optimizer, by ist."""
+    train, test = digits()
+    settings_: dict[str, Any] = {"subnets": 2, "local_steps": 10, "rounds": 3, "evaluate_every": 3, "workers": 1}
+    torch.manual_seed(0)
+    lit = LitNet()
+    before = copy.deepcopy(lit.state_dict())
+    f1 = {"f1": MulticlassF1Score(num_classes=10)}
+    result = idletrain.fit(lit, train, test, run_dir=tmp_path, name="lit", metrics=f1, **settings_)
+    smooth = functools.partial(nn.functional.cross_entropy, label_smoothing=0.2)
+    plain = idletrain.fit(
+        lit.body, train, test, run_dir=tmp_path, name="plain", loss=smooth, metrics=f1,
+        optimizer={"lr": 0.2, "momentum": 0.9}, **settings_,
+    )  # fmt: skip
+    assert result.summary["params_sha256"] == plain.summary["params_sha256"]
+    for name in ("loss", "metrics"):
+        assert result.summary[name] == plain.summary[name]
+    assert result.summary["metrics"]["f1"] > 0.5
+    assert type(result.module) is LitNet
+    assert torch.equal(result.module(torch.from_numpy(test[0])), plain.module(torch.from_numpy(test[0])))
+    assert all(torch.equal(value, lit.state_dict()[name]) for name, value in before.items())
+    assert {event["method"] for event in result.records if event["kind"] == "run_started"} == {"ist"}
+    loaded = load_run(tmp_path / "lit").module()
+    assert torch.equal(loaded.body.first.weight, result.module.body.first.weight)

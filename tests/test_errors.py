@@ -43,3 +43,21 @@ def test_whatever_user_code_raises_is_a_fault_with_its_reason(raised: BaseExcept
 def test_a_fault_found_within_user_code_stays_as_it_is() -> None:
     with pytest.raises(errors.JobError, match=r"^b: y$"), errors.user_code("a: "):
         raise errors.JobError("b: y")
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (PermissionError(13, "Permission denied"), "x cannot be read (Permission denied); fix that"),
+        (KeyError("a"), "x is damaged (KeyError: 'a'); fix that"),
+    ],
+)
+def test_whatever_a_damaged_file_leads_to_is_reported_by_what_was_read(raised: Exception, message: str) -> None:
+    with pytest.raises(errors.DamageError) as caught, errors.reading("x", "fix that"):
+        raise raised
+    assert str(caught.value) == message
+
+
+def test_an_expected_error_while_reading_stays_as_it_is() -> None:
+    with pytest.raises(errors.JobError, match=r"^a: b$"), errors.reading("x", "fix that"):
+        raise errors.JobError("a: b")

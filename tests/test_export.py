@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 
 from idletrain.errors import RunError
-from idletrain.export import load_run, save
+from idletrain.export import load_run, save, save_pretrained
 
 
 def module() -> nn.Module:
@@ -21,7 +22,7 @@ def module() -> nn.Module:
 def test_a_saved_network_loads_into_a_fresh_module(tmp_path: Path, name: str) -> None:
     trained, fresh = module(), module()
     trained[1].running_mean.fill_(0.5)
-    save(trained, tmp_path / name)
+    save(trained.state_dict(), tmp_path / name)
     path = tmp_path / name
     fresh.load_state_dict(torch.load(path, weights_only=True) if name.endswith(".pt") else load_file(path))
     assert all(
@@ -34,14 +35,35 @@ def test_a_saved_network_loads_into_a_fresh_module(tmp_path: Path, name: str) ->
 def test_tied_parameters_can_be_saved(tmp_path: Path, name: str) -> None:
     tied = nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)])
     tied[1].weight = tied[0].weight
-    save(tied, tmp_path / name)
+    save(tied.state_dict(), tmp_path / name)
     assert (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("name", ["network.pt", "network.safetensors"])
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match=f"none/{name} cannot be written"):
-        save(module(), tmp_path / "none" / name)
+        save(module().state_dict(), tmp_path / "none" / name)
+
+
+def test_a_transformers_model_is_read_back_by_from_pretrained(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=9))
+    save_pretrained(model, tmp_path / "out" / "model")
+    assert {path.name for path in (tmp_path / "out" / "model").iterdir()} == {"config.json", "model.safetensors"}
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
+    assert type(again) is type(model)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_other_modules_and_files_in_the_way_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"a Sequential has no save_pretrained.*name a \.safetensors or \.pt file"):
+        save_pretrained(module(), tmp_path / "model")
+    (tmp_path / "model").touch()
+    model = transformers.BertModel(
+        transformers.BertConfig(hidden_size=8, num_hidden_layers=0, num_attention_heads=2, vocab_size=9)
+    )
+    with pytest.raises(RunError, match="model is a file and no directory"):
+        save_pretrained(model, tmp_path / "model")
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from idletrain.cluster import dask_scheduler
 from idletrain.errors import JobError, RunError
-from idletrain.job import CheckpointSettings, Job, parse_job
+from idletrain.export import load_run
+from idletrain.job import CheckpointSettings, Job
+from idletrain.job_file import parse_job
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
+from idletrain.rounds.durable.recovery import read_job
 from idletrain.run import RunOptions, check_run, compose, launch, settle
 
 
@@ -52,7 +59,7 @@ def test_a_run_of_an_older_format_is_refused_also_to_resume(tmp_path: Path) -> N
     older.run_dir.mkdir(parents=True)
     (older.run_dir / "ledger").write_bytes(b"")
     for options in (RunOptions(), RunOptions(resume=True)):
-        with pytest.raises(JobError, match=r"was written by an idletrain of format 1 and this one reads 2"):
+        with pytest.raises(JobError, match=r"was written by an idletrain of format 1 and this one reads 3"):
             check_run(older, options)
 
 
@@ -93,9 +100,14 @@ def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> Non
     existing(tmp_path, training=chosen)
     again = job(tmp_path, training={"rounds": 500})
     check_run(again, RunOptions(resume=True))
-    found = settle(again).training
-    assert (found.method, found.subnets, found.local_steps, found.exchange.pull) == ("local-sgd", 2, 25, "bf16")
-    assert found.rounds == 500
+    training = settle(again).training
+    assert (training.method, training.subnets, training.local_steps, training.exchange.pull) == (
+        "local-sgd",
+        2,
+        25,
+        "bf16",
+    )
+    assert training.rounds == 500
     assert settle(job(tmp_path / "new", training={"rounds": 500})).training.method == "ist"
 
 
@@ -105,12 +117,27 @@ def test_what_does_not_decide_bits_may_change(tmp_path: Path) -> None:
     check_run(more, RunOptions(resume=True))
 
 
-def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path) -> None:
-    cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": "cosine"}, "rounds": 10}}
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "one-cycle", "my_schedules:sawtooth"])
+def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: Path, schedule: str) -> None:
+    cosine = {"training": {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": schedule}, "rounds": 10}}
     first = existing(tmp_path, **cosine)
     assert first.training.rounds == 10
     (message,) = faults(job(tmp_path, training={**cosine["training"], "rounds": 20}), resume=True)
     assert message.startswith("training.rounds: 20 is not what the run began with, 10")
+
+
+@pytest.mark.parametrize(("size", "fixed"), [("auto", True), (4, False)])
+def test_the_memory_may_change_unless_micro_batches_follow_from_it(
+    tmp_path: Path, size: int | str, fixed: bool
+) -> None:
+    training = {"training": {"micro_batch": size, "optimizer": {"name": "sgd", "lr": 0.1}}}
+    existing(tmp_path, **training, memory={"budget": "1GiB"})
+    later = job(tmp_path, **training, memory={"budget": "2GiB"})
+    if not fixed:
+        check_run(later, RunOptions(resume=True))
+        return
+    (message,) = faults(later, resume=True)
+    assert message.startswith("memory.budget: 2147483648 is not what the run began with, 1073741824")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
@@ -134,7 +161,7 @@ def test_other_schedulers_are_refused(tmp_path: Path, address: str, message: str
     assert only.startswith(message)
 
 
-def test_churn_is_for_local_workers_and_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_churn_is_for_local_workers_and_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     messages = faults(existing(tmp_path), provider=on("tcp://10.0.0.5:1", churn_seconds=5.0))
     assert [fault.split(":")[0] for fault in messages] == ["name", "--scheduler", "--churn"]
 
@@ -168,7 +195,7 @@ def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_any
     assert not wanted.run_dir.exists()
 
 
-def test_runs_that_cannot_be_written_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_written_are_reported_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wanted = job(tmp_path / "file" / "runs")
     with pytest.raises(RunError, match=r"file/runs/t cannot be written .*; make room or set checkpoint.to"):
@@ -183,7 +210,8 @@ def test_a_run_is_composed_of_the_decided_job_and_prepared_again_only_if_the_dec
 
     def prepare(job: Job) -> Any:
         seen.append(job.training.rounds)
-        return job.training.rounds
+        program = SimpleNamespace(training=job.training)
+        return SimpleNamespace(fallback="", notes=(), program=program, rounds=job.training.rounds)
 
     def decide(job: Job) -> tuple[Job, ForecastTracker]:
         training = job.training.model_copy(update={"rounds": rounds})
@@ -193,11 +221,90 @@ def test_a_run_is_composed_of_the_decided_job_and_prepared_again_only_if_the_dec
     wanted = job(tmp_path / "runs", training={"rounds": 120})
     composition = compose(wanted, RunOptions(), prepare=prepare, decide=decide)
     assert seen == prepared
-    assert (composition.prepared, composition.job.training.rounds) == (rounds, rounds)
+    assert (composition.prepared.rounds, composition.job.training.rounds) == (rounds, rounds)
     assert composition.options.forecast is forecast
     assert not (tmp_path / "runs").exists()
+
+
+def one_layer() -> nn.Module:
+    """A module whose neurons are the network's outputs."""
+    return nn.Linear(64, 10)
+
+
+def test_a_run_whose_model_has_nothing_to_split_says_so_and_goes_on_with_the_same_job(
+    tmp_path: Path,
+) -> None:
+    """Whatever a search says when it is resumed or exported."""
+    said: list[str] = []
+    model = {"factory": f"{__name__}:one_layer"}
+    training = {"method": "ist", "subnets": 2, "local_steps": 2, "rounds": 1, "batch_size": 8}
+    wanted = job(tmp_path, model=model, training=training, nodes={"count": 1})
+    composition = compose(wanted, RunOptions(), report=said.append)
+    told = "the model is trained whole, by local-sgd and not by ist: it has nothing to split ("
+    assert [text for text in said if text.startswith(told)]
+    asyncio.run(composition.launch())
+    recorded = read_job(wanted.run_dir)
+    assert (recorded.training.method, recorded.training.instead_of) == ("local-sgd", "ist")
+    assert load_run(wanted.run_dir).rounds == 1
+    more = job(tmp_path, model=model, training={**training, "rounds": 2}, nodes={"count": 1})
+    resumed = compose(more, RunOptions(resume=True), decide=lambda job: (job, None), report=said.append)
+    assert resumed.job.training.method == "local-sgd"
+    assert asyncio.run(resumed.launch()).rounds == 2
+    asked = job(tmp_path, model=model, training={**training, "method": "local-sgd", "rounds": 3}, nodes={"count": 1})
+    assert compose(asked, RunOptions(resume=True)).job.training.method == "local-sgd"
+
+
+def test_a_run_that_was_asked_to_be_local_sgd_is_not_resumed_as_ist(tmp_path: Path) -> None:
+    existing(tmp_path, training={"method": "local-sgd"})
+    (fault,) = faults(job(tmp_path, training={"method": "ist"}), resume=True)
+    assert fault == "training.method: ist is not what the run began with, local-sgd; take that or another name"
+
+
+def test_a_run_of_epochs_ends_goes_on_with_more_and_keeps_those_that_its_learning_rate_follows(tmp_path: Path) -> None:
+    def composed(name: str, resume: bool, **settings: Any) -> Any:
+        training = {"method": "local-sgd", "subnets": 2, "local_steps": 2, "batch_size": 100, **settings}
+        tree = {"name": name, "model": {"factory": f"{__name__}:one_layer"}, "data": {"name": "digits"}}
+        wanted = job(tmp_path, **tree, training=training, nodes={"count": 1})
+        return compose(wanted, RunOptions(resume=resume))
+
+    assert asyncio.run(composed("t", False, epochs=0.5).launch()).rounds == 2
+    with pytest.raises(JobError, match=r"training.rounds: run t is complete after 2 rounds; ask for more to go on"):
+        composed("t", True, epochs=0.5)
+    assert asyncio.run(composed("t", True, epochs=1).launch()).rounds == 4
+    cosine = {"name": "sgd", "lr": 0.1, "schedule": "cosine"}
+    asyncio.run(composed("c", False, epochs=0.5, optimizer=cosine).launch())
+    with pytest.raises(JobError, match=r"training.rounds: 4 is not what the run began with, 2"):
+        composed("c", True, epochs=1, optimizer=cosine)
 
 
 def test_what_cannot_start_is_refused_before_it_is_prepared(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="add --resume to go on with it"):
         compose(existing(tmp_path), RunOptions(), prepare=lambda _job: pytest.fail("it was prepared"))
+
+
+def test_a_run_trains_at_a_scheduler_with_an_ipv6_address(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with dask_scheduler.started(tmp_path, host="[::1]") as address:
+            assert address.startswith("tcp://[::1]:")
+            command = [sys.executable, "-m", "idletrain", "worker", address, "--memory", "500MB"]
+            worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            try:
+                wanted = job(
+                    tmp_path / "runs",
+                    training={
+                        "subnets": 1,
+                        "local_steps": 2,
+                        "rounds": 2,
+                        "method": "ist",
+                        "exchange": {"transport": "udp"},
+                    },
+                    model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 8, 10]}},
+                    nodes={"count": 1},
+                )
+                outcome = await compose(wanted, RunOptions(provider=on(address))).launch()
+            finally:
+                worker.kill()
+                worker.wait()
+            assert outcome.status == "completed"
+
+    asyncio.run(check())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from idletrain.errors import RunError
-from idletrain.storage import only_head, write_whole
+from idletrain.storage import has_head, make_private, only_head, owner_only, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
@@ -71,3 +72,25 @@ def test_a_head_may_follow_another_in_one_process(tmp_path: Path) -> None:
     for _ in range(2):
         with only_head(tmp_path):
             pass
+
+
+def test_a_lock_that_is_no_file_is_no_head(tmp_path: Path) -> None:
+    assert not has_head(tmp_path)
+    (tmp_path / "lock").mkdir()
+    assert not has_head(tmp_path)
+
+
+def test_directories_and_files_are_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "night"
+    before = os.umask(0)
+    try:
+        make_private(run_dir)
+        make_private(run_dir)
+        write_whole(run_dir / "whole", b"")
+        with open(run_dir / "log", "a", opener=owner_only) as file:
+            file.write("line")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE(run_dir.parent.stat().st_mode) == 0o777  # the user's own
+    assert {stat.S_IMODE(file.stat().st_mode) for file in run_dir.iterdir()} == {0o600}

@@ -9,7 +9,8 @@ import pytest
 
 from idletrain.autotune import choose, forecast
 from idletrain.errors import JobError
-from idletrain.job import Job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import from_settings
 
@@ -28,9 +29,9 @@ def job(**training: Any) -> Job:
 
 
 def test_what_the_job_says_stays_and_its_rounds_are_foreseen() -> None:
-    said = job(method="ist", subnets=2, local_steps=7)
-    decided, choice = choose.choose_settings(said, FLEET)
-    assert decided == said
+    given_job = job(method="ist", subnets=2, local_steps=7)
+    decided, choice = choose.choose_settings(given_job, FLEET)
+    assert decided == given_job
     assert (choice.option.subnets, choice.local_steps) == (2, 7)
     assert choice.expected.round > 0
 
@@ -70,27 +71,36 @@ def test_a_network_too_large_for_a_node_is_cut() -> None:
 
 
 def test_what_has_no_room_for_codes_travels_as_it_is() -> None:
-    said = job(method="ist", subnets=2)
-    wide = said.model.model_copy(update={"args": {"widths": [64, 512, 512, 10]}})
-    said = said.model_copy(update={"model": wide})
+    given_job = job(method="ist", subnets=2)
+    wide = given_job.model.model_copy(update={"args": {"widths": [64, 512, 512, 10]}})
+    given_job = given_job.model_copy(update={"model": wide})
     slow = replace(FLEET, down=1e3, up=1e3, down_all=1e3, up_all=1e3)
-    assert choose.choose_settings(said, slow)[0].training.exchange.push != "fp32"
-    program = from_settings(said.model, said.data, said.training).program
+    assert choose.choose_settings(given_job, slow)[0].training.exchange.push != "fp32"
+    program = from_settings(given_job.model, given_job.data, given_job.training).program
     assert (
-        choose.choose_settings(said, replace(slow, memory_bytes=subnet_need(program)(0.5)))[0].training.exchange.push
+        choose.choose_settings(given_job, replace(slow, memory_bytes=subnet_need(program)(0.5)))[
+            0
+        ].training.exchange.push
         == "fp32"
     )
 
 
 def test_a_job_that_fits_in_no_way_is_a_sentence() -> None:
-    with pytest.raises(JobError, match=r"training\.subnets: 100 is more than the 64 neurons"):
-        choose.choose_settings(job(method="ist", subnets=100), FLEET)
+    with pytest.raises(JobError, match=r"training\.copies: 3 is more than training\.subnets: 2"):
+        choose.choose_settings(job(method="ist", subnets=2, copies=3), FLEET)
 
 
-def test_a_choice_is_told_in_lines() -> None:
+def test_a_choice_is_reported_in_lines() -> None:
     _, choice = choose.choose_settings(job(), FLEET)
     first, *why = choose.choice_lines(choice)
     assert first.startswith("expected ")
     for part in ("pull", "compute", "push", "commit"):
         assert f"s {part}" in first
     assert len(why) >= 3
+
+
+def test_ist_is_no_choice_for_a_model_that_has_nothing_to_split() -> None:
+    one_layer = job().model_copy(update={"model": job().model.model_copy(update={"args": {"widths": [64, 10]}})})
+    assert {variant.key for variant in choose.variants(one_layer, 2, 1 << 30)} == {forecast.option_key("local-sgd", 2)}
+    decided, _ = choose.choose_settings(one_layer, FLEET)
+    assert decided.training.method == "local-sgd"

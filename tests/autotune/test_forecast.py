@@ -58,12 +58,12 @@ def whole(size: int = 80_000_000, step: float = 0.2, nodes: int = 8) -> Training
 
 
 def test_a_round_by_hand() -> None:
-    found = forecast.forecast_round(ist(size=1_200_000, step=0.01), 50, FLEET)
-    assert found.compute == pytest.approx(0.5)
-    assert found.pull == found.push == pytest.approx((8 * 0.1 + 2 * 0.1 + 0.01) / 2)  # two at once
-    assert found.commit == pytest.approx(8 * 1.2e6 / 5e8 + 0.01)
-    assert found.round == pytest.approx(1.01 + 0.5 + 0.0292)
-    assert found.as_record().keys() == {"pull", "compute", "push", "commit"}
+    round_forecast = forecast.forecast_round(ist(size=1_200_000, step=0.01), 50, FLEET)
+    assert round_forecast.compute == pytest.approx(0.5)
+    assert round_forecast.pull == round_forecast.push == pytest.approx((8 * 0.1 + 2 * 0.1 + 0.01) / 2)  # two at once
+    assert round_forecast.commit == pytest.approx(8 * 1.2e6 / 5e8 + 0.01)
+    assert round_forecast.round == pytest.approx(1.01 + 0.5 + 0.0292)
+    assert round_forecast.as_record().keys() == {"pull", "compute", "push", "commit"}
 
 
 def test_nodes_with_slow_links_move_all_at_once() -> None:
@@ -79,8 +79,8 @@ def test_nodes_that_share_a_processor_end_together_and_others_wait_for_the_slowe
 
 
 def test_nodes_that_share_a_machine_make_each_other_slow() -> None:
-    looked = replace(FLEET, step_seconds={forecast.option_key("ist", 8): 0.02})
-    assert looked.sharing_cores(2.0) == replace(looked, step_seconds={"ist 8": 0.04})
+    measured = replace(FLEET, step_seconds={forecast.option_key("ist", 8): 0.02})
+    assert measured.sharing_cores(2.0) == replace(measured, step_seconds={"ist 8": 0.04})
 
 
 def test_with_twice_as_many_subnets_pulls_and_pushes_hide_behind_compute() -> None:

@@ -12,7 +12,8 @@ import pytest
 from idletrain.autotune import sampler_trial
 from idletrain.autotune.sampler_trial import SamplerTrial, best_trial, choose_sampler
 from idletrain.errors import JobError
-from idletrain.job import OptimizerSettings, parse_job
+from idletrain.job_file import parse_job
+from idletrain.optimizer_settings import OptimizerSettings
 
 
 def scored(name: str, right: int, of: int = 1000) -> SamplerTrial:
@@ -30,8 +31,10 @@ def test_the_first_stays_unless_another_is_better_beyond_chance() -> None:
 def job(tmp_path: Path) -> object:
     random = np.random.default_rng(0)
     labels, noise = random.integers(0, 50, 1500), random.integers(0, 60, (1500, 2))
-    rows = [(label, sorted({label, *words})) for label, words in zip(labels.tolist(), noise.tolist(), strict=True)]
-    lines = ["1500 60 50\n", *(f"{label} {' '.join(f'{word}:1' for word in words)}\n" for label, words in rows)]
+    rows = [
+        (label, sorted({label, *features})) for label, features in zip(labels.tolist(), noise.tolist(), strict=True)
+    ]
+    lines = ["1500 60 50\n", *(f"{label} {' '.join(f'{word}:1' for word in features)}\n" for label, features in rows)]
     (tmp_path / "train.txt").write_text("".join(lines))
     return parse_job(
         {
@@ -46,7 +49,7 @@ def job(tmp_path: Path) -> object:
                 "batch_size": 16,
                 "local_steps": 10,
                 "loss": "sampled_softmax",
-                "optimizer": {"name": "adagrad", "lr": 0.2, "start": 1e-4},
+                "optimizer": {"name": "row-adagrad", "lr": 0.2, "start": 1e-4},
             },
             "checkpoint": {"to": str(tmp_path / "runs")},
         }
@@ -75,10 +78,10 @@ def test_a_job_is_settled_once_and_resumed_with_what_it_began_with(
     assert settled.model.args["sampler"] == {"name": "uniform", "negatives": 7}
     assert settle(settled) is settled
     job.run_dir.mkdir(parents=True)
-    begun = settled.model_copy(
+    started = settled.model_copy(
         update={"model": settled.model.model_copy(update={"args": {**settled.model.args, "sampler": "dwta"}})}
     )
-    (job.run_dir / "job.json").write_text(begun.model_dump_json())
+    (job.run_dir / "job.json").write_text(started.model_dump_json())
     (job.run_dir / "wal").touch()
     assert settle(job).model.args["sampler"] == "dwta"
 

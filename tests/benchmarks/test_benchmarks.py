@@ -14,14 +14,14 @@ import benchmarks.__main__ as everything
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
-LACKING = {"link_use": missing(), "fabric": missing(), "bad_links": missing(delay=True, loss=True)}
+MISSING = {"link_use": missing(), "fabric": missing(), "bad_links": missing(delay=True, loss=True)}
 SHAPED = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(lacking), reason=" ".join(lacking)))
-    for name, lacking in LACKING.items()
+    pytest.param(name, marks=pytest.mark.skipif(bool(missing_part), reason=" ".join(missing_part)))
+    for name, missing_part in MISSING.items()
 ]
 
 
-@pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", "forecast", "planned", *SHAPED])
+@pytest.mark.parametrize("name", [*everything.NAMES, "lossy_rounds", "forecast", "autotune", *SHAPED])
 def test_a_tiny_run_writes_its_figures(name, tmp_path, capsys):
     path = tmp_path / "out" / f"{name}.json"
     result = importlib.import_module(f"benchmarks.{name}").main(["--tiny", "--json", str(path)])
@@ -45,6 +45,13 @@ def _check_round_overhead(written):
     overhead, whole = figures.values()
     assert 0 < overhead < whole
     assert all(len(run) == 3 for runs in written["overheads_ms"].values() for run in runs)
+
+
+def _check_memory_over_rounds(written):
+    by_process = written["megabytes"]
+    assert {"head", "scheduler"} < by_process.keys()
+    assert len(by_process) == 4
+    assert all(min(megabytes) > 10 for megabytes in by_process.values())
 
 
 def _check_exchange(written):
@@ -97,26 +104,26 @@ def _check_accuracy(written):
     }
     assert all(0.2 < run["end"]["accuracy"] <= 1 for run in written["runs"] if run["family"] == "mlp")
     assert all(0.1 < run["end"]["loss"] < 2.5 for run in written["runs"])
-    told = {figure["what"] for figure in written["figures"]}
-    assert {"mlp, 4 subnets, sgd 0.1: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= told
+    figures = {figure["what"] for figure in written["figures"]}
+    assert {"mlp, 4 subnets, sgd 0.1: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= figures
 
 
 def _check_learning_rates(written):
     assert {(run["optimizer"], run["subnets"]) for run in written["runs"]} == {
         (optimizer, subnets) for optimizer in ("sgd", "adamw") for subnets in (1, 2)
     }
-    told = {figure["what"]: figure["value"] for figure in written["figures"]}
-    assert told["sgd, 2 subnets: best rate"] in (0.05, 0.1)
-    assert told["adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
+    figures = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert figures["sgd, 2 subnets: best rate"] in (0.05, 0.1)
+    assert figures["adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
 
 
 def _check_offers(written):
     assert all(figure["value"] > 0 for figure in written["figures"])
 
 
-def _check_rehearsal(written):
-    launch, heir, notice = (figure["value"] for figure in written["figures"])
-    assert 0 < notice < heir < launch
+def _check_spot_latency(written):
+    launch, successor, notice = (figure["value"] for figure in written["figures"])
+    assert 0 < notice < successor < launch
 
 
 def _check_codec(written):
@@ -199,7 +206,7 @@ def _check_bad_links(written):
 
 def _check_coded_accuracy(written):
     runs = written["runs"]
-    assert {run["fate"] for run in runs} == {"whole", "dropped", "salvaged"}
+    assert {run["case"] for run in runs} == {"whole", "dropped", "salvaged"}
     assert all(0.2 < run["accuracy"] <= 1 for run in runs)
     sizes = {tuple(run["codes"]): run["bytes"] for run in runs}
     kinds = (("int4", "int4"), ("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("fp32", "fp32"))
@@ -231,7 +238,7 @@ def _check_forecast(written):
     assert figures["cases within 15 %"]["value"] == (off <= 0.15)
 
 
-def _check_planned(written):
+def _check_autotune(written):
     assert [run["setting"] for run in written["runs"]] == [0, 1, 0, 1, 0]  # there and back
     assert written["why"]
     mine, by_hand, ratio = written["figures"]
@@ -239,12 +246,26 @@ def _check_planned(written):
     assert ratio["value"] == pytest.approx(mine["value"] / by_hand["value"])
 
 
+def _check_fine_tuning(written):
+    accuracies = {figure["what"]: figure["value"] for figure in written["figures"]}
+    assert len(accuracies) == 7
+    assert all(0 <= accuracy <= 100 for accuracy in accuracies.values())
+
+
+def _check_precision(written):
+    steps = {figure["what"]: figure["samples"] for figure in written["figures"] if figure["unit"] == "ms"}
+    assert list(steps) == ["transformer, float32: a step", "transformer, bfloat16: a step"]
+    assert all(min(samples) > 0 for samples in steps.values())
+
+
 CHECKS = {
+    "fine_tuning": _check_fine_tuning,
+    "precision": _check_precision,
     "bad_links": _check_bad_links,
     "coded_accuracy": _check_coded_accuracy,
     "lossy_rounds": _check_lossy_rounds,
     "forecast": _check_forecast,
-    "planned": _check_planned,
+    "autotune": _check_autotune,
     "fabric": _check_fabric,
     "codec": _check_codec,
     "kernels": _check_kernels,
@@ -259,12 +280,13 @@ CHECKS = {
     "exchange": _check_exchange,
     "local_steps": _check_local_steps,
     "memory": _check_memory,
+    "memory_over_rounds": _check_memory_over_rounds,
     "outofcore": _check_outofcore,
     "churn": _check_churn,
     "accuracy": _check_accuracy,
     "learning_rates": _check_learning_rates,
     "offers": _check_offers,
-    "rehearsal": _check_rehearsal,
+    "spot_latency": _check_spot_latency,
     "where_time_goes": _check_where_time_goes,
     "scale": _check_scale,
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.outofcore import best_over_plan, figures_of
+from benchmarks.outofcore_figures import best_over_plan, figures_of
 
 
 def row(same_plan: list[str], **seconds: list[float]) -> dict[str, object]:
-    return {"seconds": {name.replace("_", " "): taken for name, taken in seconds.items()}, "same_plan": same_plan}
+    return {"seconds": {name.replace("_", " "): value for name, value in seconds.items()}, "same_plan": same_plan}
 
 
 def test_luck_in_one_turn_does_not_make_the_best() -> None:
@@ -34,6 +34,6 @@ def test_models_count_alike_however_many_budgets_a_plan_fits() -> None:
 
     native = {**case("a", 1.0), "mb_per_second": 0.0, "network": "c"}
     figures = figures_of([case("a", 4.0), case("a", 4.0), case("a", 4.0), case("b", 1.0), native])
-    found = {figure.what: figure for figure in figures}
-    assert found["best swap-style / plan at 100 MB/s, mean over models"].value == pytest.approx(2.0)
-    assert found["best swap-style / plan at 100 MB/s, mean over models"].met
+    by_name = {figure.what: figure for figure in figures}
+    assert by_name["best swap-style / plan at 100 MB/s, mean over models"].value == pytest.approx(2.0)
+    assert by_name["best swap-style / plan at 100 MB/s, mean over models"].met

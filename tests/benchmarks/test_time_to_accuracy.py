@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from benchmarks import time_to_accuracy, where_time_goes
-from benchmarks.candidates import candidates
-from benchmarks.contest import job_tree, progress_of
 from benchmarks.machines import Counter, Loopback, free_port
 from benchmarks.methods import CASES, Entry
 from benchmarks.peers import environment
 from benchmarks.peers.node import build
-from benchmarks.standings import figures_of, levels_of, standings, tables_of
+from benchmarks.race import job_tree, progress_of
+from benchmarks.ranking import figures_of, levels_of, ranking, tables_of
+from benchmarks.sweep import candidates
 from benchmarks.time_to_accuracy import main
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.ist.discovery import find_groups
+from idletrain.nn.ist.shape_runs import for_trials
 
 needs_peers = pytest.mark.skipif(
     not environment.installed(),
@@ -47,7 +48,7 @@ IST = record(method="ist", curve=[[50, 6.0, 5e7, 0.83], [1000, 100.0, 1e9, 0.88]
 
 
 def test_a_probe_is_computed_from_the_steps_without_shaping():
-    probe = next(s for s in standings([record(), UNSHAPED]) if s["link"] == "100mbit")
+    probe = next(s for s in ranking([record(), UNSHAPED]) if s["link"] == "100mbit")
     assert (probe["steps"], probe["seconds"], probe["bytes"]) == (100, 1200.0, 1e11)
     assert probe["computed"]
     assert probe["shares"]["local"] == pytest.approx(0.1)
@@ -55,19 +56,19 @@ def test_a_probe_is_computed_from_the_steps_without_shaping():
 
 def test_steps_of_other_settings_or_nodes_compute_nothing():
     for other in ({"settings": {"lr": 0.2}}, {"nodes": 4}, {"method": "ist"}):
-        probe = next(s for s in standings([record(), {**UNSHAPED, **other}]) if s["link"] == "100mbit")
+        probe = next(s for s in ranking([record(), {**UNSHAPED, **other}]) if s["link"] == "100mbit")
         assert probe["seconds"] is None
 
 
 def test_data_parallel_with_16_bits_takes_data_parallels_steps():
-    probe = next(s for s in standings([record(method="ddp-fp16"), UNSHAPED]) if s["method"] == "ddp-fp16")
+    probe = next(s for s in ranking([record(method="ddp-fp16"), UNSHAPED]) if s["method"] == "ddp-fp16")
     assert (probe["steps"], probe["computed"]) == (100, True)
 
 
 def test_the_best_settings_are_kept():
     slower = record(method="ist", settings={"lr": 0.2}, curve=[[2000, 200.0, 2e9, 0.89]])
-    (kept,) = standings([slower, IST])
-    assert (kept["seconds"], kept["computed"]) == (100.0, False)
+    (row,) = ranking([slower, IST])
+    assert (row["seconds"], row["computed"]) == (100.0, False)
 
 
 def test_the_targets_are_ratios_to_the_rivals_time_and_bytes():
@@ -89,15 +90,15 @@ def test_a_table_tells_what_was_not_reached():
 
 def test_of_settings_that_did_not_get_there_the_bound_that_says_least_is_kept():
     runs = [record(settings={"lr": lr}, curve=[[steps, 1.0, 1.0, 0.5]]) for lr, steps in ((0.1, 20), (0.2, 10))]
-    (kept,) = standings([*runs, record(settings={"lr": 0.3})])
-    assert kept["more_than"] == 120.0
+    (row,) = ranking([*runs, record(settings={"lr": 0.3})])
+    assert row["more_than"] == 120.0
 
 
 def test_of_settings_whose_schedule_ended_below_the_target_the_longest_is_kept():
     runs = [record(settings={"horizon": steps}, curve=[[steps, 1.0, 1.0, 0.5]]) for steps in (10, 20)]
-    assert standings(runs)[0]["more_than"] == 240.0
+    assert ranking(runs)[0]["more_than"] == 240.0
     going_on = record(settings={"horizon": 100}, curve=[[15, 1.0, 1.0, 0.5]])  # it may get there with its next step
-    assert standings([*runs, going_on])[0]["more_than"] == 180.0
+    assert ranking([*runs, going_on])[0]["more_than"] == 180.0
 
 
 def test_a_bound_that_is_too_low_tells_nothing_of_a_target():
@@ -133,8 +134,7 @@ def test_every_case_can_be_cut_for_eight_nodes(name, tmp_path):
     batch = torch.zeros(4, 64, dtype=torch.int64) if name == "d" else torch.zeros(4, 28, 28)
     entry = next(entry for entry in candidates(name, "100mbit") if entry.method == "ist")
     model = job_tree(CASES[name], entry, 8, tmp_path, 1.0)["model"]
-    with torch.device("meta"):
-        layout = find_groups(build(model), batch.to("meta"), model["exclude"])
+    layout = find_groups(*for_trials(build(model), batch), model["exclude"])
     assert layout.groups
     assert all(group.size >= 8 for group in layout.groups)
 
@@ -149,11 +149,11 @@ def test_machines_of_loopback_are_named_as_a_testbeds():
 class Carrying(Loopback):
     """Links that carry 100 bytes between two looks."""
 
-    looks = 0
+    sleeps = 0
 
     def carried_bytes(self):
-        self.looks += 1
-        return 100 * self.looks
+        self.sleeps += 1
+        return 100 * self.sleeps
 
 
 def test_bytes_are_counted_to_the_very_end():

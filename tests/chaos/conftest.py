@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 
 from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, train_alone
 

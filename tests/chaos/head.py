@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from idletrain.job import load_job
+from idletrain.job_file import load_job
 from idletrain.nn.prepare import from_settings
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import LaunchRequest
@@ -22,18 +22,18 @@ from idletrain.run import RunOptions, launch
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[2])
+    request = json.loads(sys.argv[2])
     numbers = itertools.count(1)
 
     def reached(name: str) -> None:
-        if name == asked["point"] and next(numbers) == asked["nth"]:
+        if name == request["point"] and next(numbers) == request["nth"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     job = load_job(Path(sys.argv[1]))
     prepared = from_settings(job.model, job.data, job.training)
-    scheduler = asked.get("scheduler")
+    scheduler = request.get("scheduler")
     provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
-    options = RunOptions(provider=provider, resume=asked.get("resume", False), reached=reached)
+    options = RunOptions(provider=provider, resume=request.get("resume", False), reached=reached)
     ending = asyncio.run(launch(job, prepared, options))
     print(json.dumps({"status": ending.status, "params_sha256": ending.params_sha256}))
 

@@ -13,27 +13,33 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import torch
 import yaml
 
+from idletrain.cluster import access, identity
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
-from idletrain.job import Job, parse_job
-from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.job import Job
+from idletrain.job_file import parse_job
+from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
+from idletrain.nn.orders import batch_order
 from idletrain.nn.prepare import from_settings
 from idletrain.nn.wide import label_shards
+from idletrain.observe import records
 from idletrain.rounds.durable import write_ahead_log
 from idletrain.worker import encoding
+from idletrain.worker.process import security_from
 
-from . import paced
+from . import steered
 
 T = TypeVar("T")
 Event = dict[str, Any]
-TOP = Path(__file__).parents[paced.__name__.count(".")]  # where `paced` can be imported from by its full name
+TOP = Path(__file__).parents[steered.__name__.count(".")]  # where `steered` can be imported from by its full name
 BIN = Path(sys.executable).parent
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.5  # listing all processes of the machine takes milliseconds
@@ -49,8 +55,15 @@ def until(what: str, condition: Callable[[], T], seconds: float = PATIENCE_SECON
     return value
 
 
+class Store(NamedTuple):
+    """How to reach a head's store."""
+
+    address: str
+    connection_args: dict[str, Any]
+
+
 class Control:
-    """Steers how fast the workers of a test step (see `paced`)."""
+    """Steers how fast the workers of a test step (see `steered`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +107,7 @@ def job_tree(
             "local_steps": local_steps,
             "rounds": rounds,
             "batch_size": 32,
-            "loss": f"{paced.__name__}:loss",
+            "loss": f"{steered.__name__}:loss",
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
         },
         "nodes": {"count": nodes, "memory": "1GiB"},
@@ -114,12 +127,13 @@ def train_alone(job: Job) -> list[str]:
         prepared = from_settings(job.model, job.data, job.training)
         program, training = prepared.program, job.training
         samples = program.source.open()
-        order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+        order = batch_order(samples, training)
         network = Network.of(program, prepared.network)
         digests = [network.sha256()]
         for round_ in range(training.rounds):
             updates = []
-            for k, subnet in enumerate(program.subnets(round_, (1 / training.subnets,) * training.subnets)):
+            specs = by_neurons(training.equal_shares, training.copies)
+            for k, subnet in enumerate(program.subnets(round_, specs)):
                 pulled = encoding.decode_pull(
                     program, subnet, encoding.encode_pull(program, subnet, network.pull(subnet))
                 )
@@ -220,8 +234,8 @@ class Run:
 
     def launch_until(self, point: str, nth: int = 1, **options: Any) -> Process:
         """A head that kills itself at a point around a durable write."""
-        asked = json.dumps({"point": point, "nth": nth, **options})
-        return self._start([sys.executable, "-m", f"{__package__}.head", self.file, asked])
+        crash = json.dumps({"point": point, "nth": nth, **options})
+        return self._start([sys.executable, "-m", f"{__package__}.head", self.file, crash])
 
     def resume(self, *arguments: str) -> None:
         """Go on to the end."""
@@ -236,8 +250,8 @@ class Run:
 
     def events(self, *kinds: str) -> list[Event]:
         """The events so far, of these kinds or of all."""
-        with contextlib.suppress(FileNotFoundError), (self.dir / "events.jsonl").open() as file:
-            read = [json.loads(line) for line in file if line.endswith("\n")]
+        with contextlib.suppress(FileNotFoundError):
+            read = list(records.read_records(self.dir / "events.jsonl"))  # a full disk tears a line
             return [event for event in read if not kinds or event["kind"] in kinds]
         return []
 
@@ -245,8 +259,8 @@ class Run:
         """Wait for `count` such events; returns the last of them."""
 
         def seen() -> list[Event]:
-            found = [event for event in self.events(kind) if where(event)]
-            return found[count - 1 : count]
+            matching = [event for event in self.events(kind) if where(event)]
+            return matching[count - 1 : count]
 
         return until(what, seen)[0]
 
@@ -264,11 +278,11 @@ class Run:
                 there[event["worker"]] = event["pid"]
             else:
                 there.pop(event["worker"], None)
-        found = {}
+        matching = {}
         for address, pid in there.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[address] = psutil.Process(pid)
-        return found
+                matching[address] = psutil.Process(pid)
+        return matching
 
     def busy(self) -> dict[str, Event]:
         """The oldest open lease of each worker of the newest head: what it trains."""
@@ -286,11 +300,15 @@ class Run:
         epoch = self.records("epoch")[-1]["epoch"]
         return LeaseId(self.job.name, epoch, leased["round"], leased["subnet"], leased["attempt"])
 
-    def store(self, head: Process) -> str:
-        """The address that the head's store listens at: its only listening socket."""
+    def store(self, head: Process) -> Store:
+        """The head's store, which has its only listening socket, as the run's own user reaches it."""
         sockets = psutil.Process(head.pid).net_connections(kind="tcp")
         (listening,) = [s.laddr for s in sockets if s.status == psutil.CONN_LISTEN]
-        return f"tcp://{listening.ip}:{listening.port}"
+        folder = access.folder_of(self.dir)
+        if not folder.is_dir():  # its workers are those of a scheduler of the user's
+            return Store(f"tcp://{listening.ip}:{listening.port}", {})
+        security = security_from(*(folder / file for file in identity.OPTIONS))
+        return Store(f"tls://{listening.ip}:{listening.port}", security.get_connection_args("worker"))
 
     def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.LogRecord:
         """What must hold of every run that was disturbed: returns the ledger's last record."""
@@ -309,9 +327,9 @@ class Run:
                 staged = Counter({at: count for at, count in staged.items() if at[0] != record["round"]})
         assert set(staged.values()) <= {1}, f"staged twice: {staged}"
         for commit in commits:
-            taken = [k for k, _ in commit["staged"]]
-            assert len(set(taken)) == len(taken)
-            assert all(staged[commit["round"], k] == 1 for k in taken)
+            staged_subnets = [k for k, _ in commit["staged"]]
+            assert len(set(staged_subnets)) == len(staged_subnets)
+            assert all(staged[commit["round"], k] == 1 for k in staged_subnets)
             if self.job.preemption.policy == "reissue":
                 assert commit["staged"] == [
                     [k, self.job.training.local_steps] for k in range(self.job.training.subnets)
@@ -349,15 +367,15 @@ class Cluster:
 
     def _address(self) -> str | None:
         assert self.scheduler.running, self.scheduler.text
-        found = [line.split()[-1] for line in self.scheduler.text.splitlines() if "Scheduler at:" in line]
-        return found[0] if found else None
+        addresses = [line.split()[-1] for line in self.scheduler.text.splitlines() if "Scheduler at:" in line]
+        return addresses[0] if addresses else None
 
 
-def ask_store(address: str, ask: Callable[[StoreClient], Awaitable[T]]) -> T:
+def ask_store(store: Store, ask: Callable[[StoreClient], Awaitable[T]]) -> T:
     """Talk to a store as a worker would."""
 
     async def talk() -> T:
-        client = StoreClient(address, {})
+        client = StoreClient(*store)
         try:
             return await ask(client)
         finally:
@@ -366,7 +384,7 @@ def ask_store(address: str, ask: Callable[[StoreClient], Awaitable[T]]) -> T:
     return asyncio.run(talk())
 
 
-def gone(processes: Iterable[psutil.Process], seconds: float) -> None:
+def await_end(processes: Iterable[psutil.Process], seconds: float) -> None:
     """Wait until none of them runs."""
     waiting = list(processes)
     until(f"the end of {waiting}", lambda: not [p for p in waiting if runs(p)], seconds)

@@ -20,6 +20,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+from idletrain.cluster import access
 from idletrain.observe import charts
 from idletrain.observe.status import View, view_of
 from idletrain.observe.summary import summarise
@@ -133,9 +134,14 @@ def press(browser: Chrome, name: str, what: str) -> None:
     browser.find_element(By.CSS_SELECTOR, f"tr[data-worker='{name}'] button[data-ask='{what}']").click()
 
 
-def answers(url: str) -> bool:
+def as_owner(run: Run, url: str) -> urllib.request.Request:
+    token = (access.folder_of(run.dir) / access.TOKEN_FILE).read_text()
+    return urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+
+
+def answers(request: urllib.request.Request) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=30):
+        with urllib.request.urlopen(request, timeout=30):
             return True
     except urllib.error.HTTPError as error:
         error.close()
@@ -171,8 +177,12 @@ def test_a_person_watches_a_run_whose_workers_die(
     assert page.startswith("http://127.0.0.1:")
     assert page.endswith("/idletrain")
     until("two workers", lambda: len(training(run)) == 2)
-    until("the page", lambda: answers(page))
-    browser.get(page.replace("/idletrain", "/status"))
+    until("the page", lambda: answers(as_owner(run, page)))
+    browser.get(page)
+    assert "open the link with the token" in browser.page_source
+    assert all("403" in line["message"] for line in browser.get_log("browser"))  # which forgets them
+    browser.get(access.link(run.dir, page.replace("/idletrain", "/status")))
+    assert browser.current_url == page.replace("/idletrain", "/status")
     browser.find_element(By.LINK_TEXT, "Idletrain").click()  # in Dask's own navigation
     assert browser.current_url == page
 
@@ -192,13 +202,13 @@ def test_a_person_watches_a_run_whose_workers_die(
     run.wait("the drained one's end", "worker_left", lambda e: (e["name"], e["cause"]) == (drained, "notice"))
     until("the page to say so", lambda: workers(browser)[drained] == "gone")
 
-    with urllib.request.urlopen(page.replace("/idletrain", "/metrics"), timeout=30) as answer:
+    with urllib.request.urlopen(as_owner(run, page.replace("/idletrain", "/metrics")), timeout=30) as answer:
         families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
-    taken = {s.labels["cause"]: s.value for s in families["idletrain_preemptions"].samples}
-    assert taken == {"notice": 1, "kill": 1}
-    # Dask's own pages show tasks by this name: a round's subnets are one group.
+    preemptions = {s.labels["cause"]: s.value for s in families["idletrain_preemptions"].samples}
+    assert preemptions == {"notice": 1, "kill": 1}
+    # Dask's own pages show tasks by this name.
     prefixes = {s.labels["task_prefix_name"] for s in families["dask_scheduler_tasks_compute_seconds"].samples}
-    assert "round00000" in prefixes
+    assert "train-subnet" in prefixes
     assert not [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
 
     head.send(signal.SIGINT)

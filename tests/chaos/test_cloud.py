@@ -10,12 +10,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,81 +26,17 @@ from distributed.security import Security
 from rehearsal import Sandbox
 
 from idletrain.cloud import launcher, record
-from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
 from idletrain.cluster import certificates
-from idletrain.job import Job, parse_job
-from idletrain.rounds.durable import s3_mirror
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.storage import S3Prefix
 
 from .helpers import PATIENCE_SECONDS, train_alone, until
+from .spot_run import IDLETRAIN, Launcher, job_tree
 
 NOTICE_SECONDS = 5.0
-IDLETRAIN = (sys.executable, "-m", "idletrain")
 STEPS = ("record", "group", "identities", "template", "head")
-
-
-def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
-    """Digits, in rounds of about a second on two cores."""
-    training = {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}}
-    return {
-        "name": name,
-        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},
-        "data": {"name": "digits"},
-        "training": {"method": "ist", **training},
-        "nodes": {"count": 3, "memory": "1GiB"},
-        "preemption": {"progress_every": "200ms"},
-    }
-
-
-class Launcher:
-    """`idletrain launch --spot --cloud sandbox` as a process, and its run seen through its prefix."""
-
-    def __init__(self, cloud: Sandbox, account: Account, tree: dict[str, Any], place: Path, *options: str) -> None:
-        self.cloud, self.account, self.name = cloud, account, tree["name"]
-        (place / "job.yaml").write_text(yaml.safe_dump(tree))
-        self.prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{self.name}", account.s3)
-        self._out = (place / f"out-{time.monotonic_ns()}").open("w+")
-        self.process = subprocess.Popen(
-            [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options],
-            env={**os.environ, **cloud.environment, "HOME": str(place)},
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-            cwd=place,
-        )
-
-    def events(self, kind: str = "") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        s3_mirror.tail(self.prefix, "events.jsonl", lambda lines: found.extend(map(json.loads, lines.splitlines())))
-        return [event for event in found if kind in ("", event["kind"])]
-
-    def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        def check() -> Any:
-            assert self.process.poll() is None, self.output()
-            return condition()
-
-        return until(what, check)
-
-    def output(self) -> str:
-        self._out.seek(0)
-        return self._out.read()
-
-    def last(self) -> dict[str, Any]:
-        lines = [line for line in self.output().splitlines() if line.startswith("{")]
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._out.close()
-
-    def workers(self) -> dict[str, str]:
-        """Instances whose workers are there, and the workers' addresses."""
-        there = {e["worker"]: e["name"].rsplit("-", 2)[0] for e in self.events("worker_joined")}
-        for event in self.events("worker_left"):
-            there.pop(event["worker"], None)
-        return {instance: worker for worker, instance in there.items()}
 
 
 @dataclass
@@ -125,7 +60,7 @@ class Night:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cloud")
 
 
@@ -140,17 +75,17 @@ def own(running: Sandbox) -> Iterator[Account]:
 
 
 @pytest.fixture(scope="module")
-def night(running: Sandbox, own: Account, home: Path) -> Iterator[Night]:
+def night(running: Sandbox, own: Account, run_home: Path) -> Iterator[Night]:
     """A run during which a node is given notice, one is taken, one killed, a second head and strangers come."""
     tree, started = job_tree("night"), time.time()
-    run = Launcher(running, own, tree, home)
+    run = Launcher(running, own, tree, run_home)
     try:
         run.until("a round", lambda: run.events("round_committed"))
         key = own.identity("night", "worker").key
         texts = {f"{p.pid}": " ".join(p.cmdline()) for p in processes(running)}
-        made = record.read(run.prefix)
-        texts["user data"] = user_data(own, made.site.template)
-        second = own.start_head([requests.head(made.site, made.heads[0], "idletrain-head", made.tags, 99)])
+        run_record = record.read(run.prefix)
+        texts["user data"] = user_data(own, run_record.site.template)
+        second = own.start_head(replace(run_record, generation=99), "idletrain", print)
         scheduler = f"tls://{head_of(own).address}:8786"
         intruders = {name: asyncio.run(knock(scheduler, security)) for name, security in strangers().items()}
         disturb(run)
@@ -212,8 +147,8 @@ def head_of(account: Account, run: str = "night") -> Any:
 def user_data(account: Account, template: str) -> str:
     import base64
 
-    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
-    return base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
+    result = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    return base64.b64decode(result["LaunchTemplateData"]["UserData"]).decode()
 
 
 def strangers() -> dict[str, Security]:
@@ -287,9 +222,9 @@ def test_machines_end_by_themselves_before_the_run_may_cost_more(night: Night) -
 
 def job_of(prefix: S3Prefix) -> Job:
     """What a run trains, with what its head chose."""
-    found = prefix.get("job.json")
-    assert found is not None
-    return Job.model_validate_json(found.content)
+    result = prefix.get("job.json")
+    assert result is not None
+    return Job.model_validate_json(result.content)
 
 
 def launch_until(step: str, cache: Path) -> Job:
@@ -324,8 +259,8 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
         job = launch_until(step, tmp_path)
         prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{job.name}", account.s3)
         assert record.read(prefix).state == "running"
-    found = cloud.inventory()
-    assert (len(found["security_groups"]), len(found["launch_templates"]), len(found["instances"])) == (4, 2, 1)
+    result = cloud.inventory()
+    assert (len(result["security_groups"]), len(result["launch_templates"]), len(result["instances"])) == (4, 2, 1)
     reaped = run_command("reap", "--older-than", "0s", "--yes")
     assert [step for step in STEPS if f"killed-{step}: it has no head" in reaped] == ["group", "identities", "template"]
     run_command("down", "killed-head")  # it has a head, which leads the run whoever watches
@@ -338,7 +273,7 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
 def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
     cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = job_tree("headless", rounds=5)
+    tree = job_tree("headless", rounds=12)
     del tree["training"]["method"]  # which the first head chooses, and how parameters travel
     tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
     (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
@@ -359,7 +294,7 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
         taken_away = {name: second.prefix.get(name) for name in ("model.safetensors", "summary.json", "report.html")}
-        assert all(found and found.content for found in taken_away.values()), taken_away
+        assert all(result and result.content for result in taken_away.values()), taken_away
     finally:
         second.end()
     until("the head's end", lambda: not any(cloud.inventory().values()))
@@ -387,7 +322,7 @@ def test_a_launch_asks_before_it_makes_anything_and_detached_goes_on_by_itself(
     until("the machines' end", lambda: not any(cloud.inventory().values()))
 
 
-# At ten times its speed: two nodes, of which one goes every 40 s, the first at 45 s, its heir there before.
+# At ten times its speed: two nodes, of which one goes every 40 s, the first at 45 s, its replacement there before.
 TRACE = """\
 0,add,n1
 0,add,n2
@@ -405,17 +340,30 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
     tree |= {"training": {**tree["training"], "subnets": 2}, "nodes": {"count": 2, "memory": "1GiB"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
     (tmp_path / "trace.csv").write_text(TRACE)
-    words = ["launch", "job.yaml", "--spot", "--cloud", "sandbox", "--trace", "trace.csv", "--speed", "10", "--json"]
+    arguments = [
+        "launch",
+        "job.yaml",
+        "--spot",
+        "--cloud",
+        "sandbox",
+        "--trace",
+        "trace.csv",
+        "--speed",
+        "10",
+        "--json",
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment["HOME"] = str(tmp_path)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
-    with subprocess.Popen([*IDLETRAIN, *words], stdout=subprocess.PIPE, env=environment, cwd=tmp_path) as run:
+    with subprocess.Popen([*IDLETRAIN, *arguments], stdout=subprocess.PIPE, env=environment, cwd=tmp_path) as run:
         assert run.stdout is not None
         deadline = threading.Timer(2 * PATIENCE_SECONDS, run.kill)
         deadline.start()
         lines = map(json.loads, run.stdout)
-        taken = next(line for line in lines if sum(line["preemptions"].values()))
-        assert any(line["rounds"] >= taken["rounds"] + 2 for line in lines)
+        preempted = next(line for line in lines if sum(line["preemptions"].values()))
+        (address,) = (tmp_path / ".cache/idletrain/sandboxes").glob("*/address.json")  # with keys that open all
+        assert (address.stat().st_mode & 0o777, address.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert any(line["rounds"] >= preempted["rounds"] + 2 for line in lines)
         run.send_signal(signal.SIGINT)
         run.wait()
         deadline.cancel()

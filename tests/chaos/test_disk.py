@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .helpers import Cluster, Control, Run, tmpfs, until
+from .helpers import Cluster, Control, Process, Run, tmpfs, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 
@@ -30,6 +30,19 @@ def fill(disk: Path) -> Path:
                 while True:
                     file.write(b"\0" * size)
     return ballast
+
+
+def full_in_the_second_round(
+    disk: Path, make_run: Callable[..., Run], control: Control, cluster: Cluster
+) -> tuple[Run, Process, Path]:
+    """A run of three slow rounds whose disk is full in the second; its head; and the file that takes the room."""
+    run = make_run(rounds=3, to=disk)
+    for _ in range(2):
+        cluster.idletrain_worker()
+    control.pace(0.05)
+    head = run.launch("--scheduler", cluster.address)
+    run.wait("the second round", "leased", lambda e: e["round"] == 1)
+    return run, head, fill(disk)
 
 
 @pytest.mark.parametrize("what", ["staging", "snapshot"])
@@ -75,13 +88,7 @@ def test_ctrl_c_on_a_full_disk(
     undisturbed: Callable[..., list[str]],
 ) -> None:
     """Who waits for room can be stopped, and goes on from there."""
-    run = make_run(rounds=3, to=small_disk)
-    for _ in range(2):
-        cluster.idletrain_worker()
-    control.pace(0.05)
-    head = run.launch("--scheduler", cluster.address)
-    run.wait("the second round", "leased", lambda e: e["round"] == 1)
-    ballast = fill(small_disk)
+    run, head, ballast = full_in_the_second_round(small_disk, make_run, control, cluster)
     control.pace(0)
     until("the pause", lambda: "no room left in" in head.text)
     head.send(signal.SIGINT)
@@ -102,13 +109,7 @@ def test_a_head_killed_on_a_full_disk(
     undisturbed: Callable[..., list[str]],
 ) -> None:
     """What a killed head left half written does not hinder the next one."""
-    run = make_run(rounds=3, to=small_disk)
-    for _ in range(2):
-        cluster.idletrain_worker()
-    control.pace(0.05)
-    head = run.launch("--scheduler", cluster.address)
-    run.wait("the second round", "leased", lambda e: e["round"] == 1)
-    ballast = fill(small_disk)
+    run, head, ballast = full_in_the_second_round(small_disk, make_run, control, cluster)
     until("the pause", lambda: "no room left in" in head.text)
     head.destroy()
     full = run.launch("--resume", "--scheduler", cluster.address)

@@ -14,6 +14,7 @@ import torch
 from idletrain.exchange.client import PART_BYTES, StoreClient
 from idletrain.exchange.codec import ROW_BYTES
 from idletrain.exchange.messages import LeaseId, PushHeader, Reply, checksum
+from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.nn.prepare import from_settings
 from idletrain.rounds.durable import recovery
 from idletrain.worker import encoding
@@ -22,6 +23,11 @@ from .helpers import Cluster, Control, Run, ask_store, train_alone, until
 
 WIDE = {"args": {"widths": [64, 512, 512, 10]}}
 SGD = {"name": "sgd", "lr": 0.05}
+
+
+def specs_of(run: Run) -> list[SubnetSpec]:
+    """Return the first round's subnets: under salvage their shares follow the measured speeds."""
+    return [SubnetSpec(**spec) for spec in run.records("epoch")[0]["subnets"]]
 
 
 def marked(run: Run) -> set[str]:
@@ -39,7 +45,7 @@ def test_what_has_come_of_a_killed_worker_s_update_is_used(make_run: Callable[..
     leased = run.wait("leases", "leased", count=2)
     lease = run.lease_id(leased)
     program = from_settings(run.job.model, run.job.data, run.job.training).program
-    subnet = program.subnets(0, run.records("epoch")[0]["shares"])[lease.subnet]  # salvage: by the measured speeds
+    subnet = program.subnets(0, specs_of(run))[lease.subnet]
     codec = encoding.codec(program, subnet, "push")
     assert codec
 
@@ -78,7 +84,7 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     leased = run.wait("leases", "leased", count=2)
     lease, held = run.lease_id(leased), run.workers()[leased["worker"]]
     program = from_settings(run.job.model, run.job.data, run.job.training).program
-    subnet = program.subnets(0, run.records("epoch")[0]["shares"])[lease.subnet]  # salvage: by the measured speeds
+    subnet = program.subnets(0, specs_of(run))[lease.subnet]
     codec = encoding.codec(program, subnet, "push")
     assert codec
     header, half = PushHeader(lease, 20, 2.5, 0), (codec.first_row + codec.nbytes) // 2
@@ -103,8 +109,8 @@ def test_what_comes_too_late_for_its_round_is_added_behind_it(make_run: Callable
     (stage,) = [r for r in run.records("stage") if (r["round"], r["subnet"]) == (0, lease.subnet)]
     assert stage["steps"] == 20
     assert 0.5 < stage["norm_fraction"] < 1
-    reply, rows, taken = ask_store(run.store(head), send_rest)
-    assert (reply, taken) == (Reply.DUPLICATE, Reply.ACCEPTED)
+    reply, rows, replies = ask_store(run.store(head), send_rest)
+    assert (reply, replies) == (Reply.DUPLICATE, Reply.ACCEPTED)
     assert 0 < rows <= codec.rows
     (event,) = [e for e in run.events("staged") if (e["round"], e["subnet"]) == (0, lease.subnet)]
     assert event["missing_rows"] == rows / codec.rows
@@ -138,11 +144,11 @@ def test_a_store_that_restarts_in_the_middle_of_a_push_takes_nothing_of_it(
     assert ask_store(run.store(head), send_half) is Reply.ACCEPTED
     psutil.Process(head.pid).kill()
     head.exit_code()
-    heir = run.launch("--resume", "--scheduler", cluster.address)
+    successor = run.launch("--resume", "--scheduler", cluster.address)
     run.wait("leases of the next head", "leased", count=4)
-    assert ask_store(run.store(heir), send_rest) == [Reply.STALE_EPOCH, Reply.STALE_EPOCH]
+    assert ask_store(run.store(successor), send_rest) == [Reply.STALE_EPOCH, Reply.STALE_EPOCH]
     control.release()
-    assert heir.exit_code() == 0, heir.text
+    assert successor.exit_code() == 0, successor.text
     run.check(train_alone(run.job))
 
 
@@ -231,12 +237,13 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
     assert len(late) >= 2
     assert repaired["round"] in {record["of"] for record in late}
     assert all(record["of"] < record["round"] for record in late)
-    lacking = [record for record in run.records("stage") if record["norm_fraction"] < 1]
-    assert lacking, "nothing came late"
-    assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in lacking)
+    partial = [record for record in run.records("stage") if record["norm_fraction"] < 1]
+    assert partial, "nothing came late"
+    assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in partial)
     # The network of the write-ahead log, late rows included, is the one that the last head ended with.
     program = from_settings(run.job.model, run.job.data, run.job.training).program
-    network, rounds = recovery.load_network(run.dir, program)
+    recovered = recovery.load_network(run.dir, program)
+    network, rounds = recovered.network, recovered.rounds
     assert rounds == end["rounds"] == 6
     assert network.sha256() == end["params_sha256"]
 

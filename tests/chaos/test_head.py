@@ -13,8 +13,9 @@ import pytest
 
 from idletrain.rounds.durable import write_ahead_log
 
-from .helpers import Cluster, Control, Run, gone, until
+from .helpers import Cluster, Control, Run, await_end, until
 
+ORPHAN_SECONDS = 3.0  # the longest that a process may outlive the one that started it
 # Named points in the order in which a run comes by them, and which time to die there: every sitting gets on a little.
 POINTS = (
     ("snapshot-data-written", 1),
@@ -78,10 +79,12 @@ def test_nothing_outlives_a_killed_head(
     control.pace(0.05)
     head = run.launch()
     run.wait("checkpoints in the second round", "progress_saved", lambda e: e["round"] == 1)
+    control.pace(60)  # from now on each worker is in the middle of a long step
+    time.sleep(0.2)
     family = head.survivors()
     assert len(family) >= 4  # the head, the scheduler and two workers
     head.send(signal.SIGKILL)
-    gone(family, 25)
+    await_end(family, ORPHAN_SECONDS)
     control.pace(0)
     run.resume()
     run.check(undisturbed())
@@ -93,8 +96,9 @@ def test_the_head_dies_while_its_workers_start(make_run: Callable[..., Run]) -> 
     until("processes of workers", lambda: (run.dir / "logs").exists() and len(list((run.dir / "logs").iterdir())) == 4)
     time.sleep(1)
     family = head.survivors()
+    assert len(family) >= 6  # the head, the scheduler and four workers
     head.send(signal.SIGKILL)
-    gone(family, 60)
+    await_end(family, ORPHAN_SECONDS)
 
 
 @pytest.mark.parametrize("when", ["training", "starting"])
@@ -124,6 +128,7 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     run = make_run(rounds=3)
     control.pace(0.05)
     head = run.launch()
+    run.wait("both workers", "worker_joined", count=2)
     run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
     control.hold()
     second = run.launch("--resume")
@@ -136,7 +141,7 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     head.send(signal.SIGINT)
     assert head.exit_code() == 130, head.text
     assert "--resume" in head.text
-    gone([*workers, *family], 1)
+    await_end([*workers, *family], 1)
     run.check(None, status="stopped")
     control.pace(0)
     run.resume()
@@ -174,11 +179,6 @@ def test_flipped_bits(
     seen = len(run.events())
     whole = (run.dir / "wal").read_bytes()
     lines = whole.splitlines(keepends=True)
-    offset = sum(map(len, lines[:4]))
-    flip(run.dir / "wal", offset + 30)
-    refused = run.launch("--resume", "--scheduler", cluster.address)
-    assert refused.exit_code() == 1
-    assert f"byte {offset} " in refused.text
     (run.dir / "wal").write_bytes(whole + lines[-1][:20])  # a torn last line is cut off
     run.resume("--scheduler", cluster.address)
     assert older.parent.name < newest.parent.name

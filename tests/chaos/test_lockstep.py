@@ -50,7 +50,7 @@ def gone_on(run: Run) -> list[int]:
     return [event["step"] for event in run.events("leased") if event["step"]]
 
 
-def test_a_member_that_is_killed_sets_all_back_to_the_last_mark_and_changes_no_bit(
+def test_a_member_that_is_killed_sets_all_back_to_the_last_checkpoint_and_changes_no_bit(
     make_run: Callable[..., Run], control: Control, wide_job: Callable[..., dict[str, Any]], calm_digest: str
 ) -> None:
     run = make_run(**job(wide_job))
@@ -72,7 +72,7 @@ def test_a_member_that_is_killed_sets_all_back_to_the_last_mark_and_changes_no_b
     assert digest(run) == calm_digest
 
 
-def test_a_member_that_is_warned_leaves_a_mark_of_all_and_nothing_is_lost(
+def test_a_member_that_is_warned_leaves_a_checkpoint_of_all_and_nothing_is_lost(
     make_run: Callable[..., Run], control: Control, wide_job: Callable[..., dict[str, Any]], calm_digest: str
 ) -> None:
     run = make_run(**job(wide_job, preemption={"progress_every": "1h"}))
@@ -97,8 +97,8 @@ def test_heads_that_die_between_two_updates_of_a_round_change_no_bit(
     run = make_run(**job(wide_job))
     head = run.launch_until("update-recorded", nth=2)
     assert head.exit_code() == -signal.SIGKILL, head.text
-    heir = run.launch_until("update-recorded", resume=True)
-    assert heir.exit_code() == -signal.SIGKILL, heir.text
+    successor = run.launch_until("update-recorded", resume=True)
+    assert successor.exit_code() == -signal.SIGKILL, successor.text
     run.resume()
     assert [record["drop"] for record in run.records("epoch")] == [False, True, True]
     assert digest(run) == calm_digest

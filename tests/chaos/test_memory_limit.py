@@ -62,10 +62,10 @@ def group() -> Iterator[Path]:
     """A memory cgroup of our own."""
     if os.geteuid() or not (CGROUPS / "memory.limit_in_bytes").exists():
         pytest.skip("there is no memory cgroup (v1) that this user may write")
-    made = CGROUPS / f"idletrain-test-{os.getpid()}"
-    made.mkdir()
-    yield made
-    made.rmdir()
+    group_path = CGROUPS / f"idletrain-test-{os.getpid()}"
+    group_path.mkdir()
+    yield group_path
+    group_path.rmdir()
 
 
 def run(how: str, group: Path, scratch: Path, room: int) -> tuple[int, dict[str, str]]:
@@ -79,13 +79,13 @@ def run(how: str, group: Path, scratch: Path, room: int) -> tuple[int, dict[str,
 def test_a_limit_that_ends_a_step_in_core_is_kept_by_a_plan(group: Path, tmp_path: Path) -> None:
     ended, _ = run("in-core", group, tmp_path, ROOM_BYTES)
     assert ended == -9  # the kernel's answer
-    done, told = run("plan", group, tmp_path, ROOM_BYTES)
+    done, output = run("plan", group, tmp_path, ROOM_BYTES)
     assert done == 0
-    assert int(told["peak"]) < ROOM_BYTES
+    assert int(output["peak"]) < ROOM_BYTES
     roomy, expected = run("in-core", group, tmp_path, 8 * ROOM_BYTES)
     assert roomy == 0
     assert int(expected["peak"]) > 1.5 * ROOM_BYTES
-    assert told["grad"] == expected["grad"]
-    letters, predicted = told["letters"].split()
-    assert set(letters) & set("SRQ")
-    assert int(told["peak"]) <= 1.1 * int(predicted)
+    assert output["grad"] == expected["grad"]
+    modes, predicted = output["letters"].split()
+    assert set(modes) & set("SRQ")
+    assert int(output["peak"]) <= 1.1 * int(predicted)

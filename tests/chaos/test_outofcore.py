@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.outofcore.executing.disk import in_memory
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.outofcore.planning.plan import least_bytes
@@ -33,18 +33,18 @@ DEEP: dict[str, Any] = {
 def streaming_budget(tmp_path: Path) -> int:
     """What is too little for the parameters and optimizer state of half of a deep network."""
     job = parse_job(job_tree(tmp_path, **DEEP))
-    foresight = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
-    budget = int(1.03 * foresight.least_bytes(0.5))
-    assert budget < least_bytes(foresight.profile(0.5), stream=False)
+    forecast = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
+    budget = int(1.03 * forecast.least_bytes(0.5))
+    assert budget < least_bytes(forecast.profile(0.5), stream=False)
     return budget
 
 
 def tight_budget(tmp_path: Path) -> int:
     """What is too little in core and enough by a plan, for half of the network."""
     job = parse_job(job_tree(tmp_path, **WIDE))
-    foresight = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
-    budget = int(1.03 * foresight.least_bytes(0.5))
-    assert set(foresight.plan(0.5, budget).unit_modes) != {"K"}
+    forecast = OutOfCoreForecast(from_settings(job.model, job.data, job.training).program)
+    budget = int(1.03 * forecast.least_bytes(0.5))
+    assert set(forecast.plan(0.5, budget).unit_modes) != {"K"}
     return budget
 
 
@@ -80,8 +80,8 @@ def test_a_run_out_of_core_ends_in_the_bits_of_one_in_core(
     head = run.launch()
     assert head.exit_code() == 0, head.text
     run.check(train_alone(parse_job(job_tree(tmp_path, **WIDE))))
-    ended = run.events("attempt_ended")
-    assert len(ended) == 2 * ROUNDS
+    assert len(run.events("staged")) == 2 * ROUNDS
+    ended = [event for event in run.events("attempt_ended") if event["ended"] == "done"]  # a slow one may have a backup
     assert all(set(event["plan"]) & set("SRQ") for event in ended)
     assert sum(event["swapped_bytes"] for event in ended) > 0 or all("R" in event["plan"] for event in ended)
     assert list(scratch.iterdir()) == []

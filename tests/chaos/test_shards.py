@@ -15,7 +15,7 @@ import pytest
 
 from idletrain.export import load_run
 
-from . import paced
+from . import steered
 from .helpers import Control, Run, train_alone, until
 from .test_workers import kill, marked
 
@@ -29,8 +29,8 @@ def wide_job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     for name, rows in (("train", 600), ("test", 100)):
         lines = [""]
         for label in random_.integers(0, 60, rows):
-            words = sorted({int(label), 60 + int(label) % 30, *random_.integers(0, 90, 2).tolist()})
-            lines.append(f"{label} {' '.join(f'{word}:1' for word in words)}\n")
+            features = sorted({int(label), 60 + int(label) % 30, *random_.integers(0, 90, 2).tolist()})
+            lines.append(f"{label} {' '.join(f'{word}:1' for word in features)}\n")
         lines[0] = f"{rows + 1} 90 60\n"
         lines.append(" 1:1\n")  # without a label
         (tmp_path / f"{name}.txt").write_text("".join(lines))
@@ -45,8 +45,8 @@ def wide_job(tmp_path: Path) -> Callable[..., dict[str, Any]]:
                 "local_steps": 20,
                 "rounds": rounds,
                 "batch_size": 16,
-                "loss": f"{paced.__name__}:sampled_softmax",
-                "optimizer": {"name": "adagrad", "lr": 0.05, "start": {"output.weight": 1e-4}},
+                "loss": f"{steered.__name__}:sampled_softmax",
+                "optimizer": {"name": "row-adagrad", "lr": 0.05, "start": {"output.weight": 1e-4}},
             },
             "nodes": 3,
         }
@@ -63,20 +63,20 @@ def test_kills_and_notices_change_no_bit(
     control.pace(0.1)
     head = run.launch()
     dice = random.Random(0)
-    taken: list[int] = []
-    while len(taken) < 4:
+    steps: list[int] = []
+    while len(steps) < 4:
 
         def targets() -> list[Any]:
             assert head.running, head.text
             held = marked(run)
-            return [p for at, p in run.workers().items() if at in held and p.pid not in taken]
+            return [p for at, p in run.workers().items() if at in held and p.pid not in steps]
 
         victim = dice.choice(until("a worker with a checkpoint", targets))
-        if len(taken) % 2:
+        if len(steps) % 2:
             victim.send_signal(signal.SIGTERM)
         else:
             kill(victim)
-        taken.append(victim.pid)
+        steps.append(victim.pid)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
@@ -109,10 +109,10 @@ def test_salvage_keeps_the_steps_of_shards_that_a_killed_worker_marked(
         for e in run.events("progress_saved", "leased")
         if (e["round"], e["subnet"]) == (lost["round"], lost["subnet"])
     ]
-    kept = max(e["steps"] for e in same if e["kind"] == "progress_saved" and e["attempt"] == lost["attempt"])
+    saved_steps = max(e["steps"] for e in same if e["kind"] == "progress_saved" and e["attempt"] == lost["attempt"])
     commit = next(commit for commit in run.records("commit") if commit["round"] == lost["round"])
-    assert dict(commit["staged"])[lost["subnet"]] >= kept > 0
-    assert all(e["step"] >= kept for e in same if e["kind"] == "leased" and e["attempt"] > lost["attempt"])
+    assert dict(commit["staged"])[lost["subnet"]] >= saved_steps > 0
+    assert all(e["step"] >= saved_steps for e in same if e["kind"] == "leased" and e["attempt"] > lost["attempt"])
     assert [event["accuracy"] for event in run.events("evaluated")][-1] > 0.3
 
 
@@ -135,9 +135,9 @@ def test_another_head_goes_on_with_sums_and_shards(
     assert sparse["sparse P@1"] > 0.5
     assert 1 / 5 >= ranking["P@5"] > ranking["P@1"] / 5
     evaluate = [sys.executable, "-m", "idletrain", "evaluate", str(run.dir)]
-    told = subprocess.run(
+    completed = subprocess.run(
         evaluate, capture_output=True, text=True, check=True, timeout=120, env=run.control.environment
     ).stdout
-    assert f"P@1 {ranking['P@1']:.4f}  P@3 {ranking['P@3']:.4f}" in told
-    assert "PSP@1" in told
-    assert f"the tables: {sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}" in told
+    assert f"P@1 {ranking['P@1']:.4f}  P@3 {ranking['P@3']:.4f}" in completed
+    assert "PSP@1" in completed
+    assert f"the tables: {sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}" in completed

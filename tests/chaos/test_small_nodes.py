@@ -15,7 +15,7 @@ from idletrain_testbed import Testbed, cgroups, missing
 
 from benchmarks.machines import Cast, Shaped, free_port
 from benchmarks.peers.node import Spec
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import from_settings
 
@@ -37,8 +37,8 @@ DEEP: dict[str, Any] = {
 
 def unlimited(bed: Testbed, node: str) -> None:
     """Take a machine's memory limit away: a head holds the network."""
-    found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
-    for entrance in cgroups.entrances(found, bed.instance.name, node):
+    hierarchies = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+    for entrance in cgroups.entrances(hierarchies, bed.instance.name, node):
         for file, text in (
             ("memory.memsw.limit_in_bytes", "-1"),
             ("memory.limit_in_bytes", "-1"),
@@ -48,7 +48,7 @@ def unlimited(bed: Testbed, node: str) -> None:
                 (entrance.parent / file).write_text(text)
 
 
-def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
+def measure(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
     """What a run on two such machines tells."""
     with Testbed(2, memory="512MiB") as bed, Cast(Shaped(bed), folder) as cast:
         unlimited(bed, "head")
@@ -74,15 +74,15 @@ def told(tree: dict[str, Any], folder: Path) -> Sequence[dict[str, Any]]:
 
 
 def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_ones(tmp_path: Path) -> None:
-    if lacking := missing(memory=True):
-        pytest.skip(" ".join(lacking))
+    if reason := missing(memory=True):
+        pytest.skip(" ".join(reason))
     if torch.version.cuda:
         pytest.skip("torch's CUDA build alone takes what such a machine has; its CPU build is not installed")
     tree = job_tree(tmp_path / "run", **DEEP)
     job = parse_job(tree)
     assert subnet_need(from_settings(job.model, job.data, job.training).program)(1.0) > 3 * NODE_BYTES
     try:
-        lines = told(tree, tmp_path)
+        lines = measure(tree, tmp_path)
     except RuntimeError as error:
         raise AssertionError((tmp_path / "stderr").read_text()[-3000:]) from error
     joined = [line for line in lines if line["kind"] == "worker_joined"]

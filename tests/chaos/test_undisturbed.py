@@ -38,7 +38,7 @@ def test_local_sgd_survives_a_kill_with_the_bits_of_one_process(make_run: Callab
 def test_a_worker_with_little_memory_gets_a_narrow_subnet(
     make_run: Callable[..., Run], control: Control, cluster: Cluster
 ) -> None:
-    """And one that holds not even the narrowest gets none, which is told."""
+    """And one that holds not even the narrowest gets none, which is reported."""
     wide = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 6000, 6000, 10]}}
     run = make_run(rounds=2, local_steps=2, nodes=3, model=wide)
     roomy = psutil.Process(cluster.idletrain_worker("--memory", "4GiB", "--name", "roomy").pid)
@@ -49,7 +49,7 @@ def test_a_worker_with_little_memory_gets_a_narrow_subnet(
     head = run.launch("--scheduler", cluster.address, "--nodes", "3")
     assert head.exit_code() == 0, head.text
     run.check(None)
-    wider, narrower = run.records("epoch")[0]["shares"]
+    wider, narrower = (spec["share"] for spec in run.records("epoch")[0]["subnets"])
     assert 0 < narrower < wider / 2
     names = {e["worker"]: e["name"] for e in run.events("worker_joined")}
     assert {(e["subnet"], names[e["worker"]]) for e in run.events("leased")} == {(0, "roomy"), (1, "small")}

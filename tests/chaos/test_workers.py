@@ -7,10 +7,14 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
-from .helpers import Cluster, Control, Event, Run, gone, train_alone, until
+from idletrain.export import load_run
+
+from . import buffered_network
+from .helpers import Cluster, Control, Event, Run, await_end, train_alone, until
 
 
 def kill(process: psutil.Process) -> None:
@@ -44,17 +48,31 @@ def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbe
         time.sleep(dice.uniform(0, 1))
         if len(run.records("commit")) >= 5:  # the last round takes until all are killed
             control.pace(1)
-    gone(killed, 10)
+    await_end(killed, 10)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(undisturbed(subnets=4))
     left = [event for event in run.events("worker_left") if event["cause"] == "kill"]
     assert len({event["name"] for event in left}) >= 20
     lost = run.events("lost")
-    assert {event["cause"] for event in lost} <= {"kill", "lease"}
+    assert {event["cause"] for event in lost} <= {"kill", "lease", "overtaken"}  # the last: by a backup attempt
     assert [event for event in lost if event["kept_steps"]], "no kill hit a marked subnet"
     assert [event for event in run.events("leased") if event["step"]], "no subnet went on from a checkpoint"
     assert not head.survivors()
+
+
+def test_workers_killed_while_neurons_have_two_copies(make_run: Callable[..., Run], control: Control) -> None:
+    run = make_run(rounds=3, subnets=3, nodes=3, training={"copies": 2})
+    control.pace(0.05)
+    head = run.launch()
+    for n in range(1, 4):
+        victims = until("a marked subnet", lambda: marked(run) & run.workers().keys())
+        kill(run.workers()[min(victims)])
+        run.wait("its leaving", "worker_left", lambda event: event["cause"] == "kill", count=n)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert [event for event in run.events("lost") if event["kept_steps"]], "no kill hit a marked subnet"
 
 
 def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]) -> None:
@@ -73,7 +91,7 @@ def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Ca
         warned.append(victim)
         if len(run.records("commit")) >= 2:
             control.pace(0.5)
-    gone(warned, 10)
+    await_end(warned, 10)
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(undisturbed(subnets=3))
@@ -84,14 +102,16 @@ def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Ca
     lost = run.events("lost")
     assert {event["cause"] for event in lost} == {"notice"}
     assert max(event["lost_steps"] for event in lost) <= 1
-    told = {(e["subnet"], e["round"], e["attempt"]): e["steps"] for e in run.events("attempt_ended") if "steps" in e}
+    reported_steps = {
+        (e["subnet"], e["round"], e["attempt"]): e["steps"] for e in run.events("attempt_ended") if "steps" in e
+    }
     drained = [event for event in lost if event["kept_steps"]]
     assert drained, "no notice came in the middle of a subnet"
     leases = run.events("leased")
     for event in drained:
         subnet = event["round"], event["subnet"]
         following = next(e for e in leases if (e["round"], e["subnet"]) == subnet and e["attempt"] > event["attempt"])
-        assert following["step"] == told[event["subnet"], event["round"], event["attempt"]]
+        assert following["step"] == reported_steps[event["subnet"], event["round"], event["attempt"]]
 
 
 def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
@@ -143,7 +163,7 @@ def test_a_warned_worker_ends_well(
     assert later.running
 
 
-def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., Run], cluster: Cluster) -> None:
+def test_a_notice_before_the_first_round_is_reported_as_one(make_run: Callable[..., Run], cluster: Cluster) -> None:
     run = make_run(rounds=2, nodes=2)
     worker = cluster.idletrain_worker()
     run.launch("--scheduler", cluster.address)
@@ -153,7 +173,9 @@ def test_a_notice_before_the_first_round_is_told_as_one(make_run: Callable[..., 
     assert not run.events("leased")
 
 
-def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[..., Run], control: Control) -> None:
+def test_a_worker_at_risk_sends_its_state_to_the_head_and_goes_on(
+    make_run: Callable[..., Run], control: Control
+) -> None:
     run = make_run(rounds=1, local_steps=100, preemption={"progress_every": "1h"})
     control.pace(0.1)
     head = run.launch()
@@ -170,7 +192,7 @@ def test_a_worker_at_risk_brings_its_state_home_and_goes_on(make_run: Callable[.
     assert len(run.events("progress_saved")) == 1
 
 
-def test_no_mark_goes_ahead_of_the_update_itself(make_run: Callable[..., Run], control: Control) -> None:
+def test_no_checkpoint_overtakes_the_update_itself(make_run: Callable[..., Run], control: Control) -> None:
     run = make_run(rounds=3, local_steps=1)
     control.pace(0.2)  # a checkpoint would be due after every step
     head = run.launch()
@@ -388,3 +410,22 @@ def test_no_worker_outlives_its_scheduler(cluster: Cluster) -> None:
     cluster.scheduler.send(signal.SIGKILL)
     for worker in workers:
         worker.exit_code(60)
+
+
+def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    run = make_run(rounds=3, model={"factory": f"{buffered_network.__name__}:BufferedNetwork", "args": {}})
+    control.pace(0.1)
+    head = run.launch()
+    worker = until("a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+    kill(worker)
+    until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert {event["cause"] for event in run.events("lost")} == {"kill"}
+    module: Any = load_run(run.job.run_dir).module()
+    assert int(module.steps) == 3 * 2 * 20  # every step of both subnets in every round, once
+    assert float(module.shift[0]) > 0.009
+    assert float(module.mean.abs().max()) > 0

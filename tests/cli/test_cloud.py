@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -17,7 +18,11 @@ from rehearsal import RECORD, Sandbox, ids_of
 from idletrain.cloud import record
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.aws.run_resources import put_identities
+from idletrain.cloud.machines import run_tags
 from idletrain.cloud.sandbox import provider as sandbox
+from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
@@ -67,14 +72,14 @@ def machine(cloud: Sandbox, of: str, role: str, market: str = "spot") -> str:
     """A machine of a run that does nothing."""
     marked = requests.tag_list({"idletrain:run": of, "idletrain:role": role})
     tags = [{"ResourceType": "instance", "Tags": marked}]
-    (made,) = ids_of(cloud.fleet(cloud.template("#!/bin/bash\nsleep 60\n"), 1, market=market, TagSpecifications=tags))
-    return made
+    (id_,) = ids_of(cloud.fleet(cloud.template("#!/bin/bash\nsleep 60\n"), 1, market=market, TagSpecifications=tags))
+    return id_
 
 
-def test_what_a_run_cost_is_told_from_its_records(past: S3Prefix) -> None:
-    found = json.loads(run("cost", "past", "--cloud", "sandbox", "--json"))
-    assert found["spent_usd"] == pytest.approx(1.0, abs=0.01)
-    assert found["on_demand_usd"] == pytest.approx(3.0, abs=0.01)
+def test_what_a_run_cost_is_known_from_its_records(past: S3Prefix) -> None:
+    cost = json.loads(run("cost", "past", "--cloud", "sandbox", "--json"))
+    assert cost["spent_usd"] == pytest.approx(1.0, abs=0.01)
+    assert cost["on_demand_usd"] == pytest.approx(3.0, abs=0.01)
     assert "on demand it would have been $3.0" in run("cost", past.url, "--cloud", "sandbox")
 
 
@@ -97,9 +102,9 @@ def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
     record.update(past, created=time.time())
     assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
     record.update(past, state="ended")
-    told = run("status", "past", "--cloud", "sandbox")
-    assert "night: taken down\n" in told
-    assert past.url in told
+    output = run("status", "past", "--cloud", "sandbox")
+    assert "night: taken down\n" in output
+    assert past.url in output
     record.update(past, failure="the data is gone; bring it back")
     assert "night: failed: the data is gone; bring it back\n" in run("status", "past", "--cloud", "sandbox")
 
@@ -123,27 +128,33 @@ def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -
 def test_a_node_can_be_asked_to_go(cloud: Sandbox, account: Account) -> None:
     node = machine(cloud, "night", "worker")
     assert f"{node}: asked to go" in run("interrupt", "night", "--cloud", "sandbox")
-    (found,) = account.instances("night")
-    assert found.tags["idletrain:interrupt"] == "asked"
+    (instance,) = account.instances("night")
+    assert instance.tags["idletrain:interrupt"] == "asked"
     assert f"there are: {node}" in run("interrupt", "night", "--node", "i-0", "--cloud", "sandbox", code=1)
 
 
 def test_a_dashboard_is_reached_through_a_tunnel_to_its_port(
     cloud: Sandbox, account: Account, past: S3Prefix, tmp_path: Path
 ) -> None:
-    started = {"kind": "run_started", "t": 1.0, "run": "past", "dashboard": "http://127.0.0.1:8791/idletrain"}
+    started = {"kind": "run_started", "t": 1.0, "s": 0.0, "run": "past", "subnets": 1, "rounds": 1, "target": None}
+    started |= {"parameters": 1, "resumed_at": 0, "run_dir": "", "dashboard": "http://127.0.0.1:8791/idletrain"}
     s3_mirror.append_events(past, [started])
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    identities = certificates.issue("past", ("head", "worker"), soon)
+    tags = run_tags("past", past.url, "arn:me", "0", time.time(), time.time() + 60)
+    put_identities(account, "past", identities, tags, Patience())
     head = machine(cloud, "past", "head", market="on-demand")
+    page = f"http://127.0.0.1:8791/idletrain?token={identities['head'].dashboard_token}"
     aws = tmp_path / "aws"
     aws.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/asked\nexit $(cat {tmp_path}/code)\n')
     aws.chmod(0o755)
     (tmp_path / "code").write_text("0")
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    assert "http://127.0.0.1:8791/idletrain while this command runs" in run("dashboard", "past", PATH=path)
-    words = (tmp_path / "asked").read_text().splitlines()
-    assert words[:6] == ["ssm", "start-session", "--region", "eu-west-1", "--target", head]
-    assert words[6:8] == ["--document-name", "AWS-StartPortForwardingSession"]
-    assert json.loads(words[9]) == {"portNumber": ["8791"], "localPortNumber": ["8791"]}
+    assert f"{page} while this command runs" in run("dashboard", "past", PATH=path)
+    arguments = (tmp_path / "asked").read_text().splitlines()
+    assert arguments[:6] == ["ssm", "start-session", "--region", "eu-west-1", "--target", head]
+    assert arguments[6:8] == ["--document-name", "AWS-StartPortForwardingSession"]
+    assert json.loads(arguments[9]) == {"portNumber": ["8791"], "localPortNumber": ["8791"]}
     (tmp_path / "code").write_text("7")
     assert "the tunnel ended with exit code 7" in run("dashboard", "past", code=1, PATH=path)
     assert "install both" in run("dashboard", "past", code=1, PATH=str(tmp_path / "bin"))
@@ -161,7 +172,7 @@ def test_the_doctor_names_what_is_missing_and_prints_the_least_policy(account: A
 
 
 def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: Account) -> None:
-    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=20)
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", status=500, times=20)
     assert "AWS is not what answers: Unable to parse response" in run("reap", "--cloud", "sandbox", code=1)
     while cloud.ask("GET", "faults"):
         with pytest.raises(ResponseParserError):
@@ -171,21 +182,21 @@ def test_what_nobody_expected_is_a_sentence_in_the_end(cloud: Sandbox, account: 
 def test_what_is_left_over_in_another_region_is_found_and_ended(cloud: Sandbox, account: Account) -> None:
     elsewhere = cloud.client("ec2", "us-east-1")
     (vpc,) = elsewhere.describe_vpcs()["Vpcs"]
-    tags = requests.tags("lost", f"s3://{account.bucket}/runs/lost/", "arn:me", "0", created=0.0, deadline=3600.0)
+    tags = run_tags("lost", f"s3://{account.bucket}/runs/lost/", "arn:me", "0", created=0.0, deadline=3600.0)
     elsewhere.create_security_group(**requests.security_group("lost", vpc["VpcId"], tags))
     assert "nothing is left over" in run("reap", "--cloud", "sandbox")
-    found = run("reap", "--all-regions", "--yes", "--cloud", "sandbox")
-    assert "us-east-1: lost: its deadline has passed" in found
-    assert "eu-west-1: nothing is left over" in found
+    output = run("reap", "--all-regions", "--yes", "--cloud", "sandbox")
+    assert "us-east-1: lost: its deadline has passed" in output
+    assert "eu-west-1: nothing is left over" in output
     assert [g["GroupName"] for g in elsewhere.describe_security_groups()["SecurityGroups"]] == ["default"]
 
 
 def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "")
-    words = run(
+    arguments = run(
         "reap", "--region", "eu-west-1", code=2, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true", **nothing
     )
-    assert "there are no credentials" in words
+    assert "there are no credentials" in arguments
 
 
 def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
@@ -193,9 +204,9 @@ def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         'name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\ncloud: {image: "idletrain:1"}\n'
     )
-    for words in (["offers"], ["launch", "job.yaml", "--spot", "--yes"]):
+    for arguments in (["offers"], ["launch", "job.yaml", "--spot", "--yes"]):
         done = subprocess.run(
-            [sys.executable, "-m", "idletrain", *words],
+            [sys.executable, "-m", "idletrain", *arguments],
             env={**nowhere, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"},
             cwd=tmp_path,
             capture_output=True,
@@ -207,11 +218,11 @@ def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
+    ("error", "remains"),
     [(None, False), (KeyboardInterrupt, False), (JobError("no"), False), (RunError("the head gave up"), True)],
 )
 def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
-    error: Any, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Any, remains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "SANDBOXES", tmp_path)
     mine = tmp_path / str(os.getpid())
@@ -231,7 +242,7 @@ def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
     else:
         assert rehearse().returncode is not None
     left = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))]
-    assert left == ([mine.name, f"{mine.name}/i-1.log", f"{mine.name}/sandbox.log"] if kept else [])
+    assert left == ([mine.name, f"{mine.name}/i-1.log", f"{mine.name}/sandbox.log"] if remains else [])
 
 
 def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
@@ -262,3 +273,15 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     job = tmp_path / "job.yaml"
     job.write_text('name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\n')
     assert arguments in run("launch", str(job), "--spot", *options, code=2)
+
+
+def test_the_sandbox_is_reached_past_any_proxy(account: Account) -> None:
+    dead = "http://127.0.0.1:9"  # nobody listens there
+    proxies = {
+        "HTTP_PROXY": dead,
+        "http_proxy": dead,
+        "HTTPS_PROXY": dead,
+        "ALL_PROXY": dead,
+        "NO_PROXY": "example.org",
+    }
+    assert "nothing is left over" in run("reap", "--cloud", "sandbox", **proxies)

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.cli import fabric
 from idletrain.cli import main as cli
+from idletrain.cluster import dask_scheduler
+from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RunError
 from idletrain.fabric.analysis.samples import Fabric, Point
 from idletrain.fabric.measuring import cluster
 from idletrain.fabric.measuring.nodes import occupied
-from idletrain.job import Job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.nn.prepare import from_settings
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
@@ -99,10 +103,10 @@ def test_a_file_that_is_no_fabric_is_refused(
 def test_two_workers_on_this_machine_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.json"
     assert main("fabric", "--nodes", "2", "--out", str(out)) is None
-    told = json.loads(out.read_text())
-    assert told["faults"] == []
-    assert len(told["nodes"]) == 2
-    assert told["about"]["seconds"] < 120
+    report = json.loads(out.read_text())
+    assert report["faults"] == []
+    assert len(report["nodes"]) == 2
+    assert report["about"]["seconds"] < 120
     shown = capsys.readouterr().out
     assert "break-even" in shown
     assert "Between these 2 nodes" in shown
@@ -120,46 +124,46 @@ FLEET = FleetFigures(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
 def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[int] = []
+    calls: list[int] = []
 
     async def look(_address: str | None, count: int, _job: Job) -> FleetFigures:
-        looks.append(count)
+        calls.append(count)
         return FLEET
 
     monkeypatch.setattr(fabric, "_probe", look)
-    said: list[str] = []
+    lines: list[str] = []
     stated = job(method="ist", subnets=2, local_steps=3)
-    assert fabric.choose_settings(stated, None, said.append) == (stated, None)
+    assert fabric.confirm_settings(stated, None, lines.append) == (stated, None)
     lockstep = job(mode="lockstep", subnets=2)
-    assert fabric.choose_settings(lockstep, None, said.append, always=True) == (lockstep, None)
-    assert (looks, said) == ([], [])
-    open_, choice = fabric.choose_settings(job(), None, said.append)
+    assert fabric.confirm_settings(lockstep, None, lines.append, always=True) == (lockstep, None)
+    assert (calls, lines) == ([], [])
+    open_, choice = fabric.confirm_settings(job(), None, lines.append)
     assert choice is not None
     assert open_.training.subnets == choice.option.subnets
-    assert looks == [4]
-    longer, choice = fabric.choose_settings(job(rounds=9), None, said.append)
+    assert calls == [4]
+    longer, choice = fabric.confirm_settings(job(rounds=9), None, lines.append)
     assert choice is not None
     assert choice.expected.round > 0
     assert longer.training.rounds == 9
-    assert looks == [4]
-    fabric.choose_settings(job(batch_size=16), None, said.append)
-    assert looks == [4, 4]
-    assert fabric.choose_settings(stated, None, said.append, always=True)[0] == stated
-    assert looks == [4, 4, 4]
+    assert calls == [4]
+    fabric.confirm_settings(job(batch_size=16), None, lines.append)
+    assert calls == [4, 4]
+    assert fabric.confirm_settings(stated, None, lines.append, always=True)[0] == stated
+    assert calls == [4, 4, 4]
     small = job().model_copy(update={"nodes": job().nodes.model_copy(update={"memory": 1 << 30})})
-    fabric.choose_settings(small, None, said.append)
-    assert looks == [4, 4, 4, 4]
-    again, choice = fabric.choose_settings(stated, None, said.append)
+    fabric.confirm_settings(small, None, lines.append)
+    assert calls == [4, 4, 4, 4]
+    again, choice = fabric.confirm_settings(stated, None, lines.append)
     assert again == stated
     assert choice is not None
     assert choice.expected.round > 0
-    assert looks == [4, 4, 4, 4]
+    assert calls == [4, 4, 4, 4]
 
 
 def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
-    said = job(method="ist", subnets=2, local_steps=3)
-    said = said.model_copy(update={"nodes": said.nodes.model_copy(update={"memory": 600 << 20})})
-    fleet = asyncio.run(fabric._probe(None, 2, said))
+    lines = job(method="ist", subnets=2, local_steps=3)
+    lines = lines.model_copy(update={"nodes": lines.nodes.model_copy(update={"memory": 600 << 20})})
+    fleet = asyncio.run(fabric._probe(None, 2, lines))
     assert fleet is not None
     assert 0 < fleet.memory_bytes < 600 << 20
 
@@ -175,26 +179,39 @@ def test_more_local_nodes_than_are_looked_at_share_a_machine_only_beyond_its_cor
     assert fabric._processes_per_node(16, 8) == 2.0
 
 
+@contextlib.asynccontextmanager
+async def open_cluster(folder: Path) -> AsyncIterator[tuple[str, Client]]:
+    """A cluster of one worker that a person runs without TLS: its address, and a client."""
+    folder.mkdir()
+    async with dask_scheduler.started(folder) as address, cluster.existing_cluster(address) as client:
+        fleet = LocalFleet(address, 1 << 30, folder / "logs")
+        fleet.start(1)
+        try:
+            await client.wait_for_workers(1)
+            yield address, client
+        finally:
+            await fleet.close()
+
+
 @pytest.mark.parametrize(("answer", "goes_on"), [(None, False), (False, False), (True, True)])
 def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
     answer: bool | None, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: answer is not None)
-    monkeypatch.setattr("typer.confirm", lambda text: asked.append(text) or answer)
+    monkeypatch.setattr("typer.confirm", lambda text: questions.append(text) or answer)
     settings = job(method="ist", subnets=1, local_steps=10, rounds=100_000)
     settings = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"to": str(tmp_path)})})
 
     async def go() -> None:
-        async with cluster.local_cluster(1, 1 << 30) as client:
-            begun = asyncio.Event()
+        async with open_cluster(tmp_path / "cluster") as (address, client):
+            started = asyncio.Event()
             stops: list[Callable[[], None]] = []
 
             def took(stop: Callable[[], None], _record: object) -> None:
                 stops.append(stop)
-                begun.set()
+                started.set()
 
-            address = client.scheduler.address
             prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
             running = asyncio.ensure_future(
                 launch(
@@ -203,7 +220,8 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
                     RunOptions(provider=ExistingScheduler(LaunchRequest(scheduler=address)), on_start=took),
                 )
             )
-            await begun.wait()
+            await asyncio.wait([running, asyncio.ensure_future(started.wait())], return_when=asyncio.FIRST_COMPLETED)
+            assert not running.done(), running.exception()
             while not await occupied(client):
                 await asyncio.sleep(0.05)
             allowed = contextlib.nullcontext()
@@ -216,7 +234,7 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
             await fabric._check_free(client, address)
 
     asyncio.run(go())
-    assert len(asked) == (answer is not None)
+    assert len(questions) == (answer is not None)
 
 
 def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +242,9 @@ def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
         return None
 
     monkeypatch.setattr(fabric, "_probe", busy)
-    said: list[str] = []
-    assert fabric.choose_settings(job(), None, said.append) == (job(), None)
-    assert said[-1] == "the fleet is busy: the job runs with its default settings"
+    lines: list[str] = []
+    assert fabric.confirm_settings(job(), None, lines.append) == (job(), None)
+    assert lines[-1] == "the fleet is busy: the job runs with its default settings"
 
 
 def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +252,8 @@ def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: py
         raise RunError("the cluster has no worker")
 
     monkeypatch.setattr(fabric, "_probe", empty)
-    said: list[str] = []
-    assert fabric.choose_settings(job(), None, said.append) == (job(), None)
+    lines: list[str] = []
+    assert fabric.confirm_settings(job(), None, lines.append) == (job(), None)
     assert (
-        said[-1] == "the fleet cannot be measured (the cluster has no worker): the job runs with its default settings"
+        lines[-1] == "the fleet cannot be measured (the cluster has no worker): the job runs with its default settings"
     )

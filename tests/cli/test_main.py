@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from idletrain.cli import arguments
 from idletrain.cli import main as cli
 
 GOOD = """
@@ -25,7 +24,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
-def told(result: subprocess.CompletedProcess[str], code: int) -> list[str]:
+def error_lines(result: subprocess.CompletedProcess[str], code: int) -> list[str]:
     """The error's sentences."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
@@ -34,14 +33,14 @@ def told(result: subprocess.CompletedProcess[str], code: int) -> list[str]:
 
 
 def test_a_file_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    assert told(run("launch", "none.yaml", cwd=tmp_path), 2) == [
+    assert error_lines(run("launch", "none.yaml", cwd=tmp_path), 2) == [
         "idletrain: none.yaml: cannot be read (No such file or directory); name an existing job file"
     ]
 
 
 def test_every_fault_of_a_job_is_a_sentence_and_nothing_is_made(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD + "training: {rounds: 0, seeed: 1}\n")
-    assert told(run("launch", "job.yaml", cwd=tmp_path), 2) == [
+    assert error_lines(run("launch", "job.yaml", cwd=tmp_path), 2) == [
         "idletrain: training.rounds: 0 should be greater than or equal to 1",
         "idletrain: training.seeed: is not a field of a job; did you mean seed?",
     ]
@@ -50,7 +49,7 @@ def test_every_fault_of_a_job_is_a_sentence_and_nothing_is_made(tmp_path: Path) 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD.replace("64", "63"))
-    lines = told(run("launch", "job.yaml", cwd=tmp_path), 2)
+    lines = error_lines(run("launch", "job.yaml", cwd=tmp_path), 2)
     assert lines[-1].startswith("idletrain: model: does not take inputs of shape [64]: ")
     assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
 
@@ -125,19 +124,19 @@ def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_dir
     monkeypatch.setattr(sys, "path", bare.copy())
     codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
     sys.modules.pop("own_factory")
-    said = []
+    messages = []
     for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
         monkeypatch.setattr(sys, "path", bare.copy())
         monkeypatch.setattr(sys, "argv", ["idletrain", *command])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         codes.append(ended.value.code)
-        said.append(capsys.readouterr().out)
+        messages.append(capsys.readouterr().out)
     assert codes == [None] * 4
-    status, evaluated = (json.loads(line) for line in said[:2])
+    status, evaluated = (json.loads(line) for line in messages[:2])
     assert (status["status"], status["rounds"], evaluated["rounds"]) == ("completed", 2, 2)
     assert evaluated["accuracy"] == pytest.approx(status["accuracy"])
-    assert said[2] == "t.safetensors: the network after round 2\n"
+    assert messages[2] == "t.safetensors: the network after round 2\n"
     assert load_file(tmp_path / "t.safetensors")["1.weight"].shape == (16, 64)
 
 
@@ -145,7 +144,7 @@ def test_a_scheduler_that_cannot_be_reached_is_named_and_nothing_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("idletrain.providers.scheduler.CLUSTER_CONNECT_SECONDS", 1)
+    monkeypatch.setattr("idletrain.cluster.contact.CONTACT_SECONDS", 1)
     (tmp_path / "job.yaml").write_text(GOOD)
     code, err = main(("launch", "job.yaml", "--scheduler", "tcp://127.0.0.1:1"), monkeypatch, capsys)
     assert code == 2
@@ -157,7 +156,7 @@ def test_an_export_to_another_kind_of_file_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, err = main(("export", "nothing", "--to", "net.onnx"), monkeypatch, capsys)
-    assert (code, err) == (2, "idletrain: --to: net.onnx should end in .safetensors or .pt\n")
+    assert (code, err) == (2, "idletrain: --to: net.onnx should end in .safetensors or .pt, or name a directory\n")
 
 
 def test_a_bug_is_exit_code_3_with_a_report_to_send(
@@ -166,7 +165,7 @@ def test_a_bug_is_exit_code_3_with_a_report_to_send(
     def broken(_path: Path) -> None:
         raise ZeroDivisionError("an invented bug")
 
-    monkeypatch.setattr(arguments, "load_job", broken)
+    monkeypatch.setattr("idletrain.job_file.load_job", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, err = main(("launch", "job.yaml"), monkeypatch, capsys)
     assert code == 3
@@ -181,7 +180,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def interrupted(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(arguments, "load_job", interrupted)
+    monkeypatch.setattr("idletrain.job_file.load_job", interrupted)
     assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
 
 
@@ -203,8 +202,8 @@ def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path)
 def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
     program = (
-        "import sys, pathlib, idletrain.job\n"
-        "idletrain.job.load_job(pathlib.Path('job.yaml'))\n"
+        "import sys, pathlib, idletrain.job_file\n"
+        "idletrain.job_file.load_job(pathlib.Path('job.yaml'))\n"
         "assert not {'torch', 'distributed', 'numpy'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
@@ -244,21 +243,21 @@ def test_reports_of_several_runs_are_one_comparison(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
-    assert told(run("report", "night", cwd=tmp_path), 1) == [
+    assert error_lines(run("report", "night", cwd=tmp_path), 1) == [
         "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
     ]
     recorded(tmp_path, "day")
     recorded(tmp_path, "newer", RECORDS.replace('"v": 2', '"v": 7'))
     (tmp_path / "runs" / "empty").mkdir()
-    assert told(run("report", "night", cwd=tmp_path), 1) == [
+    assert error_lines(run("report", "night", cwd=tmp_path), 1) == [
         "idletrain: there is no run night in runs; there are: day, newer; of one in a cloud, add --cloud"
     ]
     recorded(tmp_path, "begun", RECORDS[:20])
     for name in ("empty", "begun"):  # without its records, and with half of the first
-        assert told(run("report", name, cwd=tmp_path), 1) == [
+        assert error_lines(run("report", name, cwd=tmp_path), 1) == [
             f"idletrain: run {name} has no records in runs/{name}/events.jsonl yet; look again once it trains"
         ]
-    assert told(run("report", "newer", cwd=tmp_path), 1) == [
+    assert error_lines(run("report", "newer", cwd=tmp_path), 1) == [
         "idletrain: these records are of schema 7 and this idletrain reads 2; use a newer version"
     ]
     assert run("report", "day", "--to", "none/report.html", cwd=tmp_path).stderr == (
@@ -266,11 +265,28 @@ def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     )
 
 
-def test_who_cannot_be_told_of_a_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_who_cannot_be_informed_of_a_run_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
-    lines = told(run("launch", "job.yaml", "--webhook", "s3cret", "--log-to", "excel", cwd=tmp_path), 2)
+    lines = error_lines(run("launch", "job.yaml", "--webhook", "s3cret", "--log-to", "excel", cwd=tmp_path), 2)
     assert lines == [
         "idletrain: --webhook: should be a URL such as https://hooks.example.com/...",
         "idletrain: --log-to: there is no excel; choose from mlflow, wandb",
     ]
     assert [p.name for p in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, ""), ({"NO_PROXY": "a.example"}, "a.example,"), ({"no_proxy": "b", "NO_PROXY": "a"}, "b,")],
+)
+def test_this_machine_is_never_reached_by_a_proxy(given: dict[str, str], expected: str) -> None:
+    environment = dict(given)
+    cli.bypass_proxies(environment)
+    both = {environment["no_proxy"], environment["NO_PROXY"]}
+    assert both == {expected + "localhost,127.0.0.1,::1,169.254.169.254"}
+
+
+def test_who_uses_no_proxy_at_all_keeps_that() -> None:
+    environment = {"NO_PROXY": "*"}
+    cli.bypass_proxies(environment)
+    assert environment == {"NO_PROXY": "*"}

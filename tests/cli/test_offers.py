@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from idletrain.cli.offers import spot_plan_lines, table
-from idletrain.cloud.aws.instance_types import GIB, InstanceType, Market, Offer, Pools
+from idletrain.cloud.instance_types import GIB, InstanceType, Market, Offer, Pools
 from idletrain.cloud.quote import Quote
 
 
@@ -108,8 +108,8 @@ def test_an_empty_table_says_so() -> None:
 
 
 def quote(offers: list[Offer] = OFFERS, **fields: Any) -> Quote:
-    asked: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.0416}
-    return Quote(pools=Pools(tuple(offers)), **asked | {"max_duration_seconds": 4 * 3600.0} | fields)
+    options: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.0416}
+    return Quote(pools=Pools(tuple(offers)), **options | {"max_duration_seconds": 4 * 3600.0} | fields)
 
 
 SMALL = [offer(f"{family}.large", 0.03 + n / 1000) for n, family in enumerate(("m7i", "m7a", "c7i", "r7i", "r7a"))]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,7 +14,8 @@ from rich.console import Console
 
 from idletrain.cli.plan_table import plan_table
 from idletrain.errors import RunError
-from idletrain.job import Job, load_job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import load_job, parse_job
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.prepare import Prepared, from_settings
 
@@ -75,7 +78,7 @@ def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
     prepared = from_settings(job.model, job.data, job.training, job.memory)
     text = shown(prepared, 1 << 30, job)
     assert text.count("out of core") >= 4
-    for words in (
+    for expected in (
         "2-4",
         "recompute all",
         "compute f",
@@ -83,7 +86,7 @@ def test_a_subnet_that_goes_out_of_core_is_shown_with_its_plan() -> None:
         "micro-batches: not possible",
         "of each worker's scratch disk, assumed",
     ):
-        assert words in text
+        assert expected in text
 
 
 @pytest.mark.parametrize(("nodes", "turns"), [(4, 1), (2, 2)])
@@ -114,3 +117,48 @@ def test_this_machine_s_memory_is_shared_out_as_a_launch_does(prepared: Prepared
     budget = re.search(r"of ([0-9.]+) GiB", shown(prepared, None, job))
     assert budget is not None
     assert float(budget[1]) * 2**30 < free - HEAD_RESERVE_BYTES + (1 << 28)
+
+
+@pytest.mark.parametrize(
+    ("widths", "subnets", "told"),
+    [
+        ([64, 256, 10], 4, "a subnet holds up to 25% of the parameters\n"),
+        ([64, 10, 10, 200], 2, "a subnet holds up to 53% of the parameters\n"),
+    ],
+)
+def test_the_share_of_the_parameters_that_a_subnet_holds(widths: list[int], subnets: int, told: str) -> None:
+    assert told in re.sub(r" +\n", "\n", shown_mlp(widths, {"subnets": subnets, "method": "ist"}))
+
+
+def test_subnets_that_hold_most_parameters_are_told_with_what_would_split_better() -> None:
+    one = shown_mlp([64, 32, 10], {"subnets": 1, "method": "ist"})
+    assert "a subnet holds up to 100% of the parameters; at most 70% with training.subnets: 2" in one
+    whole = shown_mlp([64, 8, 500, 500, 10], {"subnets": 4, "method": "ist"}, exclude=["4", "7"])
+    assert "% of the parameters; most of them are in 7.weight, which stays whole: split it by model.groups" in whole
+
+
+def test_a_model_that_is_trained_whole_is_told_first() -> None:
+    text = shown_mlp([64, 10], {"method": "ist"})
+    assert text.startswith("the model is trained whole, by local-sgd and not by ist: it has nothing to split (1: its ")
+    assert "1 x 1 steps" not in text
+    assert "650 parameters, local-sgd, " in text
+
+
+def shown_mlp(widths: list[int], training: dict[str, Any], exclude: Sequence[str] = ()) -> str:
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": widths}, "exclude": list(exclude)}
+    job = parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
+    return shown(from_settings(job.model, job.data, job.training), 1 << 30, job)
+
+
+@pytest.mark.parametrize(("budget", "told"), [("40MiB", True), ("1GiB", False)])
+def test_the_size_of_micro_batches_is_told(budget: str, told: bool) -> None:
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 2048, 10], "norm": None}}
+    training = {"subnets": 2, "batch_size": 1024, "micro_batch": "auto"}
+    job = parse_job(DIGITS.as_tree() | {"model": model, "training": training, "memory": {"budget": budget}})
+    prepared = from_settings(job.model, job.data, job.training, job.memory)
+    text = shown(prepared, 1 << 30, job)
+    assert "covers 100% of the neurons" in text
+    size = re.search(r"a step takes 1024 samples, (\d+) at a time", text)
+    assert (size is not None) == told
+    if size:
+        assert int(size[1]) == prepared.program.micro_batch in (64, 128, 256)

@@ -6,29 +6,32 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 from rehearsal import SPOT_POOLS, Sandbox, sleeping
 
+from idletrain.cloud import controller, reconcile
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.controller import PRICE_CHECK_SECONDS, UNSEEN_SECONDS, FleetController
 from idletrain.cloud.reconcile import FleetMachine
-from idletrain.errors import RunError
 
 SECONDS = 20.0
 
 
-class Kept:
+class ControlledFleet:
     """A fleet that is kept while the context lasts."""
 
     def __init__(self, account: Account, **wanted: Any) -> None:
         self.account, self.record = account, sleeping(account, **wanted)
-        self.told: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
 
-    async def __aenter__(self) -> Kept:
+    async def __aenter__(self) -> ControlledFleet:
         self.keeper = FleetController(self.account, self.record, "tls://127.0.0.1:1")
-        self.keeper.attach(lambda **event: self.told.append(event))
+        self.keeper.attach(lambda **event: self.records.append(event))
         self._keeping = asyncio.ensure_future(self.keeper.run())
         return self
 
@@ -63,8 +66,11 @@ def joined(worker: str, instance: str) -> dict[str, str]:
 def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         cloud.ask("POST", "fault", action="CreateFleet", mode="drop-reply", times=1)
-        async with Kept(account) as fleet:
-            await fleet.until("a second request", lambda: calls(cloud, "CreateFleet") >= 2)
+        async with ControlledFleet(account) as fleet:
+            await fleet.until("the fault", lambda: cloud.ask("GET", "faults") == [])
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            for _ in range(2):
+                await fleet.keeper.check()
             assert len(fleet.ever()) == 2
 
     asyncio.run(check())
@@ -79,7 +85,7 @@ def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
             cloud.ask(
                 "POST", "capacity", market="spot", type=pool.type, zone=pool.zone, count=int(pool is SPOT_POOLS[0])
             )
-        async with Kept(account, policy="auto", count=3) as fleet:
+        async with ControlledFleet(account, policy="auto", count=3) as fleet:
             await fleet.until("three machines", lambda: len(fleet.alive()) == 3)
             markets = sorted(instance.pool.market for instance in account.instances(fleet.record.run))
             assert markets == ["on-demand", "on-demand", "spot"]
@@ -91,18 +97,19 @@ def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
 def test_without_capacity_it_waits_and_does_not_ask_all_the_time(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         cloud.ask("POST", "capacity", market="spot", count=0)
-        async with Kept(account) as fleet:
-            looks = calls(cloud, "DescribeInstances")
-            await fleet.until("two looks", lambda: calls(cloud, "DescribeInstances") >= looks + 2)
+        async with ControlledFleet(account) as fleet:
+            described = calls(cloud, "DescribeInstances")
+            await fleet.until("two looks", lambda: calls(cloud, "DescribeInstances") >= described + 2)
             assert calls(cloud, "CreateFleet") == 1
             assert fleet.ever() == []
+            assert waits(fleet) == ["no capacity for a node in 4 pools; the cloud is asked again"]
 
     asyncio.run(check())
 
 
 def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        async with Kept(account) as fleet:
+        async with ControlledFleet(account) as fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
             first, second = fleet.alive()
             for instance in (first, second):
@@ -110,10 +117,10 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
             cloud.ask("POST", "take", instance=first)
             fleet.keeper({"kind": "worker_left", "worker": f"tls://{first}"})
             await fleet.until("a replacement", lambda: len(fleet.ever()) == 3 and len(fleet.alive()) == 2)
-            await fleet.until("its account", lambda: any(e["kind"] == "instance_ended" for e in fleet.told))
-            ends = [event for event in fleet.told if event["kind"] == "instance_ended"]
+            await fleet.until("its account", lambda: any(e["kind"] == "instance_ended" for e in fleet.records))
+            ends = [event for event in fleet.records if event["kind"] == "instance_ended"]
             assert [(e["instance"], e["reason"]) for e in ends] == [(first, "Server.SpotInstanceTermination")]
-            launched = {event["instance"] for event in fleet.told if event["kind"] == "instance_launched"}
+            launched = {event["instance"] for event in fleet.records if event["kind"] == "instance_launched"}
             assert {first, second} <= launched <= set(fleet.ever())
 
     asyncio.run(check())
@@ -121,7 +128,7 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
 
 def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        fleet = Kept(account)  # whose record has other prices than the cloud
+        fleet = ControlledFleet(account)  # whose record has other prices than the cloud
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
         cloud.ask("POST", "calls/reset")
@@ -130,9 +137,9 @@ def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, 
             await fleet.keeper.check()
         assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
         pools = {instance.pool for instance in account.instances(fleet.record.run)}
-        asked = account.spot_prices({pool.type for pool in pools})
-        told = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.told if e["kind"] == "spot_price"}
-        assert told == {(pool.type, pool.zone): asked[pool.type, pool.zone] for pool in pools}
+        prices = account.spot_prices({pool.type for pool in pools})
+        records = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.records if e["kind"] == "spot_price"}
+        assert records == {(pool.type, pool.zone): prices[pool.type, pool.zone] for pool in pools}
         assert fleet.keeper._prices_due > time.monotonic() + PRICE_CHECK_SECONDS / 2
 
     asyncio.run(check())
@@ -145,7 +152,7 @@ def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -
 
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        async with Kept(account, count=1) as fleet:
+        async with ControlledFleet(account, count=1) as fleet:
             await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
             (first,) = fleet.alive()
             fleet.keeper(joined("tls://w", first))
@@ -158,7 +165,7 @@ def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, ac
 
 def test_a_machine_that_cannot_be_ended_now_is_ended_later(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        async with Kept(account, count=1) as fleet:
+        async with ControlledFleet(account, count=1) as fleet:
             await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
             (first,) = fleet.alive()
             cloud.ask("POST", "fault", action="TerminateInstances", code="UnauthorizedOperation", status=403, times=2)
@@ -170,20 +177,79 @@ def test_a_machine_that_cannot_be_ended_now_is_ended_later(cloud: Sandbox, accou
     asyncio.run(check())
 
 
-def test_what_the_cloud_refuses_for_good_ends_the_run_with_its_words(cloud: Sandbox, account: Account) -> None:
+def waits(fleet: ControlledFleet) -> list[str]:
+    return [event["reason"] for event in fleet.records if event["kind"] == "waiting"]
+
+
+def test_what_the_cloud_refuses_is_reported_in_its_words_and_asked_for_again(
+    cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "CAPACITY_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(controller, "RECONCILE_SECONDS", 0.5)
+
     async def check() -> None:
-        cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", status=403, times=1)
-        async with Kept(account) as fleet:
-            with pytest.raises(RunError, match="UnauthorizedOperation"):
-                await fleet.until("a refusal", lambda: False)
+        cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", message="No", status=403)
+        async with ControlledFleet(account) as fleet:
+            await fleet.until("a refusal", lambda: bool(waits(fleet)))
             assert fleet.ever() == []
+            why = "AWS refuses CreateFleet: UnauthorizedOperation: No"
+            assert fleet.keeper.waiting_for == why
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            await fleet.until("its end", lambda: not fleet.keeper.waiting_for)
+            assert waits(fleet) == [f"{why}; the cloud is asked again"]
+
+    asyncio.run(check())
+    assert cloud.ask("GET", "faults") == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"mode": "empty", "status": 503},
+        {"mode": "html", "status": 500},
+        {"mode": "html", "status": 200},
+        {"code": "RequestExpired"},
+        {"code": "ExpiredToken", "status": 403},
+        {"code": "NobodyKnowsThisError", "status": 500},
+    ],
+)
+def test_what_is_no_answer_is_asked_again_with_the_same_request(
+    cloud: Sandbox, account: Account, fault: dict[str, Any]
+) -> None:
+    async def check() -> None:
+        cloud.ask("POST", "fault", action="CreateFleet", times=2, **fault)
+        async with ControlledFleet(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            assert calls(cloud, "CreateFleet") == 3
+            (why,) = waits(fleet)
+            assert why.startswith("AWS ")
+            assert fleet.keeper._attempts == 1
+
+    asyncio.run(check())
+    assert cloud.ask("GET", "faults") == []
+
+
+def test_late_credentials_end_no_run(account: Account) -> None:
+    async def check() -> None:
+        fleet = ControlledFleet(account)
+        async with fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+        broken = SimpleNamespace(instances=refused_for_lack_of_credentials)
+        keeper = FleetController(broken, fleet.record, "tls://127.0.0.1:1")  # type: ignore[arg-type]
+        assert await keeper.check() > 0
+        assert "there are no credentials" in keeper.waiting_for
 
     asyncio.run(check())
 
 
+def refused_for_lack_of_credentials(*_: Any) -> None:
+    with explained():
+        raise NoCredentialsError
+
+
 def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        fleet = Kept(account)
+        fleet = ControlledFleet(account)
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
         unlisted = FleetController(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
@@ -202,12 +268,13 @@ def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, 
 
 def test_a_cloud_that_does_not_answer_ends_no_run(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
-        async with Kept(account) as fleet:
+        async with ControlledFleet(account) as fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
-            looked = calls(cloud, "DescribeInstances")
+            described = calls(cloud, "DescribeInstances")
             cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403, times=1)
             assert await fleet.keeper.check() > 0
-            assert calls(cloud, "DescribeInstances") > looked
+            assert calls(cloud, "DescribeInstances") > described
+            assert "UnauthorizedOperation" in waits(fleet)[0]
         assert len(fleet.alive()) == 2
 
     asyncio.run(check())
@@ -216,7 +283,7 @@ def test_a_cloud_that_does_not_answer_ends_no_run(cloud: Sandbox, account: Accou
 def test_throttling_is_waited_out_with_the_same_request(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         cloud.ask("POST", "fault", action="CreateFleet", code="RequestLimitExceeded", status=503, times=2)
-        async with Kept(account) as fleet:
+        async with ControlledFleet(account) as fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
             assert calls(cloud, "CreateFleet") == 3
 
@@ -227,7 +294,7 @@ def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_
     cloud: Sandbox, account: Account
 ) -> None:
     async def check() -> None:
-        fleet = Kept(account, count=100)
+        fleet = ControlledFleet(account, count=100)
         async with fleet:
             await fleet.until("a hundred machines", lambda: len(fleet.alive()) == 100)
         for instance in fleet.alive():

@@ -9,21 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rehearsal import RECORD
+from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import follow, leader_lease, record
 from idletrain.cloud.aws.account import Account
 from idletrain.errors import RunError
 from idletrain.storage import S3Prefix
 
+ENDED = b'"s": 9.0, "status": "completed", "rounds": 5, "params_sha256": "", "run_dir": ""'
+
 
 def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
     record.claim(prefix, replace(RECORD, failure="the data is gone; bring it back"))
-    prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting"}\n')
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "waiting", "s": 0.0, "reason": "for workers"}\n')
     seen: list[Any] = []
     with pytest.raises(RunError, match="the data is gone; bring it back"):
         follow.follow(prefix, seen.append, account)
-    assert seen == [{"kind": "waiting"}]
+    assert seen == [{"kind": "waiting", "s": 0.0, "reason": "for workers"}]
 
 
 def test_following_gives_up_on_a_head_that_is_not_heard_of(
@@ -55,6 +57,39 @@ def test_a_head_that_only_renews_its_lease_is_alive(
         follow.follow(prefix, lambda _event: None, account)
     assert over.is_set()
     leading.join()
+
+
+def test_a_run_that_has_ended_is_not_lost_with_its_head(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="ended-alone"))
+    monkeypatch.setattr(follow, "ALIVE_CHECK_SECONDS", 0.2)
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "snapshot"}\n{"kind": "run_ended", %s}\n' % ENDED)
+    seen: list[Any] = []
+    assert follow.follow(prefix, seen.append, account).state == "running"  # its head could not write more
+    assert [event["kind"] for event in seen] == ["snapshot", "run_ended"]
+
+
+def test_a_cloud_that_refuses_to_list_machines_loses_no_head(cloud: Sandbox, account: Account) -> None:
+    cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403)
+    assert follow.head_is_lost(account, RECORD) == ""
+    assert cloud.ask("GET", "faults") == []
+    assert follow.head_is_lost(account, RECORD).endswith("; go on with --resume")
+
+
+def test_what_is_left_of_an_ended_run_is_a_sentence(
+    cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = replace(RECORD, state="ended")
+    assert follow.leftover_after(account, ended) == ""
+    written = replace(ended, leftover="run night still has lt-1; repeat `idletrain down night`")
+    assert follow.leftover_after(account, written) == written.leftover
+    monkeypatch.setattr(follow, "HEAD_END_SECONDS", 0.5)
+    tags = {"ResourceType": "instance", "Tags": [{"Key": "idletrain:run", "Value": "night"}]}
+    (there,) = cloud.start("sleep 60", TagSpecifications=[tags])
+    assert follow.leftover_after(account, ended) == (
+        f"run night has ended, but not {there}; end it with `idletrain down night --region eu-west-1`"
+    )
 
 
 def test_following_tells_that_a_head_is_gone_which_said_nothing(

@@ -18,7 +18,7 @@ from idletrain.cloud.aws.account import Account
 from idletrain.cloud.controller import FleetController
 from idletrain.cluster import certificates, dask_scheduler
 from idletrain.cluster.local import LocalFleet
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
@@ -66,7 +66,7 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
     assert set(events["round_committed"]["expected"]) == set(events["round_committed"]["measured"])
     assert events["run_ended"]["status"] == "completed"
     assert account.instances(run.run) == []
-    teardown.down(account, run.run, prefix)
+    teardown.take_down(account, run.run, prefix)
     ends = [e for e in s3_mirror.events(prefix) if e["kind"] == "instance_ended"]
     assert [(e["instance"], e["reason"]) for e in ends] == [(lost, "Server.SpotInstanceTermination")]
 

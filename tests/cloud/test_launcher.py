@@ -12,10 +12,11 @@ import pytest
 from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import launcher, machine_log, record, teardown
-from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.machines import run_tags
 from idletrain.errors import JobError, RunError
-from idletrain.job import Job, parse_job
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
@@ -76,7 +77,7 @@ def test_the_head_stands_where_the_best_nodes_do_among_the_zones_that_offer_it(a
 
 def test_data_that_machines_may_not_read_are_refused() -> None:
     def faults(**changes: Any) -> list[str]:
-        return launcher.data_faults(job(**changes), "ours")
+        return launcher.data_faults(job(**changes), ("s3://ours/data/", "s3://ours/runs/"))
 
     elsewhere = {"train": ["s3://ours/data/x.npy", "s3://theirs/y.npy"], "test": "s3://ours/other/test.npz"}
     assert [fault.split(";")[0] for fault in faults(data=elsewhere)] == [
@@ -106,6 +107,21 @@ def test_a_start_that_fails_half_way_takes_down_what_it_made(
     assert record.read(prefix).state == "ended"
 
 
+def test_a_start_that_fails_and_cannot_take_down_what_it_made_tells_both(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teardown, "LISTED_SECONDS", 0.5)
+    plan = launcher.make_spot_plan(job(), account, cache)
+    for action, times in (("RunInstances", 1), ("DeleteLaunchTemplate", 1)):
+        cloud.ask("POST", "fault", action=action, code="UnauthorizedOperation", status=403, times=times)
+    with pytest.raises(RunError) as caught:
+        launcher.start(plan, account, prefix, image="idletrain", resume=False)
+    assert "AWS refuses RunInstances: UnauthorizedOperation" in str(caught.value)
+    (template,) = cloud.inventory()["launch_templates"]
+    assert f"run night still has {template} (AWS refuses DeleteLaunchTemplate" in str(caught.value)
+    teardown.take_down(account, "night", prefix)
+
+
 def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path) -> None:
     plan = launcher.make_spot_plan(job(), account, cache)
     prefix.put(record.RUN_RECORD_KEY, b"{}")
@@ -118,12 +134,12 @@ def test_a_run_of_the_same_name_elsewhere_is_left_alone(
     cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
 ) -> None:
     plan = launcher.make_spot_plan(job(), account, cache)
-    made = launcher.start(plan, account, prefix, image="idletrain", resume=False)
+    started = launcher.start(plan, account, prefix, image="idletrain", resume=False)
     with pytest.raises(JobError, match=rf"name: a run night is there already, in {prefix.url}; choose another --name"):
         launcher.start(plan, account, prefix.below("mine"), image="idletrain", resume=False)
-    (head,) = account.instances("night")
-    assert (head.state in ("pending", "running"), head.head_session) == (True, made.head_session)
-    teardown.down(account, "night", prefix)
+    (head,) = [m for m in account.instances("night") if m.role == "head"]  # which may have launched nodes by now
+    assert (head.state in ("pending", "running"), head.head_session) == (True, started.head_session)
+    teardown.take_down(account, "night", prefix)
 
 
 def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_are_made(
@@ -131,7 +147,15 @@ def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_ar
 ) -> None:
     began = job(training={"rounds": 5})
     record.claim(prefix, replace(RECORD, job=began.model_dump(mode="json")))
-    ended = {"kind": "run_ended", "s": 9.0, "status": "completed", "rounds": 5, "params_sha256": "", "run_dir": ""}
+    ended = {
+        "kind": "run_ended",
+        "t": 9.0,
+        "s": 9.0,
+        "status": "completed",
+        "rounds": 5,
+        "params_sha256": "",
+        "run_dir": "",
+    }
     s3_mirror.append_events(prefix, [{**ended, "t": time.time()}])
     for changed, fault in (
         (began, r"training\.rounds: run night is complete after 5 rounds; ask for more to go on"),
@@ -162,7 +186,7 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
 ) -> None:
     worst = launcher.make_spot_plan(job(), account, cache).quote.worst_usd_per_hour
     tight = job(nodes={"budget_usd": 4.5 * worst})
-    tags = requests.tags("night", prefix.url, "arn:me", "0", time.time() - 7200, time.time())
+    tags = run_tags("night", prefix.url, "arn:me", "0", time.time() - 7200, time.time())
     record.claim(
         prefix, replace(RECORD, job=tight.model_dump(mode="json"), generation=2, created=time.time(), tags=tags)
     )
@@ -181,15 +205,15 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     assert spent == pytest.approx(3 * worst)
     plan = launcher.make_spot_plan(tight, account, cache, spent)
     assert plan.quote.deadline_seconds == pytest.approx(1.5 * hour, abs=1)
-    made = launcher.start(plan, account, prefix, image="idletrain", resume=True)
-    assert made.generation == 3
-    assert made.spent_usd == pytest.approx(3 * worst)
-    assert made.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
-    assert float(made.tags["idletrain:deadline"]) == int(made.deadline)
+    started = launcher.start(plan, account, prefix, image="idletrain", resume=True)
+    assert started.generation == 3
+    assert started.spent_usd == pytest.approx(3 * worst)
+    assert started.deadline == pytest.approx(time.time() + 1.5 * hour, abs=30)
+    assert float(started.tags["idletrain:deadline"]) == int(started.deadline)
     template = record.read(prefix).site.template
-    found = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
-    booted = base64.b64decode(found["LaunchTemplateData"]["UserData"]).decode()
-    assert booted.splitlines()[2] == f"deadline={int(made.deadline)}"  # each machine's own, whoever is dead
-    teardown.down(account, "night", prefix)
+    version = account.ec2.describe_launch_template_versions(LaunchTemplateId=template)["LaunchTemplateVersions"][0]
+    booted = base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
+    assert booted.splitlines()[2] == f"deadline={int(started.deadline)}"  # each machine's own, whoever is dead
+    teardown.take_down(account, "night", prefix)
     with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
         launcher.make_spot_plan(tight, account, cache, 3.6 * worst)

@@ -9,7 +9,7 @@ import pytest
 from rehearsal import RECORD, SPOT
 
 from idletrain.cloud import machine_log
-from idletrain.cloud.aws.account import Instance
+from idletrain.cloud.machines import Instance
 from idletrain.observe.cost import accrued
 from idletrain.observe.records import SCHEMA
 
@@ -43,10 +43,10 @@ def test_a_machine_is_logged_with_its_prices_and_once() -> None:
 
 
 def test_an_end_is_logged_with_its_reason_and_once() -> None:
-    gone = instance("i-1", "terminated", reason="Server.SpotInstanceTermination")
-    (event,) = machine_log.new_records([launched("i-1")], [gone], RUN, RUN.prices, NOW)
+    terminated = instance("i-1", "terminated", reason="Server.SpotInstanceTermination")
+    (event,) = machine_log.new_records([launched("i-1")], [terminated], RUN, RUN.prices, NOW)
     assert (event["kind"], event["t"], event["reason"]) == ("instance_ended", NOW, "Server.SpotInstanceTermination")
-    assert machine_log.new_records([launched("i-1"), event], [gone], RUN, RUN.prices, NOW) == []
+    assert machine_log.new_records([launched("i-1"), event], [terminated], RUN, RUN.prices, NOW) == []
 
 
 def test_machines_of_the_sitting_before_are_not_this_one_s() -> None:

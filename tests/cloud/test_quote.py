@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from idletrain.cloud.aws.instance_types import GIB, InstanceType, Offer, Pools
+from idletrain.cloud.instance_types import GIB, InstanceType, Offer, Pools
 from idletrain.cloud.quote import Quote
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES, first_hour_fault
 
@@ -31,8 +31,8 @@ def quote(**fields: Any) -> Quote:
             for zone, price, on_demand in (("a", 0.03, 0.10), ("b", 0.04, 0.12), ("c", 0.09, None))
         )
     )
-    asked: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.04}
-    return Quote(**{"pools": pools} | asked | {"max_duration_seconds": 4 * HOUR} | fields)
+    options: dict[str, Any] = {"nodes": 8, "head_type": "t3.medium", "head_usd_per_hour": 0.04}
+    return Quote(**{"pools": pools} | options | {"max_duration_seconds": 4 * HOUR} | fields)
 
 
 def test_a_fleet_is_expected_at_the_middle_price_with_its_head_and_extras() -> None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.machines import Pool
 from idletrain.cloud.reconcile import (
     CAPACITY_RETRY_SECONDS,
+    LONGEST_PAUSE_SECONDS,
     LOST_SECONDS,
     MACHINE_JOIN_SECONDS,
     DesiredFleet,
@@ -20,6 +21,7 @@ from idletrain.cloud.reconcile import (
     Terminate,
     after_launch,
     decide,
+    pause_seconds,
     why_stop,
 )
 
@@ -70,21 +72,21 @@ def test_a_machine_at_risk_stays_and_gets_a_spare_once() -> None:
 def test_a_machine_without_a_worker_is_replaced_at_once_and_ended_soon() -> None:
     just = machine("i-2", workerless_since=NOW - 0.1)
     assert decide(WANTED, [FINE[0], just], {}, True, NOW) == (Launch(SPOT, 1),)
-    gone = machine("i-2", workerless_since=NOW - LOST_SECONDS - 0.1)
-    assert decide(WANTED, [FINE[0], gone, machine("i-3")], {}, True, NOW) == (
+    lost = machine("i-2", workerless_since=NOW - LOST_SECONDS - 0.1)
+    assert decide(WANTED, [FINE[0], lost, machine("i-3")], {}, True, NOW) == (
         Terminate(("i-2",), "its worker is gone"),
     )
 
 
 def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
-    without_capacity = {SPOT[0]: NOW + 1}
-    assert decide(WANTED, [], without_capacity, True, NOW) == (Launch(SPOT[1:], 2),)
-    assert decide(WANTED, [], without_capacity, True, NOW + 2) == (Launch(SPOT, 2),)
+    unavailable = {SPOT[0]: NOW + 1}
+    assert decide(WANTED, [], unavailable, True, NOW) == (Launch(SPOT[1:], 2),)
+    assert decide(WANTED, [], unavailable, True, NOW + 2) == (Launch(SPOT, 2),)
     assert decide(WANTED, [], dict.fromkeys(SPOT, NOW + 1), True, NOW) == ()
 
 
 @pytest.mark.parametrize(
-    ("policy", "without_capacity", "requested"),
+    ("policy", "unavailable", "requested"),
     [
         ("spot", (), SPOT),
         ("on-demand", (), DEAR),
@@ -94,15 +96,15 @@ def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
     ],
 )
 def test_on_demand_is_for_what_spot_cannot_give_where_the_job_allows_it(
-    policy: str, without_capacity: tuple[Pool, ...], requested: tuple[Pool, ...]
+    policy: str, unavailable: tuple[Pool, ...], requested: tuple[Pool, ...]
 ) -> None:
     wanted = DesiredFleet(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
-    assert decide(wanted, FINE[:1], dict.fromkeys(without_capacity, NOW + 1), True, NOW) == (Launch(requested, 1),)
+    assert decide(wanted, FINE[:1], dict.fromkeys(unavailable, NOW + 1), True, NOW) == (Launch(requested, 1),)
 
 
 def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> None:
-    gone = machine("i-2", workerless_since=NOW - 60)
-    assert decide(WANTED, [gone], {}, False, NOW) == (Terminate(("i-2",), "its worker is gone"),)
+    lost = machine("i-2", workerless_since=NOW - 60)
+    assert decide(WANTED, [lost], {}, False, NOW) == (Terminate(("i-2",), "its worker is gone"),)
 
 
 def test_pools_that_gave_less_are_dry_for_a_while() -> None:
@@ -130,6 +132,8 @@ def test_a_run_stops_when_it_has_had_its_time_its_money_or_no_nodes(
 
 def test_without_a_budget_money_stops_nothing() -> None:
     assert why_stop(Limits(NOW + 3600, None, 600.0), 1e9, 0.0, NOW) == ""
+    refused = why_stop(Limits(NOW + 3600, None, 600.0), 0.0, 601.0, NOW, "AWS refuses CreateFleet: Odd")
+    assert refused == "no node joined for 600 s (AWS refuses CreateFleet: Odd)"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=8), st.integers(1, 6))
@@ -143,3 +147,9 @@ def test_after_what_is_decided_there_is_nothing_to_launch(kinds: list[tuple[bool
     new = sum(c.count for c in decide(wanted, there, {}, True, NOW) if isinstance(c, Launch))
     after = [m for m in there if m.id not in ended] + [machine(f"n-{n}") for n in range(new)]
     assert not any(isinstance(c, Launch) for c in decide(wanted, after, {}, True, NOW))
+
+
+def test_pauses_grow_up_to_a_bound_and_differ_between_heads() -> None:
+    assert [pause_seconds(tries, 0.0) for tries in (0, 1, 2, 20)] == [0.5, 1.0, 2.0, LONGEST_PAUSE_SECONDS / 2]
+    assert [pause_seconds(tries, 1.0) for tries in (0, 1, 2, 20)] == [1.0, 2.0, 4.0, LONGEST_PAUSE_SECONDS]
+    assert pause_seconds(20, 0.5, longest=8.0) == 6.0

@@ -23,6 +23,7 @@ def test_a_name_is_taken_once(prefix: S3Prefix) -> None:
     with pytest.raises(JobError, match=r"name: run night exists in s3://.*--resume"):
         record.claim(prefix, replace(RECORD, created=9.0))
     assert record.read(prefix).created == 1.0
+    record.claim(prefix, RECORD)  # as if the reply to the first write had been lost
 
 
 def test_a_run_that_is_not_there_is_said_to_be_none(prefix: S3Prefix) -> None:

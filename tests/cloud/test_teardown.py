@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -12,9 +13,10 @@ import pytest
 from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import leader_lease, record, teardown
-from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.account import Account, Instance, LeftoverResource
-from idletrain.cloud.aws.requests import Pool
+from idletrain.cloud.aws import requests, run_resources
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.machines import Instance, LaunchSite, LeftoverResource, NodeRequest, Pool, run_tags
 from idletrain.cloud.teardown import Orphan
 from idletrain.errors import RunError
 from idletrain.observe.cost import accrued
@@ -25,7 +27,7 @@ NOW = 1e9
 
 
 def tags(run: str, age: float = 3600.0, left: float = 3600.0) -> dict[str, str]:
-    return requests.tags(run, f"s3://b/{run}/", "arn:me", "0", NOW - age, NOW + left)
+    return run_tags(run, f"s3://b/{run}/", "arn:me", "0", NOW - age, NOW + left)
 
 
 def machine(run: str, role: str, **times: float) -> Instance:
@@ -65,26 +67,26 @@ def test_a_run_whose_head_leads_no_more_is_over_although_its_machine_is_there() 
 
 
 def test_what_lies_below_its_prefix_tells_whether_a_head_leads(prefix: S3Prefix) -> None:
-    account = SimpleNamespace(s3=prefix.client)
+    account = SimpleNamespace(s3=prefix.client, explained=contextlib.nullcontext)
 
-    def told(now: float = NOW) -> dict[str, str]:
+    def faults(now: float = NOW) -> dict[str, str]:
         head = machine("night", "head")
         here = replace(head, tags={**head.tags, "idletrain:prefix": prefix.url})
         return teardown.over(account, [here, machine("night", "worker")], now)  # type: ignore[arg-type]
 
-    assert told() == {"night": "its record is gone"}
+    assert faults() == {"night": "its record is gone"}
     record.claim(prefix, RECORD)
-    assert told() == {}
-    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {"night": "its head has not renewed its lease for 30 min"}
+    assert faults() == {}
+    assert faults(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {"night": "its head has not renewed its lease for 30 min"}
     prefix.put(
         leader_lease.LEADER_LEASE_KEY,
         json.dumps({"holder": "i-1", "renewed": NOW + teardown.HEAD_SILENCE_SECONDS}).encode(),
     )
-    assert told(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {}
+    assert faults(NOW + teardown.HEAD_SILENCE_SECONDS + 1) == {}
     record.update(prefix, state="ended")
-    assert told() == {"night": "it has ended"}
+    assert faults() == {"night": "it has ended"}
     prefix.put(record.RUN_RECORD_KEY, b'{"of": "another version"}')
-    assert told() == {}
+    assert faults() == {}
 
 
 def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
@@ -101,7 +103,7 @@ def test_a_prefix_that_cannot_be_read_ends_no_run(account: Account) -> None:
         ([("terminated", NOW)], 60.0, "its head i-night-head is gone (Client.User); go on with --resume"),
     ],
 )
-def test_a_run_without_its_head_is_told_so(heads: list[tuple[str, float]], age: float, arguments: str) -> None:
+def test_a_run_without_its_head_is_reported(heads: list[tuple[str, float]], age: float, arguments: str) -> None:
     of_all = [
         replace(machine("night", "head"), state=state, launched_at=at, reason="Client.User") for state, at in heads
     ]
@@ -118,27 +120,29 @@ def test_a_head_of_a_sitting_before_is_not_this_one_s() -> None:
 
 def marks(run: str) -> dict[str, str]:
     now = time.time()
-    return requests.tags(run, "s3://none/", "arn:me", "0", now, now + 60)
+    return run_tags(run, "s3://none/", "arn:me", "0", now, now + 60)
 
 
 def make(cloud: Sandbox, account: Account, run: str, tags: dict[str, str] | None = None) -> list[str]:
     """A run's group, template and two machines."""
     marked = tags or marks(run)
     site = account.site(None, gpu=False)
-    group = account.make_group(run, site.vpc, marked)
-    made = requests.LaunchSite(**{**vars(site), "group": group})
-    body = requests.launch_template(run, made, "idletrain-node", "#!/bin/bash\nsleep 60\n", marked)
-    made = requests.LaunchSite(**{**vars(made), "template": account.make_template(body)})
+    group = run_resources.make_group(account, run, site.vpc, marked, Patience())
+    launch_site = LaunchSite(**{**vars(site), "group": group})
+    body = requests.launch_template(run, launch_site, "idletrain-node", "#!/bin/bash\nsleep 60\n", marked)
+    launch_site = LaunchSite(
+        **{**vars(launch_site), "template": run_resources.make_template(account, body, Patience())}
+    )
     pool = Pool("spot", "m5.large", "eu-west-1a")
-    outcome = account.start_nodes(made, requests.fleet(made, (pool,), 2, "1", marked, None), [pool])
-    return [launched.id for launched in outcome.machines]
+    outcome = account.start_nodes(launch_site, NodeRequest(pools=(pool,), count=2, attempt="1", tags=marked))
+    return sorted(launched.id for launched in outcome.machines)
 
 
 def test_down_leaves_nothing_and_can_be_repeated(cloud: Sandbox, account: Account) -> None:
     assert len(make(cloud, account, "night-down")) == 2
-    teardown.down(account, "night-down", None)
+    teardown.take_down(account, "night-down", None)
     assert not any(cloud.inventory().values())
-    teardown.down(account, "night-down", None)
+    teardown.take_down(account, "night-down", None)
 
 
 def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
@@ -146,32 +150,51 @@ def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
 ) -> None:
     marked = marks("night-bill")
     record.claim(prefix, replace(RECORD, run="night-bill", created=time.time(), tags=marked))
-    s3_mirror.append_events(prefix, [{"kind": "staged", "t": time.time(), "s": 1.0}])
+    s3_mirror.append_events(prefix, [{"kind": "snapshot", "t": time.time(), "s": 1.0}])
     machines = make(cloud, account, "night-bill", marked)
-    teardown.down(account, "night-bill", prefix)
-    teardown.down(account, "night-bill", prefix)
-    told = s3_mirror.events(prefix)
-    assert Counter(event["kind"] for event in told) == {"staged": 1, "instance_launched": 2, "instance_ended": 2}
-    assert {event["instance"] for event in told if event["kind"] == "instance_ended"} == set(machines)
-    assert accrued(told, time.time() + 3600).spent_usd == accrued(told, time.time()).spent_usd > 0
+    teardown.take_down(account, "night-bill", prefix)
+    teardown.take_down(account, "night-bill", prefix)
+    faults = s3_mirror.events(prefix)
+    assert Counter(event["kind"] for event in faults) == {"snapshot": 1, "instance_launched": 2, "instance_ended": 2}
+    assert {event["instance"] for event in faults if event["kind"] == "instance_ended"} == set(machines)
+    assert accrued(faults, time.time() + 3600).spent_usd == accrued(faults, time.time()).spent_usd > 0
 
 
 def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:
     me, _ = make(cloud, account, "night-spare")
-    teardown.down(account, "night-spare", None, spare=me)
+    teardown.take_down(account, "night-spare", None, spare=me)
     left = cloud.inventory()
     assert left["instances"] == [me]
     assert (left["security_groups"], left["launch_templates"]) == ([], [])
+
+
+def test_what_may_not_be_ended_keeps_nothing_else_alive_and_is_named(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="night-denied", tags=marks("night-denied")))
+    machines = make(cloud, account, "night-denied")
+    monkeypatch.setattr(teardown, "REFUSED_SECONDS", 0.5)
+    cloud.ask("POST", "fault", action="TerminateInstances", code="UnauthorizedOperation", status=403, times=50)
+    with pytest.raises(RunError, match=r"UnauthorizedOperation.*; repeat `idletrain down night-denied --re") as caught:
+        teardown.take_down(account, "night-denied", prefix)
+    assert all(machine in str(caught.value) for machine in machines)
+    left = cloud.inventory()
+    assert (sorted(left["instances"]), left["launch_templates"], len(left["security_groups"])) == (machines, [], 1)
+    while cloud.ask("GET", "faults"):
+        with pytest.raises(cloud.ec2.exceptions.ClientError):
+            cloud.ec2.terminate_instances(InstanceIds=machines)
+    teardown.take_down(account, "night-denied", prefix)
+    assert not any(cloud.inventory().values())
+    assert record.read(prefix).state == "ended"
 
 
 def test_what_survives_is_named(cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = make(cloud, account, "night-survivor")
     monkeypatch.setattr(teardown, "GONE_SECONDS", 0.5)
     cloud.ask("POST", "fault", action="TerminateInstances", code="InvalidInstanceID.NotFound", times=50)
-    with pytest.raises(
-        RunError, match=f"run night-survivor still has .*{machines[0][-6:]}.*repeat `idletrain down night-survivor`"
-    ):
-        teardown.down(account, "night-survivor", None)
+    end = "repeat `idletrain down night-survivor --region eu-west-1`"
+    with pytest.raises(RunError, match=f"run night-survivor still has .*{machines[0][-6:]}.*{end}"):
+        teardown.take_down(account, "night-survivor", None)
     while cloud.ask("GET", "faults"):
         with pytest.raises(cloud.ec2.exceptions.ClientError):
             cloud.ec2.terminate_instances(InstanceIds=machines)

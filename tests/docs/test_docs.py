@@ -24,7 +24,7 @@ import typer
 import yaml
 
 from idletrain.cli.main import app
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.nn.prepare import from_settings
 
 ROOT = Path(__file__).parents[2]
@@ -41,20 +41,20 @@ class Block(NamedTuple):
     """A code block."""
 
     language: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     text: str
 
     @property
     def file(self) -> str | None:
-        return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
+        return next((word.removeprefix("file=") for word in self.arguments if word.startswith("file=")), None)
 
 
 def blocks(page: Path) -> list[Block]:
-    found = []
+    code_blocks = []
     for match in FENCE.finditer(page.read_text()):
-        language, *words = match[1].split()
-        found.append(Block(language, tuple(words), match[2]))
-    return found
+        language, *arguments = match[1].split()
+        code_blocks.append(Block(language, tuple(arguments), match[2]))
+    return code_blocks
 
 
 def name_of(page: Path) -> str:
@@ -85,14 +85,14 @@ def test_code_blocks_work(page: Path, folder: Path) -> None:
             (folder / block.file).write_text(block.text)
         if block.language == "python":
             code = compile(block.text, f"{name_of(page)}", "exec")
-            if "parse-only" not in block.words:
+            if "parse-only" not in block.arguments:
                 exec(code, namespace)
         elif block.language == "yaml":
             check_yaml(block)
         elif block.language == "console":
             for line in commands(block.text):
                 check_command(line)
-                if "run" in block.words:
+                if "run" in block.arguments:
                     assert not app(shlex.split(line)[1:], standalone_mode=False), line
 
 
@@ -105,30 +105,30 @@ def commands(text: str) -> Iterator[str]:
 
 def check_yaml(block: Block) -> None:
     tree = yaml.safe_load(block.text)
-    if "not-a-job" in block.words:
+    if "not-a-job" in block.arguments:
         return
-    if "fragment" in block.words:
+    if "fragment" in block.arguments:
         parse_job({**BASE, **tree, "training": tree.get("training", {})})
         return
     job = parse_job(tree)
-    if "parse-only" not in block.words:
+    if "parse-only" not in block.arguments:
         from_settings(job.model, job.data, job.training, job.memory)
 
 
 def check_command(line: str) -> None:
     """Refuse what a command does not know: its options, or a program, target or file that is not here."""
-    program, *words = shlex.split(line)
+    program, *arguments = shlex.split(line)
     while "=" in program:  # VARIABLE=value program ...
-        program, *words = words
+        program, *arguments = arguments
     if program == "idletrain":
-        parse(TREE, words, "idletrain")
+        parse(TREE, arguments, "idletrain")
     elif program == "make":
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-        assert set(words) <= targets, line
-    elif program == "python" and words[0] == "-m":
-        assert importlib.util.find_spec(words[1]) is not None, line
+        assert set(arguments) <= targets, line
+    elif program == "python" and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]) is not None, line
     elif program == "python":
-        assert any((place / words[0]).exists() for place in (ROOT, *(ROOT / "examples").iterdir())), line
+        assert any((place / arguments[0]).exists() for place in (ROOT, *(ROOT / "examples").iterdir())), line
 
 
 def parse(command: Any, arguments: list[str], name: str) -> None:
@@ -145,8 +145,22 @@ def test_markers_that_excuse_a_block_from_running_are_known() -> None:
     known = {"parse-only", "fragment", "not-a-job", "run"}
     for page in WITH_BLOCKS:
         for block in blocks(page):
-            assert {word for word in block.words if not word.startswith("file=")} <= known, f"{name_of(page)}: {block}"
+            assert {word for word in block.arguments if not word.startswith("file=")} <= known, (
+                f"{name_of(page)}: {block}"
+            )
             ast.parse(block.text) if block.language == "python" else None
+
+
+def test_generated_reference_names_the_values_of_a_switch() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec
+    assert spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    fields = generate.job_fields()  # an error names a field of a kind that it has no words for
+    assert re.search(r"nesterov` \| `true` or `false` \| `false` \| \w", fields)
+    assert generate.metrics()
+    assert generate.events()
 
 
 def test_readme_is_short() -> None:

@@ -34,8 +34,8 @@ def member(owner: Any, name: str) -> bool:
 def test_every_row_has_a_word_a_sentence_and_a_place() -> None:
     lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
     assert len(ROWS) == len(lines) - 1  # the head
-    words = [word for word, *_ in ROWS]
-    assert len(set(words)) == len(words) > 30
+    terms = [word for word, *_ in ROWS]
+    assert len(set(terms)) == len(terms) > 30
 
 
 @pytest.mark.parametrize(("word", "sentence", "module", "name"), ROWS, ids=[row[0] for row in ROWS])

@@ -22,6 +22,7 @@ def results() -> list[dict[str, Any]]:
         ("results.md", tables.BEGIN, tables.END, tables.summary),
         ("comparison.md", tables.PEERS_BEGIN, tables.PEERS_END, tables.choice),
         ("guides/slow-links.md", tables.LINKS_BEGIN, tables.LINKS_END, tables.links),
+        ("modules.md", tables.MODULES_BEGIN, tables.MODULES_END, tables.modules),
     ],
 )
 def test_table_is_as_generated(results: list[dict[str, Any]], page: str, begin: str, end: str, make: Any) -> None:

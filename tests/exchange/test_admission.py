@@ -77,9 +77,9 @@ def test_a_silent_holder_loses_its_slot_and_a_cancelled_request_its_place() -> N
     async def test(queue: AdmissionQueue, clock: Clock) -> None:
         for name in "ab":
             await queue.acquire(name)
-        gone, last = (asyncio.create_task(queue.acquire(name)) for name in "cd")
+        cancelled, last = (asyncio.create_task(queue.acquire(name)) for name in "cd")
         await settle()
-        gone.cancel()
+        cancelled.cancel()
         await settle()
         clock.now += 0.9 * HOLDER_SILENCE_SECONDS
         queue.transferred("b", 1)

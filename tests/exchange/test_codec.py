@@ -135,15 +135,17 @@ def test_missing_rows_count_as_no_change_and_the_others_decode_as_usual(
     codec = Codec(kind, ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK)
     flat, base = uneven(chunks, seed), normal(chunks * VALUES_PER_CHUNK, seed + 1)
     content = codec.encode(base + flat, base, seed)
-    got = np.array(data.draw(st.lists(st.booleans(), min_size=codec.rows, max_size=codec.rows)))
+    received = np.array(data.draw(st.lists(st.booleans(), min_size=codec.rows, max_size=codec.rows)))
     spoilt = content.clone()
-    spoilt[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~got)] = 77  # what lies there does not count
-    whole, part = (codec.decode(c, base, g).view(chunks, VALUES_PER_CHUNK) for c, g in ((content, None), (spoilt, got)))
+    spoilt[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~received)] = 77  # what lies there does not count
+    whole, part = (
+        codec.decode(c, base, g).view(chunks, VALUES_PER_CHUNK) for c, g in ((content, None), (spoilt, received))
+    )
     unchanged = (part == base.view(chunks, VALUES_PER_CHUNK)).all(1)
     same = (part == whole).all(1)
-    bases = int(got[:chunks].sum())
+    bases = int(received[:chunks].sum())
     assert unchanged.sum() >= chunks - bases
-    full = bases if kind == "int4" else int((got[:chunks] & got[chunks:]).sum())
+    full = bases if kind == "int4" else int((received[:chunks] & received[chunks:]).sum())
     assert same.sum() >= full
     off = (part - whole)[~unchanged]
     assert off.abs().max() <= SCALE * flat.abs().max() / 7 if len(off) else True
@@ -185,6 +187,6 @@ def test_any_bytes_decode_or_are_refused(kind: str, content: bytes, half: bool) 
         with pytest.raises(ValueError, match="bytes, where"):
             codec.decode(given_bytes)
     filled = torch.from_numpy(np.frombuffer((content + bytes(codec.nbytes))[: codec.nbytes], np.uint8).copy())
-    got = np.arange(codec.rows) % 2 == 0 if half else None
-    assert codec.decode(filled, None, got).shape == (SIZE,)
+    received = np.arange(codec.rows) % 2 == 0 if half else None
+    assert codec.decode(filled, None, received).shape == (SIZE,)
     assert codec.gains(filled).shape == (codec.rows,)

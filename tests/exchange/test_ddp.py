@@ -43,15 +43,15 @@ def together(work: Callable[..., Any], *arguments: Any) -> list[Any]:
     try:
         for process in processes:
             process.start()
-        told = dict(results.get(timeout=WAIT) for _ in processes)
+        results_by_rank = dict(results.get(timeout=WAIT) for _ in processes)
     finally:
         for process in processes:
             process.join(WAIT)
             process.kill()
-    for value in told.values():
+    for value in results_by_rank.values():
         if isinstance(value, str):
             raise AssertionError(value)
-    return [told[rank] for rank in range(WORLD)]
+    return [results_by_rank[rank] for rank in range(WORLD)]
 
 
 def _one(rank: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...], results: Any) -> None:
@@ -72,10 +72,10 @@ def network() -> nn.Module:
 def train(rank: int, steps: int, **arguments: Any) -> dict[str, Any]:
     """Some steps of data parallel; the gradients of the first and the parameters of the last."""
     model = nn.parallel.DistributedDataParallel(network())
-    found = None
+    hook = None
     if arguments:
-        found = ddp_hook(**arguments)
-        model.register_comm_hook(*found)
+        hook = ddp_hook(**arguments)
+        model.register_comm_hook(*hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(7)
     weights = torch.randn(64, generator=generator)
@@ -88,11 +88,11 @@ def train(rank: int, steps: int, **arguments: Any) -> dict[str, Any]:
         gradients = gradients or [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         losses.append(loss.item())
-    told = {"losses": losses, "gradients": gradients, "parameters": [p.detach().numpy() for p in model.parameters()]}
-    if found:
-        told |= {"sent": found[0].sent_bytes, "lost": found[0].lost_rows}
-        found[0].close()
-    return told
+    outcome = {"losses": losses, "gradients": gradients, "parameters": [p.detach().numpy() for p in model.parameters()]}
+    if hook:
+        outcome |= {"sent": hook[0].sent_bytes, "lost": hook[0].lost_rows}
+        hook[0].close()
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -131,53 +131,53 @@ class Lossy(Streams):
         self._count = 0
 
     def exchange(self, going: Sequence[torch.Tensor], coming: Sequence[Codec], loss: float) -> Any:
-        came, pieces = super().exchange(going, coming, loss)
+        received, pieces = super().exchange(going, coming, loss)
         self._count += 1
         if self._count % 4 == 1:  # means travel in between
             count = len(pieces[0])
             arrived = np.arange(count) < count - 2
             if dist.get_rank() == 0:
-                came[1] = ReceivedPart(came[1].content, coming[1].rows_within(arrived, PAYLOAD))
+                received[1] = ReceivedPart(received[1].content, coming[1].rows_within(arrived, PAYLOAD))
             if dist.get_rank() == 1:
                 pieces[0] = arrived
-        return came, pieces
+        return received, pieces
 
 
 def _sum_of_means(_rank: int, kind: str) -> tuple[float, int]:
     """What a constant gradient comes to over some steps, as a share of what it should, where rows are lost."""
-    found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
+    hook = Exchange(kind, "bf16", 0.3, Lossy(), 0)
     parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * VALUES_PER_CHUNK, 1))
     gradient, total = torch.linspace(0.5, 1.5, parameter.numel()), torch.zeros(parameter.numel())
     for _ in range(24):
-        total += found._mean(gradient.clone(), [parameter], 0)
-    lost = found.lost_rows
-    found.close()
+        total += hook._mean(gradient.clone(), [parameter], 0)
+    lost = hook.lost_rows
+    hook.close()
     return float(total.sum() / (24 * gradient.sum())), lost
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8"], ids=["whole chunks", "refinements"])
 def test_lost_rows_do_not_bias_the_mean(kind: str) -> None:
-    told = together(_sum_of_means, kind)
-    assert told[1][1] > 0
-    for share, _ in told:
+    results = together(_sum_of_means, kind)
+    assert results[1][1] > 0
+    for share, _ in results:
         assert share == pytest.approx(1, abs=0.01)
 
 
 def _carried(_rank: int, kind: str) -> tuple[list[float], list[float]]:
     """What a process has left of a gradient, and the mean of what all then send beside a gradient of zeros."""
-    found = Exchange(kind, "bf16", 0.3, Lossy(), 0)
+    hook = Exchange(kind, "bf16", 0.3, Lossy(), 0)
     parameter = torch.nn.Parameter(torch.zeros(WORLD * 40 * VALUES_PER_CHUNK, 1))
-    found._mean(torch.linspace(-1, 1, parameter.numel()), [parameter], 0)
-    left = found._residuals[0][1].tolist() if found._residuals else []
-    mean = found._mean(torch.zeros(parameter.numel()), [parameter], 0)
-    found.close()
+    hook._mean(torch.linspace(-1, 1, parameter.numel()), [parameter], 0)
+    left = hook._residuals[0][1].tolist() if hook._residuals else []
+    mean = hook._mean(torch.zeros(parameter.numel()), [parameter], 0)
+    hook.close()
     return left, mean.tolist()
 
 
 def test_a_lost_refinement_is_added_to_the_next_gradient() -> None:
-    told = together(_carried, "int8")
-    left, mean = torch.tensor(told[1][0]), torch.tensor(told[0][1])
-    assert told[0][0] == []  # nothing of this one's was lost
+    results = together(_carried, "int8")
+    left, mean = torch.tensor(results[1][0]), torch.tensor(results[0][1])
+    assert results[0][0] == []  # nothing of this one's was lost
     assert left.any()
     assert torch.allclose(mean, left / WORLD, atol=0.02 * float(left.abs().max()))
     whole, nothing = together(_carried, "int4")[1]
@@ -187,14 +187,14 @@ def test_a_lost_refinement_is_added_to_the_next_gradient() -> None:
 
 def _left_behind(_rank: int) -> list[bool]:
     """Whether what was left of a gradient is added to the next, of the same parameters and of others."""
-    found = Exchange("int8", "bf16", 0.3, Streams(), 0)
+    hook = Exchange("int8", "bf16", 0.3, Streams(), 0)
     a, b = (torch.nn.Parameter(torch.zeros(64, 64)) for _ in range(2))
-    told = []
+    results = []
     for whose in ([a, b], [b, a]):
-        found._residuals[0] = [a.data_ptr(), b.data_ptr()], torch.ones(2 * 64 * 64)
-        told.append(bool(found._mean(torch.zeros(2 * 64 * 64), whose, 0).any()))
-    found.close()
-    return told
+        hook._residuals[0] = [a.data_ptr(), b.data_ptr()], torch.ones(2 * 64 * 64)
+        results.append(bool(hook._mean(torch.zeros(2 * 64 * 64), whose, 0).any()))
+    hook.close()
+    return results
 
 
 def test_a_residual_is_added_for_the_same_parameters_only() -> None:
@@ -234,12 +234,12 @@ def test_a_network_so_small_that_not_every_process_owns_a_part_of_it(transport: 
 def _tiny(_rank: int, transport: str | None) -> list[Any]:
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(10, 3))
-    found = ddp_hook("int8", "bf16", transport=transport, host="127.0.0.1") if transport else None  # type: ignore[arg-type]
-    if found:
-        model.register_comm_hook(*found)
+    hook = ddp_hook("int8", "bf16", transport=transport, host="127.0.0.1") if transport else None  # type: ignore[arg-type]
+    if hook:
+        model.register_comm_hook(*hook)
     model(torch.ones(4, 10)).square().mean().backward()
-    if found:
-        found[0].close()
+    if hook:
+        hook[0].close()
     return [p.grad.numpy().copy() for p in model.parameters() if p.grad is not None]
 
 
@@ -248,7 +248,7 @@ def _train_with(rank: int, steps: int, arguments: dict[str, Any]) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"loss": 0.5}, "loss: 0.5 is not within 0 and 0.3"),
         ({"loss": -0.1}, "loss: -0.1 is not within 0 and 0.3"),
@@ -261,8 +261,8 @@ def _train_with(rank: int, steps: int, arguments: dict[str, Any]) -> dict[str, A
         ({"seed": -1}, "seed: -1 is negative"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ddp_hook(**arguments)
 
 

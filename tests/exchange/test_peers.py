@@ -49,8 +49,8 @@ async def test_every_member_gets_what_the_others_sent_to_it(security: Security) 
     async with group(3, security) as links:
         for turn in range(20):  # also where one is ahead by a message
             messages = [[f"{turn}:{i}>{k}".encode() * 5000 for k in range(3)] for i in range(3)]
-            got = await asyncio.gather(*(link.swap(messages[i]) for i, link in enumerate(links)))
-            assert got == [[messages[i][k] for i in range(3)] for k in range(3)]
+            received = await asyncio.gather(*(link.swap(messages[i]) for i, link in enumerate(links)))
+            assert received == [[messages[i][k] for i in range(3)] for k in range(3)]
         assert links[0].sent_bytes == sum(2 * 5000 * len(f"{turn}:0>1") for turn in range(20))
 
 
@@ -93,8 +93,8 @@ def test_messages_of_other_groups_are_not_taken_and_do_not_pile_up() -> None:
         assert box.take(TO, 0, 1) is None
         for group in range(100):
             box.put(["run", 1, 2, group], 0, 1, b"of who has left")
-        kept = [group for group in range(100) if box.take(("run", 1, 2, group), 0, 1)]
-        assert kept == list(range(100 - TOPICS_KEPT, 100))
+        remaining = [group for group in range(100) if box.take(("run", 1, 2, group), 0, 1)]
+        assert remaining == list(range(100 - TOPICS_KEPT, 100))
 
     asyncio.run(scene())
 

@@ -45,7 +45,7 @@ class Memory:
     def __init__(self) -> None:
         self.flat = torch.arange(float(SIZE))
         self.pushed: list[tuple[PushHeader, torch.Tensor]] = []
-        self.beats: list[int] = []
+        self.beats: list[tuple[int, str]] = []
         self.parts = Parts()
         self.bound: tuple[int, float] = 4 * SIZE, 1.0
         self.arrived: NDArray[np.bool_] | None = None
@@ -98,8 +98,8 @@ class Memory:
         held = header.lease == LEASE and self.parts.hold(attempt, what, start, frames, 4 * SIZE, header.train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
-    def beat(self, lease: LeaseId, steps: int) -> Reply:
-        self.beats.append(steps)
+    def beat(self, lease: LeaseId, steps: int, doing: str) -> Reply:
+        self.beats.append((steps, doing))
         return Reply.ACCEPTED if lease == LEASE else Reply.STALE_ROUND
 
     async def join(self, lease: LeaseId, address: str, steps: Sequence[int], why: str) -> LockstepGroup | Reply:
@@ -168,8 +168,8 @@ async def test_what_is_pushed_arrives_with_its_header(security: Security, datagr
         flat = torch.randn(SIZE)
         header = PushHeader(LEASE, 9, 1.5, checksum([flat.numpy().data.cast("B")]))
         assert await client.push(header, flat) == Receipt(Reply.ACCEPTED)
-        ((got, values),) = head.pushed
-        assert got == header
+        ((pushed, values),) = head.pushed
+        assert pushed == header
         assert torch.equal(values, flat)
         assert store.bytes_up == 4 * SIZE
 
@@ -188,8 +188,8 @@ async def test_parts_are_pulled_and_pushed_in_any_order(security: Security) -> N
         assert await client.push(header, None) == Receipt(Reply.WRONG_SHAPE)  # the rest is missing
         assert await client.part(header, 0, flat[:2_000_000]) is Reply.ACCEPTED
         assert await client.push(header, None) == Receipt(Reply.ACCEPTED)
-        ((got, values),) = head.pushed
-        assert got == header
+        ((pushed, values),) = head.pushed
+        assert pushed == header
         assert torch.equal(values, flat)
         other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
         assert await client.part(other, 0, flat[:5]) is Reply.NOT_LEASED
@@ -318,9 +318,9 @@ async def test_heartbeats_the_program_and_refusals(security: Security) -> None:
     async with serving(security) as (head, _, address), connected(address, security) as client:
         other = LeaseId("run", 1, 2, 3, 5)
         assert await client.program() == b"a program"
-        assert await client.beat(LEASE, 3) is Reply.ACCEPTED
-        assert await client.beat(other, 4) is Reply.STALE_ROUND
-        assert head.beats == [3, 4]
+        assert await client.beat(LEASE, 3, "train") is Reply.ACCEPTED
+        assert await client.beat(other, 4, "move") is Reply.STALE_ROUND
+        assert head.beats == [(3, "train"), (4, "move")]
         with pytest.raises(RefusedError, match="pull of subnet 3, round 2: not-leased"):
             await client.pull(other)
 
@@ -366,7 +366,7 @@ def test_without_the_cluster_s_certificates_there_is_no_talking_to_a_tls_store(s
         async with serving(Security.temporary()) as (head, store, address):
             async with connected(address.replace("tls://", f"{scheme}://"), theirs) as client:
                 with pytest.raises((OSError, RuntimeError, asyncio.TimeoutError)):
-                    await asyncio.wait_for(client.beat(LEASE, 3), 3)
+                    await asyncio.wait_for(client.beat(LEASE, 3, "train"), 3)
             assert head.beats == []
             assert store.bytes_down == store.bytes_up == 0
 

@@ -20,26 +20,26 @@ def receive(seconds: str, flows: str = "1") -> object:
     server.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES)
     print("listening", flush=True)
     connections = [server.accept()[0] for _ in range(int(flows))]
-    got = [0] * len(connections)
+    received = [0] * len(connections)
 
     def read(index: int) -> None:
         buffer = bytearray(1 << 20)
         while count := connections[index].recv_into(buffer):
-            got[index] += count
+            received[index] += count
 
     readers = [threading.Thread(target=read, args=(index,)) for index in range(len(connections))]
     for reader in readers:
         reader.start()
     time.sleep(0.3)
-    before, start = sum(got), time.monotonic()
+    before, start = sum(received), time.monotonic()
     time.sleep(float(seconds))
-    after, end = sum(got), time.monotonic()
+    after, end = sum(received), time.monotonic()
     congestion = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
     for connection in connections:
         connection.send(b".")
     for reader in readers:
         reader.join()
-    return {"rate": (after - before) * 8 / (end - start), "bytes": sum(got), "congestion": congestion}
+    return {"rate": (after - before) * 8 / (end - start), "bytes": sum(received), "congestion": congestion}
 
 
 def send(address: str) -> object:
@@ -67,17 +67,17 @@ def ask(address: str, times: str, wait: str) -> object:
     """Seconds there and back of each of `times` datagrams; None for one that was not back after `wait` seconds."""
     asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     asking.settimeout(float(wait))
-    taken: list[float | None] = []
+    round_trips: list[float | None] = []
     for number in range(int(times)):
         start = time.perf_counter()
         try:
             asking.sendto(str(number).encode(), (address, 5002))
             while int(asking.recv(2048)) != number:
                 pass
-            taken.append(time.perf_counter() - start)
+            round_trips.append(time.perf_counter() - start)
         except OSError:
-            taken.append(None)
-    return taken
+            round_trips.append(None)
+    return round_trips
 
 
 def count(seconds: str) -> object:
@@ -86,14 +86,14 @@ def count(seconds: str) -> object:
     served.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
     served.bind(("0.0.0.0", 5002))
     print("listening", flush=True)
-    came = 0
+    datagrams = 0
     try:
         while True:
             served.recv(2048)
             served.settimeout(float(seconds))
-            came += 1
+            datagrams += 1
     except TimeoutError:
-        return came
+        return datagrams
 
 
 def shoot(address: str, packets: str) -> object:

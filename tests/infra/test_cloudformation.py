@@ -59,14 +59,14 @@ def aws(request: pytest.FixtureRequest) -> Iterator[boto3.Session]:
         yield session
 
 
-def made(aws: boto3.Session, type_: str) -> list[str]:
+def physical_ids(aws: boto3.Session, type_: str) -> list[str]:
     """The physical ids of the stack's resources of a type."""
     resources = aws.client("cloudformation").describe_stack_resources(StackName=STACK)["StackResources"]
     return [r["PhysicalResourceId"] for r in resources if r.get("ResourceType") == type_]
 
 
 def scope(aws: boto3.Session) -> iam.Scope:
-    (bucket,) = made(aws, "AWS::S3::Bucket")
+    (bucket,) = physical_ids(aws, "AWS::S3::Bucket")
     return iam.Scope(account=ACCOUNT, region=REGION, bucket=bucket)
 
 
@@ -120,7 +120,7 @@ def test_a_role_may_do_what_its_policy_in_the_code_says(aws: boto3.Session, role
 
 
 def test_the_two_managed_policies_together_are_the_launchers(aws: boto3.Session) -> None:
-    statements = [s for arn in made(aws, "AWS::IAM::ManagedPolicy") for s in managed(aws, arn)]
+    statements = [s for arn in physical_ids(aws, "AWS::IAM::ManagedPolicy") for s in managed(aws, arn)]
     assert plain(statements) == plain(iam.launcher_policy(scope(aws))["Statement"])
 
 
@@ -178,29 +178,37 @@ def test_the_network_has_a_subnet_in_each_of_three_zones_and_a_way_out(
     aws: boto3.Session, properties: dict[str, Any]
 ) -> None:
     ec2 = aws.client("ec2")
-    (vpc,) = made(aws, "AWS::EC2::VPC")
+    (vpc,) = physical_ids(aws, "AWS::EC2::VPC")
     mine = [{"Name": "vpc-id", "Values": [vpc]}]
     subnets = ec2.describe_subnets(Filters=mine)["Subnets"]
     assert len({subnet["AvailabilityZone"] for subnet in subnets}) == len(subnets) == 3
     assert all(properties[f"Subnet{n}"]["MapPublicIpOnLaunch"] for n in ("One", "Two", "Three"))
-    (routes,) = made(aws, "AWS::EC2::RouteTable")
+    (routes,) = physical_ids(aws, "AWS::EC2::RouteTable")
     (table,) = ec2.describe_route_tables(RouteTableIds=[routes])["RouteTables"]
     ways = {route.get("DestinationCidrBlock"): route.get("GatewayId") for route in table["Routes"]}
-    assert [ways["0.0.0.0/0"]] == made(aws, "AWS::EC2::InternetGateway")
-    assert made(aws, "AWS::EC2::SubnetRouteTableAssociation") == [routes] * 3  # moto names them by their table
+    assert [ways["0.0.0.0/0"]] == physical_ids(aws, "AWS::EC2::InternetGateway")
+    assert physical_ids(aws, "AWS::EC2::SubnetRouteTableAssociation") == [routes] * 3  # moto names them by their table
     (endpoint,) = ec2.describe_vpc_endpoints(Filters=mine)["VpcEndpoints"]
     assert (endpoint["VpcEndpointType"], endpoint["ServiceName"]) == ("Gateway", f"com.amazonaws.{REGION}.s3")
     assert endpoint["RouteTableIds"] == [routes]
 
 
 def test_no_security_group_lets_the_world_in(aws: boto3.Session) -> None:
-    (vpc,) = made(aws, "AWS::EC2::VPC")
+    (vpc,) = physical_ids(aws, "AWS::EC2::VPC")
     groups = aws.client("ec2").describe_security_groups()["SecurityGroups"]
     assert vpc in {group["VpcId"] for group in groups}
     for rule in (rule for group in groups for rule in group["IpPermissions"]):
         assert not ANYWHERE & {r["CidrIp"] for r in rule["IpRanges"]}
         assert not ANYWHERE & {r["CidrIpv6"] for r in rule["Ipv6Ranges"]}
-    assert made(aws, "AWS::EC2::SecurityGroup") + made(aws, "AWS::EC2::SecurityGroupIngress") == []
+    assert physical_ids(aws, "AWS::EC2::SecurityGroupIngress") == []
+
+
+def test_the_one_group_is_that_of_heads_that_end_in_the_network_of_the_runs(aws: boto3.Session) -> None:
+    (group,) = physical_ids(aws, "AWS::EC2::SecurityGroup")
+    (security_group,) = aws.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    assert [security_group["VpcId"]] == physical_ids(aws, "AWS::EC2::VPC")
+    assert iam.ENDED_HEADS_TAG in {tag["Key"] for tag in security_group["Tags"]}
+    assert security_group["IpPermissions"] == []
 
 
 def test_nothing_of_the_stack_can_be_taken_for_a_runs(aws: boto3.Session) -> None:
@@ -208,17 +216,17 @@ def test_nothing_of_the_stack_can_be_taken_for_a_runs(aws: boto3.Session) -> Non
     ec2 = aws.client("ec2")
     assert ec2.describe_tags(Filters=[{"Name": "key", "Values": ["idletrain:run"]}])["Tags"] == []
     (vpc,) = ec2.describe_vpcs(Filters=[{"Name": "tag-key", "Values": ["idletrain:network"]}])["Vpcs"]
-    assert [vpc["VpcId"]] == made(aws, "AWS::EC2::VPC")
+    assert [vpc["VpcId"]] == physical_ids(aws, "AWS::EC2::VPC")
 
 
 @pytest.mark.parametrize("aws", [{"Network": "true", "Zones": "2"}], indirect=True, ids=["two zones"])
 def test_a_region_with_two_zones_gets_two_subnets(aws: boto3.Session) -> None:
-    assert len(made(aws, "AWS::EC2::Subnet")) == 2
+    assert len(physical_ids(aws, "AWS::EC2::Subnet")) == 2
 
 
 @pytest.mark.parametrize("aws", [{}], indirect=True, ids=["no network"])
 def test_there_is_no_network_unless_asked_for(aws: boto3.Session) -> None:
     resources = aws.client("cloudformation").describe_stack_resources(StackName=STACK)["StackResources"]
     types = {resource.get("ResourceType", "") for resource in resources}
-    assert not [type_ for type_ in types if type_.startswith("AWS::EC2::")]
+    assert {type_ for type_ in types if type_.startswith("AWS::EC2::")} == {"AWS::EC2::SecurityGroup"}
     assert {"AWS::S3::Bucket", "AWS::IAM::Role"} <= types

@@ -14,24 +14,24 @@ METRICS |= {f"idletrain_{name}": label for name, _, label, _ in GAUGES}
 
 
 def test_every_panel_asks_for_metrics_and_labels_that_there_are() -> None:
-    asked = set()
+    queried = set()
     for panel in BOARD["panels"]:
         for target in panel["targets"]:
             (name,) = re.findall(r"idletrain_[a-z_]+", target["expr"])
             labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             assert labels <= {"run", METRICS[name]}, panel["title"]
             assert (METRICS[name] in labels) == bool(METRICS[name]), panel["title"]
-            asked.add(name)
-    assert asked == METRICS.keys()
+            queried.add(name)
+    assert queried == METRICS.keys()
 
 
 def test_panels_do_not_overlap() -> None:
-    taken = [
+    used = [
         (x, y)
         for place in (panel["gridPos"] for panel in BOARD["panels"])
         for x in range(place["x"], place["x"] + place["w"])
         for y in range(place["y"], place["y"] + place["h"])
     ]
-    assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24
+    assert len(used) == len(set(used))
+    assert max(x for x, _ in used) < 24
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])

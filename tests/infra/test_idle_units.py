@@ -20,8 +20,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
     here.write_text(UNIT.read_text().replace(PROGRAM, "/bin/true"))  # it checks that the program is there
     result = subprocess.run([str(ANALYZE), "verify", str(here)], capture_output=True, text=True, check=False)
-    told = [line for line in result.stderr.splitlines() if UNIT.name in line]  # other units of the machine may be odd
-    assert (result.returncode, told) == (0, [])
+    complaints = [
+        line for line in result.stderr.splitlines() if UNIT.name in line
+    ]  # other units of the machine may be odd
+    assert (result.returncode, complaints) == (0, [])
 
 
 def test_the_unit_gives_the_worker_its_notice_once_and_time_to_go() -> None:

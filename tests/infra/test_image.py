@@ -5,12 +5,16 @@ That it builds and runs is shown by infra/image/build-offline.sh, which takes mi
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from idletrain.cluster.local import WORKER_ENVIRONMENT
 
@@ -22,14 +26,14 @@ SCRIPT = ROOT / "infra" / "image" / "build-offline.sh"
 def stages() -> list[list[tuple[str, str]]]:
     """The instructions of each stage and their arguments; what comes before the first stage is the first of them."""
     text = "\n".join(line for line in DOCKERFILE.read_text().splitlines() if not line.lstrip().startswith("#"))
-    found: list[list[tuple[str, str]]] = [[]]
+    matches: list[list[tuple[str, str]]] = [[]]
     for line in text.replace("\\\n", " ").splitlines():
         word, _, rest = line.partition(" ")
         if word == "FROM":
-            found.append([])
+            matches.append([])
         if word:
-            found[-1].append((word, " ".join(rest.split())))
-    return found
+            matches[-1].append((word, " ".join(rest.split())))
+    return matches
 
 
 def arguments(stage: list[tuple[str, str]], word: str) -> list[str]:
@@ -61,18 +65,53 @@ def test_what_is_installed_is_pinned_and_comes_for_cpus_unless_asked() -> None:
     build = stages()[1]
     installs = [rest for rest in arguments(build, "RUN") if "pip install" in rest]
     assert len(installs) == 2
-    assert "-r requirements.txt -c constraints.txt" in installs[0]
-    assert "pip install --no-deps ." in installs[1]
+    assert "--require-hashes -r requirements.txt" in installs[0]
+    assert "pip install --no-deps --no-build-isolation ." in installs[1]  # with nothing that has no hash
     assert arguments(build, "ARG") == ["CUDA=cpu", "TORCH_INDEX=https://download.pytorch.org/whl/${CUDA}"]
 
 
 def test_the_code_is_copied_after_what_it_needs_is_installed() -> None:
     """A change of the code builds one layer of a few hundred kilobytes, and not one of torch."""
     build = stages()[1]
-    install = next(i for i, (word, rest) in enumerate(build) if word == "RUN" and "constraints.txt" in rest)
+    install = next(i for i, (word, rest) in enumerate(build) if word == "RUN" and "requirements.txt" in rest)
     before = [rest for word, rest in build[:install] if word == "COPY"]
-    assert before == ["pyproject.toml constraints.txt ./"]
+    assert before == ["infra/image/requirements-${CUDA}.txt requirements.txt"]
     assert ("COPY", "idletrain idletrain") in build[install:]
+
+
+def test_every_package_of_the_image_is_one_of_those_that_are_tested_and_has_the_hash_of_its_file() -> None:
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    text = (ROOT / "infra" / "image" / "requirements-cpu.txt").read_text()
+    locked = [line for line in text.splitlines() if not line.startswith("#")]
+    matches = {}
+    for line in locked:
+        match = re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+        assert match, line
+        matches[match[1]] = match[2].partition("+")[0]
+    assert matches == {name: tested[name] for name in matches}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = {canonicalize_name(re.split(r"[<>=~\[]", spec)[0]) for spec in project["dependencies"]}
+    assert direct | {"setuptools"} <= matches.keys()
+
+
+def test_a_report_of_pip_becomes_one_line_a_package() -> None:
+    spec = importlib.util.spec_from_file_location("lock", ROOT / "infra" / "image" / "lock.py")
+    assert spec
+    assert spec.loader
+    lock = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lock)
+    items = [
+        {
+            "metadata": {"name": name, "version": "1"},
+            "download_info": {"archive_info": {"hashes": {"sha256": digit * 64}}},
+        }
+        for name, digit in (("PyYAML", "b"), ("annotated_types", "a"))
+    ]
+    assert lock.lines({"install": items}) == [
+        f"annotated-types==1 --hash=sha256:{'a' * 64}",
+        f"pyyaml==1 --hash=sha256:{'b' * 64}",
+    ]
 
 
 def test_the_last_stage_takes_the_environment_and_installs_nothing() -> None:
@@ -93,11 +132,11 @@ def test_no_secret_can_be_given_to_the_build_or_lie_in_the_image() -> None:
     names = [pair.partition("=")[0] for rest in given for pair in shlex.split(rest)]
     assert {"BASE", "CUDA", "GLIBC_TUNABLES"} <= {*names}
     assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|KEY|CREDENTIAL", name)]
-    first, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    first, *included = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert first == "*"  # all but what is named is left out
-    copied = {name for rest in arguments(stages()[1], "COPY") for name in rest.split()[:-1]}
-    assert {line.removeprefix("!") for line in kept if line.startswith("!")} == copied
-    assert all((ROOT / name).exists() for name in copied)
+    copied = {name.replace("${CUDA}", "*") for rest in arguments(stages()[1], "COPY") for name in rest.split()[:-1]}
+    assert {line.removeprefix("!") for line in included if line.startswith("!")} == copied
+    assert all([*ROOT.glob(name)] for name in copied)
 
 
 def test_the_script_that_builds_without_a_registry_refuses_without_rights(tmp_path: Path) -> None:

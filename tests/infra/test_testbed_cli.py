@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, and that it says how to mend what is wrong."""
+"""The command line: what it prints, how it ends, and that it says how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from idletrain_testbed import missing
 
-LACKING = missing()
-pytestmark = pytest.mark.skipif(bool(LACKING), reason=" ".join(LACKING))
+MISSING = missing()
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=" ".join(MISSING))
 CLI = [sys.executable, "-c", "from idletrain_testbed.cli import main; main()"]
 WITHOUT_RIGHTS = """
 import ctypes, os, sys
@@ -33,10 +33,10 @@ def run(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def up() -> Iterator[dict[str, Any]]:
     done = run("up", "--nodes", "2", "--link", "100mbit", "--json")
     assert done.returncode == 0, done.stderr
-    made: dict[str, Any] = json.loads(done.stdout)
-    yield made
-    assert run("down", "--name", made["name"]).returncode == 0
-    assert not [*Path("/run/netns").glob(f"*{made['name']}*")]
+    state: dict[str, Any] = json.loads(done.stdout)
+    yield state
+    assert run("down", "--name", state["name"]).returncode == 0
+    assert not [*Path("/run/netns").glob(f"*{state['name']}*")]
 
 
 def test_an_instance_outlives_the_command_that_made_it(up: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_links_are_cut_healed_and_changed(up: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["cut", "n7"], "has no node 'n7': name one of head, n0 to n1."),
         (["link", "n0", "5mbps"], "link '5mbps': write a number and one of bit, kbit, mbit, gbit."),
@@ -74,11 +74,11 @@ def test_links_are_cut_healed_and_changed(up: dict[str, Any]) -> None:
         (["up", "--name", "No!"], "name 'No!': use up to 31 small letters, digits and hyphens."),
     ],
 )
-def test_what_is_wrong_is_one_line_that_says_what_to_do(up: dict[str, Any], argv: list[str], said: str) -> None:
+def test_what_is_wrong_is_one_line_that_says_what_to_do(up: dict[str, Any], argv: list[str], message: str) -> None:
     named = [] if argv[0] in {"up", "down"} else ["--name", up["name"]]
     done = run(*argv, *named)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

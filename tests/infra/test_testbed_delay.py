@@ -23,14 +23,14 @@ def test_packets_go_after_the_delay_all_that_are_due_at_once() -> None:
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=30), st.floats(0.001, 5))
 def test_no_packet_is_early_late_or_left(gaps: list[float], delay: float) -> None:
     queue = DelayQueue(delay)
-    came: list[float] = []
-    gone = 0
+    arrived: list[float] = []
+    released = 0
     for gap in gaps:
-        now = (came[-1] if came else 0.0) + gap
+        now = (arrived[-1] if arrived else 0.0) + gap
         last = queue.due(now)
-        gone = gone if last is None else last
-        assert all(when + delay <= now for when in came[:gone])
-        assert all(when + delay > now for when in came[gone:])
-        came.append(now)
-        queue.add(len(came), now)
-    assert queue.due(came[-1] + delay) == len(came)
+        released = released if last is None else last
+        assert all(when + delay <= now for when in arrived[:released])
+        assert all(when + delay > now for when in arrived[released:])
+        arrived.append(now)
+        queue.add(len(arrived), now)
+    assert queue.due(arrived[-1] + delay) == len(arrived)

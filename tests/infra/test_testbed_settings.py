@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from idletrain_testbed.settings import Settings, TestbedError, rate, settings
 
-ASKED: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "nodes": 2,
     "link": None,
     "head_link": None,
@@ -21,8 +21,8 @@ ASKED: dict[str, Any] = {
 }
 
 
-def asked(**given: Any) -> Settings:
-    return settings(**ASKED | given)
+def settings_of(**given: Any) -> Settings:
+    return settings(**DEFAULTS | given)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_rate_that_tc_does_not_know_or_takes_otherwise_is_refused(text: str) -
 
 
 def test_all_is_read() -> None:
-    got = asked(link="100mbit", cpus=0.25, memory="1GiB", delay="2ms", loss="0.5%", queue="64KiB")
-    assert got == Settings(
+    result = settings_of(link="100mbit", cpus=0.25, memory="1GiB", delay="2ms", loss="0.5%", queue="64KiB")
+    assert result == Settings(
         nodes=2,
         link=100_000_000,
         head_link=100_000_000,
@@ -54,13 +54,13 @@ def test_all_is_read() -> None:
 
 
 def test_the_head_may_have_another_link() -> None:
-    got = asked(link="100mbit", head_link="1gbit")
-    assert (got.rate("head"), got.rate("n0")) == (10**9, 10**8)
+    result = settings_of(link="100mbit", head_link="1gbit")
+    assert (result.rate("head"), result.rate("n0")) == (10**9, 10**8)
 
 
 def test_every_fault_is_named_at_once() -> None:
     with pytest.raises(TestbedError) as caught:
-        asked(nodes=0, link="x", cpus=0.001, memory="1KB", delay="1h", loss="200%", queue="1B")
+        settings_of(nodes=0, link="x", cpus=0.001, memory="1KB", delay="1h", loss="200%", queue="1B")
     lines = str(caught.value).splitlines()
     assert [line.split()[0] for line in lines] == ["0", "0.001", "link", "memory", "delay", "loss", "queue"]
     assert all(line.endswith(".") for line in lines)

@@ -9,6 +9,7 @@ import numpy as np
 
 from idletrain.nn import assembly
 from idletrain.nn.evaluate import assembled
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
@@ -25,7 +26,7 @@ def loud(prepared: Prepared, program: Program) -> Network:
 def test_a_network_about_as_good_as_its_subnets_is_no_news(small_program: Callable[..., Prepared]) -> None:
     prepared = small_program(norm=None, subnets=4)
     network = Network.of(prepared.program, prepared.network)
-    subnets = prepared.program.subnets(0, [0.25] * 4)
+    subnets = prepared.program.subnets(0, by_neurons([0.25] * 4))
     assert assembly.warning(prepared.program, network, subnets, (1.9, 1.0)) is None
     assert assembly.warning(prepared.program, network, subnets, (1.0, 2.0)) is None
 
@@ -37,17 +38,17 @@ def test_a_network_whose_sums_are_not_those_of_its_subnets_names_the_layer(
     layout = prepared.program.layout
     unscaled = replace(layout, tensors=tuple(replace(t, scaled=()) for t in layout.tensors), contractions=())
     program = replace(prepared.program, layout=unscaled)
-    subnets = program.subnets(0, [0.25] * 4)
-    told = assembly.warning(program, loud(prepared, program), subnets, (8.0, 1.0))
-    assert told is not None
+    subnets = program.subnets(0, by_neurons([0.25] * 4))
+    warning = assembly.warning(program, loud(prepared, program), subnets, (8.0, 1.0))
+    assert warning is not None
     second = [name for name, layer in prepared.module.named_modules() if type(layer).__name__ == "Linear"][1]
-    assert "is 8, 8.0 times its subnets' 1" in told
-    assert f"in layer {second}," in told
+    assert "is 8, 8.0 times its subnets' 1" in warning
+    assert f"in layer {second}," in warning
     assert assembly.likely_layer(prepared.program, loud(prepared, prepared.program), subnets_of(prepared)) is None
 
 
 def subnets_of(prepared: Prepared) -> list:
-    return prepared.program.subnets(0, [0.25] * 4)
+    return prepared.program.subnets(0, by_neurons([0.25] * 4))
 
 
 def test_the_network_s_loss_is_taken_on_the_same_samples_every_time(small_program: Callable[..., Prepared]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 import torch
 from conftest import Given
 from torch import Tensor, nn
+from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES
-from idletrain.nn.data.arrays import MapStyleSource
+from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare
+from idletrain.nn.program import cross_entropy, model_loss
 
 X, Y = np.random.default_rng(0).normal(size=(600, 6)).astype(np.float32), np.arange(600) % 3
 
@@ -106,10 +109,11 @@ def test_a_forward_that_uses_tensors_of_its_own_is_cut_and_measured(forward: Any
     ],
     ids=["item", "if"],
 )
-def test_a_forward_that_looks_at_values_is_refused(forward: Any, method: str) -> None:
-    told = fault(Around(forward), method=method)
-    assert told.startswith("model: cannot be traced (")
-    assert told.endswith("its forward should not look at values, as .item() and if do")
+def test_a_forward_that_looks_at_values_is_cut_and_measured_with_values(forward: Any, method: str) -> None:
+    got = prepared(Around(forward), method=method)
+    assert got.program.layout.sizes == ((8,) if method == "ist" else ())
+    plain = prepared(Around(through), method=method)
+    assert subnet_need(got.program)(0.5) == subnet_need(plain.program)(0.5)
 
 
 def broken_assertion(self: Any, x: Tensor) -> Tensor:
@@ -129,18 +133,134 @@ def test_whatever_forward_raises_is_a_fault_of_the_job(forward: Any, reason: str
     assert fault(Around(forward)).startswith(f"model: does not take inputs of shape [6]: {reason}")
 
 
-@pytest.mark.parametrize(("outputs", "kind"), [(lambda y: (y, y), "tuple"), (lambda y: {"logits": y}, "dict")])
-def test_outputs_that_are_not_one_tensor(outputs: Any, kind: str) -> None:
+@dataclass
+class Output:
+    state: Tensor
+    logits: Tensor
+    cache: object
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        lambda y: (y, y.mean()),
+        lambda y: [y],
+        lambda y: {"loss": y.mean(), "logits": y},
+        lambda y: Output(y.flatten(), y, object()),
+    ],
+    ids=["tuple", "list", "dict", "dataclass"],
+)
+def test_outputs_may_be_more_than_one_tensor(outputs: Any) -> None:
+    plain, got = (
+        prepared(Around(forward), batch_size=32) for forward in (through, lambda self, x: outputs(through(self, x)))
+    )
+    assert got.program.layout.sizes == plain.program.layout.sizes == (8,)
+    assert [c.scaling for c in got.program.layout.contractions] == ["weights"]
+    assert got.program.loss is plain.program.loss is cross_entropy
+
+
+@pytest.mark.parametrize(("outputs", "kind"), [(lambda _: object(), "object"), (lambda _: {"n": 3}, "dict")])
+def test_outputs_without_a_tensor(outputs: Any, kind: str) -> None:
     told = fault(Around(lambda self, x: outputs(through(self, x))))
-    assert told == f"model: its forward returns a {kind}; it should return one tensor"
+    assert told.startswith(f"model: its forward returns a {kind}; it should return a tensor, or a tuple, dict or ")
+
+
+def test_a_group_that_is_seen_in_a_second_output_stays_whole() -> None:
+    got = prepared(Around(lambda self, x: (through(self, x), self.first(x))))
+    assert got.program.layout.groups == ()
+    assert "first: its neurons are the network's outputs" in got.fallback
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("item", [lambda i: X[i], lambda i: (X[i], Y[i], i), lambda i: X[i][0], lambda i: {}[i]])
-def test_items_of_a_dataset_that_are_no_pairs(item: Any) -> None:
-    assert fault(None, MapStyleSource(Items(item))).startswith("data.train: its samples cannot be read (")
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (lambda i: X[i], "an item is a ndarray"),
+        (lambda i: X[i][0], "an item is a float32"),
+        (lambda i: (X[i],), "an item is a tuple"),
+        (lambda i: {}[i], "KeyError"),
+        (lambda i: (X[i], Y[i], Y[i])[: 2 + (i == 0)], "items are tuples of several lengths"),
+        (lambda i: {"x": X[i], "text": "a"}, "text holds str"),
+        (lambda i: {"x": X[i], **({"more": 1} if i else {})}, "an item has other keys than the first, x"),
+    ],
+)
+def test_items_of_a_dataset_that_are_no_samples(item: Any, reason: str) -> None:
+    told = fault(None, MapStyleSource(Items(item)))
+    assert told.startswith(f"data.train: its samples cannot be read ({reason}")
+
+
+class Two(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 64), nn.Linear(2, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.relu(self.first(x) + self.second(more)))
+        return y
+
+
+class TwoWithLoss(Two):
+    """The same, with labels among its inputs, as Hugging Face's models take them."""
+
+    def forward(self, x: Tensor, more: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
+        logits = super().forward(x, more)
+        return {"loss": None if labels is None else functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@dataclass
+class Sample:
+    x: Any
+    more: Any
+    labels: Any
+
+
+@pytest.mark.parametrize(
+    ("module", "item", "loss"),
+    [
+        (Two, lambda i: (X[i], X[i, :2], Y[i]), cross_entropy),
+        (Two, lambda i: ({"more": X[i, :2], "x": X[i]}, Y[i]), cross_entropy),
+        (Two, lambda i: {"x": X[i], "more": X[i, :2], "label": Y[i]}, cross_entropy),
+        (TwoWithLoss, lambda i: {"x": X[i], "more": X[i, :2], "label": Y[i], "unused": i}, model_loss),
+        (TwoWithLoss, lambda i: Sample(X[i], X[i, :2], Y[i]), model_loss),
+    ],
+    ids=["tuple", "dict and label", "dict with label", "dict with labels for the model", "dataclass"],
+)
+def test_a_module_of_several_inputs_is_cut_measured_and_trained(module: Any, item: Any, loss: Any) -> None:
+    got = prepared(module(), MapStyleSource(Items(item)), loss=None)
+    assert got.program.layout.sizes == (64,)
+    assert got.program.loss is loss
+    assert subnet_need(got.program)(0.5) > 0
+
+
+def test_labels_beyond_the_outputs_of_a_model_with_a_loss_of_its_own_are_found() -> None:
+    last = len(X) - 1
+    beyond = MapStyleSource(Items(lambda i: {"x": X[i], "more": X[i, :2], "label": 9 if i == last else Y[i]}))
+    assert fault(TwoWithLoss(), beyond, loss=None) == "data.train: label 9 is beyond the model's 3 outputs, 0 to 2"
+
+
+def test_parts_of_several_lengths_are_named() -> None:
+    class Uneven(MapStyleSource):
+        def batch(self, index: Any) -> Any:
+            return (torch.zeros(len(index), 6), torch.zeros(len(index) + 1, 2)), torch.zeros(len(index))
+
+    told = fault(Two(), Uneven(Items(None)))
+    assert told == "data.train: of its inputs, [0] has 2 samples and [1] 3; there should be as many of each"
+
+
+def test_a_model_without_the_loss_that_the_job_asks_of_it() -> None:
+    told = fault(loss="model")
+    assert told.startswith(
+        "training.loss: model does not fit outputs [2, 3] and labels [2] of torch.int64: its outputs"
+    )
+
+
+def test_a_nan_in_a_part_is_told_by_its_name() -> None:
+    nan = MapStyleSource(Items(lambda i: {"x": X[i] * np.nan, "more": X[i, :2], "label": Y[i]}))
+    assert fault(Two(), nan, loss=None) == "data.train: its inputs x hold NaN or infinity in row 0; clean the data"
 
 
 def test_test_data_of_another_shape_than_the_training_data() -> None:
@@ -155,10 +275,34 @@ def test_test_labels_of_another_shape_than_the_training_labels() -> None:
     )
 
 
+def test_labels_that_begin_at_1_are_refused_with_the_shift() -> None:
+    assert fault(None, Given(X, Y + 1)) == (
+        "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
+    )
+    assert fault(None, Given(X, Y * 2)) == "data.train: label 4 is beyond the model's 3 outputs, 0 to 2"
+
+
+def test_a_collate_fn_s_inputs_and_labels_of_several_lengths_are_both_named() -> None:
+    def longer(items: list[Any]) -> Any:
+        return torch.tensor(np.stack([x for x, _ in items] * 2)), torch.tensor([int(y) for _, y in items])
+
+    told = fault(None, MapStyleSource(Items(lambda i: (X[i], Y[i])), longer))
+    assert told == (
+        "data.train: of a batch, inputs has 4 samples and labels 2; there should be as many of both, in the first "
+        "dimension"
+    )
+
+
+def test_several_labels_a_sample_without_a_loss_that_takes_them_are_refused_with_one_that_does() -> None:
+    told = fault(None, Given(X, np.eye(3, dtype=np.int64)[Y]))
+    assert told.endswith("; or name bce_with_logits, if a sample may have several of these labels")
+    prepared(mlp(), Given(X, np.eye(3, dtype=np.int64)[Y]), loss="bce_with_logits")
+
+
 def test_nan_and_labels_beyond_the_outputs_of_a_dataset() -> None:
     last = len(X) - 1
     nan = MapStyleSource(Items(lambda i: (X[i] * np.float32(np.nan if i == last else 1), Y[i])))
-    assert fault(None, nan) == f"data.train: its inputs hold NaN or infinity after row {last}; clean the data"
+    assert fault(None, nan) == f"data.train: its inputs hold NaN or infinity in row {last}; clean the data"
     beyond = MapStyleSource(Items(lambda i: (X[i], 9 if i == last else Y[i])))
     assert fault(None, None, beyond) == "data.test: label 9 is beyond the model's 3 outputs, 0 to 2"
 

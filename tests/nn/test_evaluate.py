@@ -1,4 +1,4 @@
-"""The assembled network: its statistics, its score."""
+"""The assembled network and its score."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from idletrain.nn.data.arrays import ArraySource
-from idletrain.nn.evaluate import Score, assembled, estimate_statistics, score
-from idletrain.nn.program import cross_entropy
+from idletrain.nn.data.datasets import MapStyleSource
+from idletrain.nn.evaluate import Score, assembled, score
+from idletrain.nn.program import cross_entropy, model_loss
 
 
 class Echo(nn.Module):
@@ -29,16 +30,6 @@ def test_an_assembled_module_shares_the_network_s_memory_and_leaves_the_original
     network[1].fill_(5)
     assert copy[0].bias.tolist() == [5, 5]
     assert module[0].weight.abs().sum() > 0
-
-
-def test_statistics_are_those_of_the_whole_network_on_the_training_data() -> None:
-    module = nn.Sequential(nn.BatchNorm1d(4))
-    x = np.random.default_rng(0).normal(3, 2, (1024, 4)).astype(np.float32)
-    module.train()
-    estimate_statistics(module, ArraySource(x, np.zeros(1024)), seed=0)
-    assert not module.training
-    torch.testing.assert_close(module[0].running_mean, torch.from_numpy(x.mean(0)), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(module[0].running_var, torch.from_numpy(x.var(0)), rtol=1e-2, atol=1e-2)
 
 
 def test_accuracy_and_mean_loss_over_all_samples_of_several_batches() -> None:
@@ -82,26 +73,6 @@ def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:
     assert accuracy == 0.75
     expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
     assert loss == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize("samples", [512, 513, 1025])
-def test_a_last_batch_of_one_sample_which_has_no_variance_is_left_out(samples: int) -> None:
-    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    estimate_statistics(module, ArraySource(np.ones((samples, 4), np.float32), np.zeros(samples)), seed=0)
-    assert module[1].num_batches_tracked == samples // 512
-
-
-def test_statistics_behind_dropout_are_the_same_every_time_and_leave_other_random_numbers_alone() -> None:
-    module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4))
-    data = ArraySource(np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32), np.zeros(600))
-    found = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        drawn = torch.get_rng_state()
-        estimate_statistics(module, data, seed=0)
-        assert torch.equal(torch.get_rng_state(), drawn)
-        found.append(module[1].running_mean.clone())
-    assert torch.equal(*found)
 
 
 def test_outputs_whose_classes_are_not_last_have_no_accuracy() -> None:
@@ -152,3 +123,28 @@ def test_labels_that_are_no_classes_of_the_outputs_are_not_calibrated() -> None:
     logits = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]] * 9
     found = score(Echo(), ArraySource(logits, np.array([0, 1, 2, 7])), lambda out, _labels: out.mean())
     assert found.calibration_error == pytest.approx(0, abs=0.01)
+
+
+class WithLoss(nn.Module):
+    """Gives its inputs back with a loss, of the labels as they stand or of each one's successor."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        kept, wanted = x[:, : x.shape[1] - self.shift], labels[:, self.shift :]
+        return {"loss": functional.cross_entropy(kept.flatten(0, 1), wanted.flatten()), "logits": x}
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["labels as they stand", "a language model's next labels"])
+def test_accuracy_beside_a_model_s_own_loss_is_only_of_labels_that_it_predicts(shift: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(600, 4, 3)).astype(np.float32)
+    labels = np.arange(2400).reshape(600, 4) % 3
+    labels[5] = -100
+    items = MapStyleSource([{"x": x, "label": y} for x, y in zip(logits, labels, strict=True)])
+    found = score(WithLoss(shift), items, model_loss)
+    expected = score(Echo(), ArraySource(logits[:, : 4 - shift], labels[:, shift:]), cross_entropy)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.accuracy == (expected.accuracy if shift == 0 else None)
+    assert (found.temperature is None) == (shift == 1)

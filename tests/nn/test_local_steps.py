@@ -11,16 +11,34 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from idletrain.job import OptimizerSettings, TrainingSettings
+from idletrain.errors import JobError
+from idletrain.export import finished_module
+from idletrain.job import TrainingSettings
 from idletrain.nn.ist.randomness import key
-from idletrain.nn.local_steps import BatchOrder, LocalSteps, learning_rate
+from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 
 SGD = {"name": "sgd", "lr": 0.1}
 MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95)}
-OPTIMIZERS = pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAMW], ids=["sgd", "momentum", "adamw"])
+NESTEROV = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True}
+ADAM = {"name": "adam", "lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95)}
+RMSPROP = {"name": "rmsprop", "lr": 0.01, "momentum": 0.5, "alpha": 0.9, "weight_decay": 0.1}
+ADAGRAD = {"name": "adagrad", "lr": 0.05, "weight_decay": 0.1}
+TORCH = {
+    "adagrad": torch.optim.Adagrad,
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+}
+OPTIMIZERS = pytest.mark.parametrize(
+    "optimizer",
+    [SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, RMSPROP, ADAGRAD],
+    ids=["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad"],
+)
 J = 4
 
 
@@ -40,7 +58,7 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
     network = Network.of(program, prepared.network)
     for round_ in range(rounds):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, shares)):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons(shares))):
             order = BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
             flat = whole_flat(prepared, network, subnet)
             work = LocalSteps(program, subnet, flat, k, round_)
@@ -65,7 +83,7 @@ def test_one_subnet_is_plain_torch_bit_for_bit(
 
     module, samples = prepared.module.train(), prepared.program.source.open()
     kwargs = {name: value for name, value in optimizer.items() if name != "name"}
-    plain = (torch.optim.AdamW if optimizer["name"] == "adamw" else torch.optim.SGD)(module.parameters(), **kwargs)
+    plain = TORCH[optimizer["name"]](module.parameters(), **kwargs)
     order = BatchOrder(0, len(samples), 8, 1)
     for step in range(3 * J):
         inputs, labels = samples.batch(order.batch(0, step))
@@ -128,7 +146,9 @@ def test_what_is_frozen_does_not_move(small_program: Callable[..., Prepared]) ->
     training = TrainingSettings.model_validate({"subnets": 2, "local_steps": J, "optimizer": MOMENTUM, "batch_size": 8})
     prepared = prepare(module, small_program().program.source, None, named_loss("cross_entropy"), training)
     network = train(prepared, 2, [0.5, 0.5])
-    moved = [not torch.equal(a, b) for a, b in zip(network.values, module.parameters(), strict=True)]
+    assert [t.name for t in prepared.program.layout.tensors] == ["0.weight", "2.weight", "2.bias"]
+    finished = finished_module(prepared, network)
+    moved = [not torch.equal(a, b) for a, b in zip(finished.parameters(), module.parameters(), strict=True)]
     assert moved == [True, False, True, True]
 
 
@@ -173,13 +193,146 @@ def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
     assert sorted(BatchOrder(0, 5, 128, 2).batch(1, 9).tolist()) == list(range(5))
 
 
-def test_a_cosine_schedule_goes_from_lr_to_zero_and_a_constant_one_stays() -> None:
-    training = TrainingSettings(local_steps=5, rounds=4, optimizer=OptimizerSettings(lr=0.2, schedule="cosine"))
-    assert learning_rate(training, 0) == pytest.approx(0.2)
-    assert learning_rate(training, 10) == pytest.approx(0.1)
-    assert learning_rate(training, 20) == pytest.approx(0.0)
-    constant = TrainingSettings(local_steps=5, rounds=4, optimizer=OptimizerSettings(lr=0.2))
-    assert {learning_rate(constant, step) for step in range(20)} == {0.2}
+def test_groups_and_a_schedule_are_torchs_bit_for_bit_through_a_resumption(
+    small_program: Callable[..., Prepared],
+) -> None:
+    groups = [{"parameters": ["bias", "norm"], "weight_decay": 0.0}, {"parameters": ["4.*"], "lr": 0.03}]
+    fields = {**ADAMW, "groups": groups, "schedule": "cosine", "warmup_steps": 3}
+    prepared = small_program(norm="batch", subnets=1, local_steps=J, rounds=3, batch_size=8, optimizer=fields)
+    network = train(prepared, 3, [1.0], interrupt_at=2)
+
+    module, samples = prepared.module.train(), prepared.program.source.open()
+    plain_names = [name for name, p in module.named_parameters() if p.ndim < 2]
+    assert {name.rpartition(".")[2] for name in plain_names} == {"weight", "bias"}  # of norms, too
+    fast = [name for name in names(module) if name.startswith("4.") and name not in plain_names]
+    assert fast
+    parameters = dict(module.named_parameters())
+    plain = torch.optim.AdamW(
+        [
+            {"params": [parameters[name] for name in plain_names], "weight_decay": 0.0},
+            {"params": [parameters[name] for name in fast], "lr": 0.03},
+            {"params": [p for name, p in parameters.items() if name not in (*plain_names, *fast)]},
+        ],
+        lr=0.01,
+        weight_decay=0.1,
+        betas=(0.8, 0.95),
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(plain, prepared.program.lr_factor)
+    order = BatchOrder(0, len(samples), 8, 1)
+    for step in range(3 * J):
+        inputs, labels = samples.batch(order.batch(0, step))
+        plain.zero_grad()
+        functional.cross_entropy(module(inputs), labels).backward()
+        plain.step()
+        scheduler.step()
+    assert prepared.program.lr_factor(0) == 1 / 4
+    for name, ours, theirs in zip(names(module), network.values, module.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def plain_steps(prepared: Prepared, batch: int, loss: Callable[..., torch.Tensor], clip: float | None = None) -> Any:
+    """Train the module by a loop of torch with SGD for one round; return it."""
+    module, samples = prepared.module.train(), prepared.program.source.open()
+    plain, order = torch.optim.SGD(module.parameters(), lr=0.1), BatchOrder(0, len(samples), batch, 1)
+    for step in range(J):
+        inputs, labels = samples.batch(order.batch(0, step))
+        plain.zero_grad()
+        loss(module(inputs), labels).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        plain.step()
+    return module
+
+
+@pytest.mark.parametrize("most", [0.05, 1e6], ids=["clipped", "not"])
+def test_clipping_is_torchs_bit_for_bit(small_program: Callable[..., Prepared], most: float) -> None:
+    fields = {**SGD, "clip_norm": most}
+    prepared = small_program(subnets=1, local_steps=J, rounds=1, batch_size=8, optimizer=fields)
+    assert prepared.program.out_of_core == "never"
+    network = train(prepared, 1, [1.0])
+    began = [value.clone() for value in prepared.network]
+    module = plain_steps(prepared, 8, functional.cross_entropy, most)
+    assert all(torch.equal(a, b) for a, b in zip(network.values, module.parameters(), strict=True))
+    moved = torch.cat([(a - b).flatten() for a, b in zip(network.values, began, strict=True)]).norm()
+    assert (moved <= 0.1 * 0.05 * J * 1.0001) == (most == 0.05)
+
+
+def test_smoothed_labels_are_torchs_and_evaluations_have_none(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program(subnets=1, local_steps=J, rounds=1, batch_size=8, optimizer=SGD, label_smoothing=0.2)
+    network = train(prepared, 1, [1.0])
+    module = plain_steps(prepared, 8, nn.CrossEntropyLoss(label_smoothing=0.2))
+    assert all(torch.equal(a, b) for a, b in zip(network.values, module.parameters(), strict=True))
+    assert prepared.program.loss is named_loss("cross_entropy")
+
+
+class Tokens(nn.Module):
+    """Classes of each of several tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return found
+
+
+def tokens() -> Any:
+    """Samples of four tokens each, some of whose labels are ignored: all of one micro-batch's, even."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(16, 4, 6)).astype(np.float32)
+    y = x[:, :, :3].argmax(2)
+    y[random.random(size=y.shape) < 0.4] = -100
+    y[3] = -100
+    return x, y
+
+
+def prepared_tokens(given: Any, **fields: Any) -> Prepared:
+    settings = {"method": "local-sgd", "subnets": 1, "local_steps": J, "rounds": 1, "optimizer": SGD, **fields}
+    torch.manual_seed(0)
+    return prepare(Tokens(), given, None, named_loss("cross_entropy"), TrainingSettings.model_validate(settings))
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 8])
+def test_micro_batches_give_the_gradients_of_the_whole_batch(small_program: Callable[..., Prepared], size: int) -> None:
+    given = type(small_program().program.source)(*tokens())
+    whole = train(prepared_tokens(given, batch_size=8), 1, [1.0])
+    prepared = prepared_tokens(given, batch_size=8, micro_batch=size)
+    assert prepared.program.micro_batch == (size if size < 8 else None)
+    parts = train(prepared, 1, [1.0])
+    resumed = train(prepared, 1, [1.0], interrupt_at=2)
+    assert torch.equal(parts.flat, resumed.flat)
+    torch.testing.assert_close(parts.flat, whole.flat, rtol=1e-5, atol=1e-6)
+    assert torch.equal(parts.flat, whole.flat) == (size == 8)
+
+
+def test_samples_are_read_a_micro_batch_at_a_time(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program(subnets=1, batch_size=8, micro_batch=3)
+    program, samples, read = prepared.program, prepared.program.source.open(), []
+
+    class Counting:
+        def __len__(self) -> int:
+            return len(samples)
+
+        def batch(self, index: Any) -> Any:
+            read.append(len(index))
+            return samples.batch(index)
+
+    (subnet,) = program.subnets(0, by_neurons([1.0]))
+    flat = whole_flat(prepared, Network.of(program, prepared.network), subnet)
+    LocalSteps(program, subnet, flat, 0, 0).step(Counting(), BatchOrder(0, len(samples), 8, 1), 0)
+    assert read == [3, 3, 2]
+
+
+def test_batch_norm_takes_no_micro_batches_unless_the_job_says_so(small_program: Callable[..., Prepared]) -> None:
+    with pytest.raises(JobError) as error:
+        small_program(norm="batch", batch_size=8, micro_batch=4)
+    assert str(error.value).startswith("training.micro_batch: 2 is a BatchNorm, whose statistics would be those of a")
+    prepared = small_program(norm="batch", subnets=1, batch_size=8, micro_batch=4, ghost_batches=True)
+    assert prepared.program.micro_batch == 4
+    before = [value.clone() for value in prepared.network]
+    after = train(prepared, 1, [1.0]).values
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 class Sum(torch.autograd.Function):
@@ -221,7 +374,7 @@ def test_steps_without_a_gradient_count_for_whoever_goes_on_from_a_mark(small_pr
 def test_a_gpu_trains_what_a_cpu_trains(small_program: Callable[..., Prepared], optimizer: dict[str, Any]) -> None:
     prepared = small_program(norm="batch", subnets=1, local_steps=J, batch_size=8, optimizer=optimizer)
     program, samples = prepared.program, prepared.program.source.open()
-    (subnet,) = program.subnets(0, [1.0])
+    (subnet,) = program.subnets(0, by_neurons([1.0]))
     network = Network.of(program, prepared.network)
     ends = []
     for device in ("cpu", "cuda"):
@@ -232,3 +385,45 @@ def test_a_gpu_trains_what_a_cpu_trains(small_program: Callable[..., Prepared], 
         ends.append(flat.cpu())
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
     assert not torch.equal(ends[1][: subnet.parameters], network.pull(subnet)[: subnet.parameters])
+
+
+class Kept(nn.Module):
+    """A codebook that training reads, in double precision, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("shift", torch.zeros(6, dtype=torch.float64))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.relu(self.first(x - self.shift.float())))
+        if self.training:
+            self.shift = 0.9 * self.shift + 0.1 * x.double().mean(0)
+            self.steps += 1
+        return found
+
+
+def test_buffers_travel_and_whoever_goes_on_from_a_mark_has_the_same_bits(
+    small_program: Callable[..., Prepared],
+) -> None:
+    training = TrainingSettings.model_validate({"subnets": 2, "local_steps": 8, "rounds": 2, "batch_size": 4})
+    prepared = prepare(Kept(), small_program().program.source, None, named_loss("cross_entropy"), training)
+    assert prepared.program.buffers == {"shift": "mean", "steps": "sum"}
+    alone, interrupted = (train(prepared, 2, [0.5, 0.5], interrupt_at=at) for at in (None, 5))
+    assert torch.equal(alone.flat, interrupted.flat)
+    shift, steps = alone.values[-2:]
+    assert shift.abs().sum() > 0
+    assert int(steps) == 2 * 2 * 8  # of both rounds and both subnets
+
+
+def test_a_buffer_that_changes_later_than_in_the_trial_is_told(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program()
+    program = prepared.program
+    program.module.register_buffer("late", torch.zeros(2))
+    (subnet, *_) = program.subnets(0, by_neurons([0.5, 0.5]))
+    work = LocalSteps(program, subnet, torch.zeros(program.buffer_size(subnet, persistent=False)), 0, 0)
+    work.check_buffers()
+    work.module.late.add_(1)  # type: ignore[operator, union-attr]
+    with pytest.raises(JobError, match="buffer late cannot be kept in training"):
+        work.check_buffers()

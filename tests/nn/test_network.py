@@ -15,12 +15,13 @@ from idletrain.nn import models
 from idletrain.nn.ist.discovery import find_groups
 from idletrain.nn.ist.groups import to_meta, whole
 from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.shape_runs import for_trials
 from idletrain.nn.ist.subnets import cut
 from idletrain.nn.network import Network
 
 
 def network_of(module: nn.Module, slots: int) -> Network:
-    layout = find_groups(to_meta(module), torch.zeros(2, 6, device="meta"))
+    layout = find_groups(*for_trials(module, torch.zeros(2, 6)))
     network = Network(layout, slots, [p.detach() for p in module.parameters()])
     network.flat[network.flat.numel() // slots :].normal_()
     return network
@@ -37,7 +38,22 @@ def test_pulling_and_committing_all_subnets_is_the_identity_for_values_and_optim
 
 
 def network_layout() -> object:
-    return find_groups(to_meta(models.mlp([6, 8, 12, 3])), torch.zeros(2, 6, device="meta"))
+    return find_groups(*for_trials(models.mlp([6, 8, 12, 3]), torch.zeros(2, 6)))
+
+
+def test_with_as_many_copies_as_subnets_a_commit_is_that_of_local_sgd_to_the_bit() -> None:
+    layout, subnets = network_layout(), 3
+    (mask,) = {mask.tobytes(): mask for mask in draw(0, 0, layout.sizes, [1.0] * subnets, copies=subnets)}.values()
+    assert mask.all()
+    module = models.mlp([6, 8, 12, 3])
+    ends = []
+    for kind in (layout, whole(to_meta(module))):
+        network = Network(kind, 2, [p.detach() for p in module.parameters()], copies=subnets)
+        full = cut(kind, mask if kind is layout else np.zeros(0, dtype=np.bool_))
+        random = torch.Generator().manual_seed(0)
+        network.commit([(full, torch.randn(2 * full.parameters, generator=random), n) for n in (50, 50, 21)])
+        ends.append(network.flat)
+    assert torch.equal(*ends)
 
 
 def test_a_commit_takes_values_and_state_of_every_slot() -> None:
@@ -80,3 +96,33 @@ def test_the_digest_is_of_the_values_alone_in_the_module_s_order() -> None:
     network = Network(whole(nn.Linear(2, 1)), 2, [torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])])
     network.flat[3:] = 9
     assert network.sha256() == hashlib.sha256(struct.pack("<3f", 1, 2, 3)).hexdigest()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_an_average_of_the_commits_is_its_definition_and_a_snapshot_of_it_goes_on_alike(decay: float) -> None:
+    module = models.mlp([6, 8, 12, 3])
+    layout = network_layout()
+
+    def fresh() -> Network:
+        return Network(layout, 2, [p.detach() for p in module.parameters()], ema=decay)
+
+    network, seen = fresh(), []
+    (subnet,) = (cut(layout, mask) for mask in draw(0, 0, layout.sizes, [1.0]))
+    assert all(torch.equal(a, b) for a, b in zip(network.averaged, network.values, strict=True))
+    for number in range(1, 5):
+        network.commit([(subnet, torch.full((2 * subnet.parameters,), float(number)), 3)])
+        seen.append(float(number))
+        weights = [decay ** (number - 1 - k) for k in range(number)]
+        expected = sum(w * value for w, value in zip(weights, seen, strict=True)) / sum(weights)
+        for values, mean in zip(network.values, network.averaged, strict=True):
+            assert torch.all(values == number)
+            torch.testing.assert_close(mean, torch.full_like(mean, expected))
+        other = fresh()
+        other.flat.copy_(network.flat)  # as a snapshot does
+        network = other
+
+
+def test_without_an_average_the_values_are_what_is_evaluated_and_the_array_is_no_longer() -> None:
+    network = network_of(models.mlp([6, 8, 12, 3]), 2)
+    assert network.averaged is network.values
+    assert network.flat.numel() == 2 * sum(value.numel() for value in network.values)

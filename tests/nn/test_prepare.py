@@ -12,9 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from idletrain.errors import JobError
-from idletrain.job import parse_job
+from idletrain.job import TrainingSettings
+from idletrain.job_file import parse_job
 from idletrain.nn import models
+from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare, resolve
+from idletrain.nn.program import model_loss
 
 MLP = "idletrain.nn.models:mlp"
 
@@ -104,13 +107,48 @@ def test_a_model_whose_width_does_not_chain_with_the_data() -> None:
 
 
 def test_more_subnets_than_neurons() -> None:
-    assert fault(model=mlp(64, 32, 6, 10), training={"subnets": 8}).endswith("use at most 6 or exclude the group")
+    """A group that is found stays whole; one that is asked for is a fault."""
+    assert prepared(model=mlp(64, 32, 6, 10), training={"subnets": 8}).program.layout.sizes == (32,)
+    table = {"1.weight": ["h", None], "1.bias": ["h"], "3.weight": [None, "h"]}
+    by_hand = {**mlp(64, 6, 10), "groups": table}
+    assert fault(model=by_hand, training={"subnets": 8}).endswith("use at most 6 or exclude the group")
+
+
+def with_schedule(schedule: str) -> dict[str, Any]:
+    return {"optimizer": {"lr": 0.1, "schedule": schedule}, "rounds": 4, "local_steps": 10}
+
+
+def test_a_schedule_by_its_path_is_called_with_the_step_and_all_steps() -> None:
+    program = prepared(training=with_schedule("operator:truediv")).program
+    assert [program.lr_factor(step) for step in (0, 10, 39)] == [0, 0.25, 39 / 40]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        ("no.such:fn", "training.optimizer.schedule: 'no.such:fn' cannot be imported ("),
+        ("math:pi", "training.optimizer.schedule: math:pi fails at step 0 ("),
+        ("operator:sub", "training.optimizer.schedule: operator:sub returns -40.0 at step 0; it should be a factor of"),
+    ],
+)
+def test_a_schedule_that_is_no_function_of_steps(schedule: str, told: str) -> None:
+    assert fault(training=with_schedule(schedule)).startswith(told)
+    assert len(faults(training=with_schedule(schedule), model={"factory": "no.such:thing"})) == 2
+
+
+def test_parameter_groups_that_fit_nothing_are_told_with_other_faults() -> None:
+    training = {"loss": "mpse", "optimizer": {"lr": 0.1, "groups": [{"parameters": ["head.*"], "lr": 1}]}}
+    sentences = faults(training=training)
+    assert [sentence.split(":")[0] for sentence in sentences] == [
+        "training.loss",
+        "training.optimizer.groups.0.parameters",
+    ]
 
 
 def test_a_loss_that_is_not_known() -> None:
     assert fault(training={"loss": "cross-entropy"}) == (
-        "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse, sampled_softmax or "
-        "package.module:function"
+        "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse, sampled_softmax, "
+        "model or package.module:function"
     )
     assert "training.loss: 'no.such:loss' cannot be imported" in fault(training={"loss": "no.such:loss"})
     assert named_loss("torch.nn.functional:l1_loss") is functional.l1_loss
@@ -125,7 +163,7 @@ def test_a_loss_that_does_not_fit_the_labels(loss: str) -> None:
 def test_a_loss_that_does_not_return_one_number(tmp_path: Path) -> None:
     data = save(tmp_path, x=np.zeros((8, 4)), y=np.zeros((8, 3)))
     told = fault(model=mlp(4, 8, 3), data=data, training={"loss": "torch:sub"})
-    assert told.startswith("training.loss: torch:sub should return one number for outputs [2, 3]")
+    assert told.startswith("training.loss: torch:sub returns [2, 3] for outputs [2, 3]")
 
 
 @pytest.mark.parametrize("out_of_core", ["train", "test"])
@@ -147,12 +185,13 @@ def test_nan_and_infinity_in_the_data(tmp_path: Path, value: float) -> None:
     x = np.zeros((5000, 4), np.float32)
     x[4999, 3] = value
     told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=x, y=np.zeros(5000, int)))
-    assert told == "data.train: its inputs hold NaN or infinity after row 4096; clean the data"
+    assert told == "data.train: its inputs hold NaN or infinity in row 4999; clean the data"
 
 
 def test_data_that_are_not_numbers(tmp_path: Path) -> None:
     told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=np.full((8, 4), "a"), y=np.zeros(8, int)))
-    assert told == "data.train: its inputs are <U1; they should be numbers"
+    assert told.startswith("data.train: the array x of ")
+    assert told.endswith("d.npz holds str32; write it as floats, integers or booleans")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -162,8 +201,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_of_unknown_kind() -> None:
     assert fault(data={"train": "data.csv"}) == (
-        "data.train: 'data.csv' should be an .npz file, a pair [inputs, labels] of .npy or IDX files, or sparse rows: "
-        "an extreme-classification .txt, or a pair of CSR .npz"
+        "data.train: 'data.csv' should be an .npz file, a pair [inputs, labels] of .npy or IDX files, a folder of "
+        "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz"
     )
 
 
@@ -186,14 +225,15 @@ def test_both_data_files_are_told_at_once(tmp_path: Path) -> None:
     assert [f.split(":")[0] for f in told] == ["data.train", "data.test"]
 
 
-def test_parameters_that_are_not_float32() -> None:
+def test_parameters_of_64_bits() -> None:
     module = nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10).double())
     job = parse_job({"name": "t", "model": {"factory": MLP}, "data": {"name": "digits"}})
     source = prepared().program.source
     with pytest.raises(JobError) as caught:
         prepare(module, source, None, functional.cross_entropy, job.training)
     assert str(caught.value) == (
-        "model: parameters should be float32, but 1.weight is torch.float64, 1.bias is torch.float64"
+        "model: parameters should be float32, bfloat16 or float16, but 1.weight is torch.float64, "
+        "1.bias is torch.float64"
     )
 
 
@@ -281,3 +321,21 @@ def test_a_factory_and_a_file_that_are_missing_are_told_at_once(tmp_path: Path) 
 )
 def test_what_would_be_left_unread_is_refused(data: dict[str, Any], told: list[str]) -> None:
     assert list(faults(data=data)) == told
+
+
+def test_a_hugging_face_model_is_split_as_it_stands_with_an_attention_mask() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=50, max_position_embeddings=16)
+    mask = np.arange(12) < 9
+    items = [{"input_ids": [i % 50] * 12, "attention_mask": mask.astype(int), "label": i % 2} for i in range(32)]
+    module = transformers.AutoModelForSequenceClassification.from_config(config)
+    training = TrainingSettings(subnets=2, batch_size=4)
+    found = prepare(module, MapStyleSource(items), MapStyleSource(items), None, training)
+    assert found.fallback == ""
+    assert found.program.loss is model_loss
+    assert {group.name.removeprefix("bert.encoder.layer.0."): group.size for group in found.program.layout.groups} == {
+        "attention.self.query": 4,
+        "intermediate.dense": 64,
+        "bert.pooler.dense": 32,
+    }

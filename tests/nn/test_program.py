@@ -9,8 +9,9 @@ import cloudpickle
 import pytest
 import torch
 
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.prepare import Prepared
-from idletrain.nn.program import cross_entropy
+from idletrain.nn.program import bce_with_logits, cross_entropy, mse
 
 
 @pytest.mark.parametrize(
@@ -20,8 +21,8 @@ from idletrain.nn.program import cross_entropy
         ({"lr": 0.1, "momentum": 0.5}, ("value", "momentum_buffer"), (2, 0)),
         ({"lr": 0.1, "momentum": 0.5, "state": "reset"}, ("value", "momentum_buffer"), (1, 0)),
         ({"lr": 0.1, "name": "adamw"}, ("value", "exp_avg", "exp_avg_sq"), (3, 0)),
-        ({"lr": 0.1, "name": "adagrad"}, ("value",), (1, 1)),
-        ({"lr": 0.1, "name": "adagrad", "state": "reset"}, ("value",), (1, 0)),
+        ({"lr": 0.1, "name": "row-adagrad"}, ("value",), (1, 1)),
+        ({"lr": 0.1, "name": "row-adagrad", "state": "reset"}, ("value",), (1, 0)),
     ],
 )
 def test_slots_are_the_values_and_the_optimizer_s_state_and_travel_unless_reset(
@@ -38,7 +39,9 @@ def test_slots_are_the_values_and_the_optimizer_s_state_and_travel_unless_reset(
 def test_every_process_draws_the_same_subnets_from_the_pickled_program(small_program: Callable[..., Prepared]) -> None:
     program = small_program(widths=(6, 64, 64, 3)).program
     again = cloudpickle.loads(cloudpickle.dumps(program))
-    for ours, theirs in zip(program.subnets(3, (0.5, 0.5)), again.subnets(3, (0.5, 0.5)), strict=True):
+    for ours, theirs in zip(
+        program.subnets(3, by_neurons((0.5, 0.5))), again.subnets(3, by_neurons((0.5, 0.5))), strict=True
+    ):
         assert ours.shapes == theirs.shapes
         for here, there in zip(ours.positions, theirs.positions, strict=True):
             assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(here, there, strict=True))
@@ -48,6 +51,15 @@ def test_a_pickled_program_holds_no_parameters(small_program: Callable[..., Prep
     """Its size does not follow the network's, but for an index a neuron."""
     narrow, wide = (small_program(widths=(6, w, w, 3)).program for w in (64, 1024))
     assert len(cloudpickle.dumps(wide)) - len(cloudpickle.dumps(narrow)) < 1024 * 1024 * 4 / 10
+
+
+@pytest.mark.parametrize(("loss", "plain"), [(bce_with_logits, "binary_cross_entropy_with_logits"), (mse, "mse_loss")])
+def test_labels_may_be_integers_where_they_are_compared_with_floats(loss: Any, plain: str) -> None:
+    outputs, labels = torch.randn(4, 3, requires_grad=True), torch.randint(0, 2, (4, 3))
+    loss(outputs, labels).backward()
+    expected = getattr(torch.nn.functional, plain)(outputs, labels.float())
+    torch.testing.assert_close(loss(outputs, labels), expected)
+    assert outputs.grad is not None
 
 
 def test_cross_entropy_is_over_classes_in_the_last_dimension() -> None:

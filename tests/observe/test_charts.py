@@ -6,7 +6,7 @@ import pytest
 
 from idletrain.observe import charts
 from idletrain.observe.charts import Series
-from idletrain.observe.summary import RoundEnd, WorkerView
+from idletrain.observe.run_totals import RoundEnd, WorkerView
 from idletrain.observe.time_use import OUTSIDE_ROUNDS
 
 
@@ -80,7 +80,7 @@ def test_a_timeline_shows_when_workers_were_there_and_how_they_ended() -> None:
     assert timeline.more == 0
 
 
-def test_a_fleet_too_large_for_a_timeline_is_told_so() -> None:
+def test_a_fleet_too_large_for_a_timeline_is_reported() -> None:
     timeline = charts.worker_timeline([worker(0, None)] * (charts.LANES + 7), [], 10.0)
     assert (len(timeline.workers), timeline.more) == (charts.LANES, 7)
 

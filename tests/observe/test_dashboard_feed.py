@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from distributed import Client, Scheduler
 from test_status import stamped
 from test_summary import CHURN
 
-from idletrain.observe.dashboard_feed import page_of, publishing
+from idletrain.observe.dashboard_feed import page_of, publishing, whole_link
 from idletrain.observe.page import PAGE_KEY, VIEW_KEY
 from idletrain.observe.summary import Summary
 
@@ -67,7 +68,7 @@ def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_
     asyncio.run(check())
 
 
-def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_was_taken_is_told() -> None:
+def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_was_taken_is_reported() -> None:
     async def check() -> None:
         async with (
             Scheduler(host="127.0.0.9", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
@@ -77,3 +78,15 @@ def test_our_own_page_is_on_loopback_wherever_the_scheduler_is_and_a_port_that_w
             assert await page_of(client, first_port=8787) == (url, "port 8787 is in use")
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("link", "scheduler", "right"),
+    [
+        ("http://[:8787/status", "tcp://[::1]:8786", "http://[::1]:8787/status"),
+        ("http://127.0.0.1:8787/status", "tcp://127.0.0.1:8786", "http://127.0.0.1:8787/status"),
+        ("https://hub.example/proxy/8787/status", "tls://[fd00::2]:8786", "https://hub.example/proxy/8787/status"),
+    ],
+)
+def test_a_link_has_the_schedulers_whole_address(link: str, scheduler: str, right: str) -> None:
+    assert whole_link(link, scheduler) == right

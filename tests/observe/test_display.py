@@ -131,7 +131,7 @@ def test_the_last_lines_hold_every_number_of_the_record() -> None:
         assert part in text
 
 
-def test_scores_are_told_as_far_as_there_are_any() -> None:
+def test_scores_are_reported_as_far_as_there_are_any() -> None:
     assert score_text(0.5, 1.25) == "accuracy 0.5000, loss 1.2500"
     assert score_text(None, 1.25) == "loss 1.2500"
     assert score_text(None, None) == "not evaluated"

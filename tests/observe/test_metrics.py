@@ -21,9 +21,9 @@ COUNTED = {"idletrain_workers", "idletrain_planned_rounds", "idletrain_loss"}  #
 
 
 def view() -> dict[str, Any]:
-    begun = {**CHURN[0], "job": {"nodes": {"budget_usd": 5.0}}}
+    started = {**CHURN[0], "job": {"nodes": {"budget_usd": 5.0}}}
     refused = event("refused", 7.0, round=0, subnet=1, attempt=9, reply="corrupt")
-    return view_of(summary_of(stamped([begun, launched("i-1", 1.0), refused, *CHURN[1:-2]])), 4600.0)
+    return view_of(summary_of(stamped([started, launched("i-1", 1.0), refused, *CHURN[1:-2]])), 4600.0)
 
 
 def exposed(shown: dict[str, Any]) -> str:

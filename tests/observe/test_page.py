@@ -79,8 +79,8 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
         families = {family.name: family for family in text_string_to_metric_families((await get("/metrics"))[1])}
         assert families["idletrain_rounds"].samples[0].value == 1
         assert "dask_scheduler_clients" in families
-        code, said = await get("/idletrain/kill", b"{}", {"X-Idletrain": "kill"})
-        assert (code, said) == (403, "403: the run was not started with --allow-control")
+        code, answer = await get("/idletrain/kill", b"{}", {"X-Idletrain": "kill"})
+        assert (code, answer) == (403, "403: the run was not started with --allow-control")
         scheduler.set_metadata([VIEW_KEY], json.dumps(view(allow_control=True)))
         assert "data-ask" in (await get("/idletrain/now"))[1]
         assert (await get("/idletrain/kill", b"{}"))[0] == 403  # no header: another site's form could send that

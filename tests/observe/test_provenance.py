@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from idletrain.job import parse_job
+from idletrain.job_file import parse_job
 from idletrain.observe.provenance import PACKAGES, command_line, provenance
 
 SECRET = "https://hooks.example.com/services/T0/B0/s3cret?token=x"
@@ -25,7 +25,7 @@ def test_a_run_s_first_record_tells_command_job_versions_and_hardware() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--webhook", SECRET], [f"--webhook={SECRET}"]])
-def test_a_command_is_told_without_its_secrets(arguments: list[str]) -> None:
+def test_a_command_is_reported_without_its_secrets(arguments: list[str]) -> None:
     command = command_line(["/usr/bin/idletrain", "launch", "my job.yaml", *arguments, "--resume"])
     assert command.startswith("idletrain launch 'my job.yaml' --webhook")
     assert command.endswith("--resume")

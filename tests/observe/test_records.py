@@ -10,16 +10,17 @@ import pytest
 from test_summary import CHURN
 
 from idletrain.errors import RunError
-from idletrain.observe.records import Recorder, parse, read
+from idletrain.observe.record_fields import FIELDS
+from idletrain.observe.records import Recorder, parse, read_records
 
 
-def test_what_is_recorded_is_told_to_sinks_and_read_back(tmp_path: Path) -> None:
+def test_what_is_recorded_is_reported_to_sinks_and_read_back(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     recorder = Recorder(tmp_path / "events.jsonl", [seen.append])
     recorder("waiting", reason="for workers")
     recorder("snapshot", round=3, seconds=0.1)
     recorder.close()
-    assert list(read(tmp_path / "events.jsonl")) == seen
+    assert list(read_records(tmp_path / "events.jsonl")) == seen
     assert [e["kind"] for e in seen] == ["waiting", "snapshot"]
     assert all(e.keys() >= {"v", "t", "s"} and e["v"] == 2 for e in seen)
 
@@ -27,7 +28,7 @@ def test_what_is_recorded_is_told_to_sinks_and_read_back(tmp_path: Path) -> None
 def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in CHURN) + '{"kind": "round_comm')
-    assert list(read(path)) == CHURN
+    assert list(read_records(path)) == CHURN
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_what_a_killed_head_left_of_a_line_does_not_spoil_the_next_one(tmp_path:
     recorder = Recorder(path)
     recorder("waiting", reason="for workers")
     recorder.close()
-    assert [event["kind"] for event in read(path)] == ["snapshot", "waiting"]
+    assert [event["kind"] for event in read_records(path)] == ["snapshot", "waiting"]
 
 
 @pytest.mark.parametrize("line", ["", "[]", "7", '{"v": 2}', '{"kind": "a"', "nothing\n"])
@@ -57,9 +58,23 @@ def test_what_is_no_event_is_left_out(line: str) -> None:
 
 @pytest.mark.parametrize(("schema", "which"), [(1, "the older"), (3, "a newer")])
 def test_records_of_another_schema_are_refused_by_its_number(schema: int, which: str) -> None:
-    told = f"these records are of schema {schema} and this idletrain reads 2; use {which} version"
-    with pytest.raises(RunError, match=told):
-        list(parse(['{"v": 2, "kind": "a"}', f'{{"v": {schema}, "kind": "a"}}']))
+    message = f"these records are of schema {schema} and this idletrain reads 2; use {which} version"
+    with pytest.raises(RunError, match=message):
+        list(parse([f'{{"v": {schema}, "kind": "a"}}']))
+
+
+def test_a_line_whose_schema_is_damaged_does_not_hide_the_others() -> None:
+    lines = ['{"v": 3, "kind": "a"}', '{"v": "x", "kind": "a"}', '{"v": 2, "kind": "b"}', '{"v": true, "kind": "c"}']
+    assert [event["kind"] for event in parse(lines)] == ["b"]
+
+
+def test_a_recorder_whose_file_cannot_be_opened_tells_its_sinks(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    seen: list[dict[str, Any]] = []
+    recorder = Recorder(tmp_path / "events.jsonl", [seen.append])
+    recorder("waiting", reason="for workers")
+    recorder.close()
+    assert [event["kind"] for event in seen] == ["waiting"]
 
 
 def test_events_are_completed_before_anyone_gets_them(tmp_path: Path) -> None:
@@ -68,4 +83,37 @@ def test_events_are_completed_before_anyone_gets_them(tmp_path: Path) -> None:
     recorder("snapshot", round=3, seconds=0.1)
     recorder.close()
     assert seen[0]["more"] == 4
-    assert list(read(tmp_path / "events.jsonl")) == seen
+    assert list(read_records(tmp_path / "events.jsonl")) == seen
+
+
+@pytest.mark.parametrize("kind", ["leased", "staged", "lost", "round_committed", "worker_joined", "run_started"])
+def test_a_record_with_an_altered_key_or_value_is_left_out(kind: str) -> None:
+    sound = next(e for e in CHURN if e["kind"] == kind)
+    assert list(parse([json.dumps(sound)])) == [sound]
+    for field in FIELDS[kind].split():
+        without = {name: value for name, value in sound.items() if name != field}
+        assert list(parse([json.dumps(without)])) == []
+        for wrong in ({}, [1]):
+            assert list(parse([json.dumps({**sound, field: wrong})])) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "staged", "round": 0, "subnet": 1, "attempt": 2, "worker": None, "steps": 3, "train_seconds": 0.0},
+        {
+            "kind": "instance_launched",
+            "t": 1.0,
+            "instance": "i-1",
+            "role": "worker",
+            "type": "c7a.large",
+            "zone": "a",
+            "market": "spot",
+            "usd_per_hour": None,
+            "on_demand_usd_per_hour": None,
+        },
+    ],
+    ids=lambda event: event["kind"],
+)
+def test_a_record_of_a_worker_that_is_gone_or_a_price_that_is_unknown_is_sound(event: dict[str, Any]) -> None:
+    assert list(parse([json.dumps({"s": 0.0, **event})])) == [{"s": 0.0, **event}]

@@ -13,7 +13,7 @@ from test_summary import CHURN, event, started
 from idletrain.observe.report import PastRun, report_page, short
 
 JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"lr": 0.1}}}
-BEGUN = {
+STARTED = {
     **CHURN[0],
     "job": JOB,
     "command": "idletrain launch job.yaml --churn 15s",
@@ -60,7 +60,7 @@ class Reader(HTMLParser):
 
 
 def test_a_report_needs_nothing_but_itself() -> None:
-    content = report_page([past([BEGUN, *CHURN[1:]])])
+    content = report_page([past([STARTED, *CHURN[1:]])])
     read = Reader(content)
     assert read.open == []
     assert read.links == []
@@ -71,7 +71,7 @@ def test_a_report_needs_nothing_but_itself() -> None:
 
 
 def test_a_report_s_figures_are_the_records() -> None:
-    read = Reader(report_page([past([BEGUN, *CHURN[1:]])]))
+    read = Reader(report_page([past([STARTED, *CHURN[1:]])]))
     assert read.figures["status"] == "completed"
     assert read.figures["rounds"] == "1"
     assert read.figures["accuracy"] == "0.8000"
@@ -84,9 +84,9 @@ def test_a_report_s_figures_are_the_records() -> None:
 
 
 def test_a_report_says_how_to_do_it_again() -> None:
-    text = Reader(report_page([past([BEGUN, *CHURN[1:]])])).text
+    text = Reader(report_page([past([STARTED, *CHURN[1:]])])).text
     for part in (
-        BEGUN["command"],
+        STARTED["command"],
         "name: demo\ntraining:\n  rounds: 3",
         "torch 2.13",
         "a CPU, 2 cores, 4 GB",
@@ -99,9 +99,9 @@ def test_a_report_of_records_before_they_told_that_says_so() -> None:
     assert "Versions and job are not in these records." in Reader(report_page([past(CHURN)])).text
 
 
-def test_machines_are_told_with_their_cost_and_end() -> None:
+def test_machines_are_reported_with_their_cost_and_end() -> None:
     ended = event("instance_ended", 3600.0, instance="i-1", reason="Server.Spot")
-    run = past([BEGUN, launched("i-1", 1.0), *CHURN[1:-2], ended], now=9000.0)
+    run = past([STARTED, launched("i-1", 1.0), *CHURN[1:-2], ended], now=9000.0)
     assert "  i-1  worker  spot m5.large in a  3600 s  $1.0083  Server.Spot" in short(run)
     text = Reader(report_page([run])).text
     assert "$1.01; on demand $3.61, 72.1% saved" in text
@@ -109,8 +109,8 @@ def test_machines_are_told_with_their_cost_and_end() -> None:
 
 
 def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> None:
-    other = {**BEGUN, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"lr": 0.5}}}}
-    runs = [past([BEGUN, *CHURN[1:]], "first"), past([other, *CHURN[1:8]], "second")]
+    other = {**STARTED, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"lr": 0.5}}}}
+    runs = [past([STARTED, *CHURN[1:]], "first"), past([other, *CHURN[1:8]], "second")]
     content = report_page(runs)
     rows = dict(re.findall(r"<tr><td>([^<]*)</td>((?:<td class=\"n\">[^<]*</td>)+)", content))
     cells = {name: re.findall(r">([^<]*)</td>", row) for name, row in rows.items()}
@@ -123,7 +123,7 @@ def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> N
 
 def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
     whole = [{**one, "seconds": 8.0} if one["kind"] == "round_committed" else one for one in CHURN]
-    lines = short(past([BEGUN, *whole[1:]]))
+    lines = short(past([STARTED, *whole[1:]]))
     assert lines[0] == "demo: completed"
     assert "  goodput 64.3%; 30 steps of preempted workers kept, 5 lost" in lines
     (spent,) = (line for line in lines if line.startswith("  the workers' time: "))
@@ -135,13 +135,13 @@ def test_the_short_form_tells_how_often_a_sampler_found_nothing() -> None:
     report = {"kind": "attempt_ended", "s": 6.0, **about}
     ended = [{**report, "sampler_draws": 1500, "sampler_fallbacks": n} for n in (3, 0)]
     line = "  the sampler retrieved nothing, and drew uniformly, in 3 of 3,000 batches"
-    assert line in short(past([BEGUN, *CHURN[1:], *ended]))
-    assert not any("sampler" in line for line in short(past([BEGUN, *CHURN[1:]])))
+    assert line in short(past([STARTED, *CHURN[1:], *ended]))
+    assert not any("sampler" in line for line in short(past([STARTED, *CHURN[1:]])))
 
 
 @pytest.mark.parametrize(("now", "status"), [(1012.0, "running"), (9000.0, "interrupted")])
 def test_a_run_whose_head_is_silent_for_long_was_interrupted(now: float, status: str) -> None:
-    run = past([BEGUN, *CHURN[1:8]], now=now)
+    run = past([STARTED, *CHURN[1:8]], now=now)
     assert short(run)[0] == f"demo: {status}"
     assert Reader(report_page([run])).figures["status"] == status
 
@@ -153,20 +153,20 @@ def test_a_run_that_has_hardly_begun_has_a_report() -> None:
 
 def test_what_peers_say_is_text() -> None:
     named = [{**one, "name": "<b>w</b>"} if one["kind"] == "worker_joined" else one for one in CHURN]
-    content = report_page([past([{**BEGUN, "run": "<script>alert(1)</script>"}, *named[1:]])])
+    content = report_page([past([{**STARTED, "run": "<script>alert(1)</script>"}, *named[1:]])])
     assert "<script" not in content
     assert "<b>w</b>" not in content
 
 
-def test_a_round_is_told_as_it_was_expected_and_as_it_was() -> None:
+def test_a_round_is_reported_as_it_was_expected_and_as_it_was() -> None:
     parts = {"pull": 0.25, "compute": 6.5, "push": 0.75, "commit": 0.5}
     times = {"measured": parts, "expected": {part: 2 * seconds for part, seconds in parts.items()}}
     events = [{**one, **times} if one["kind"] == "round_committed" else one for one in CHURN]
-    content = report_page([past([{**BEGUN, "why": ["ist: because"]}, *events[1:]])])
+    content = report_page([past([{**STARTED, "why": ["ist: because"]}, *events[1:]])])
     assert '<tr><td>compute</td><td class="n">13.000</td><td class="n">6.500</td></tr>' in content
     assert "ist: because" in content
     bare = [{**one, "measured": parts} if one["kind"] == "round_committed" else one for one in CHURN]
     assert '<tr><td>push</td><td class="n">-</td><td class="n">0.750</td></tr>' in report_page(
-        [past([BEGUN, *bare[1:]])]
+        [past([STARTED, *bare[1:]])]
     )
     assert "Seconds of a round" not in report_page([past(CHURN)])

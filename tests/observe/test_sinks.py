@@ -71,13 +71,13 @@ def test_a_command_gets_every_round_on_its_input(tmp_path: Path) -> None:
 def test_a_function_gets_every_round_and_its_errors_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
 
-    def told(record: Any) -> None:
+    def received(record: Any) -> None:
         seen.append(record)
         raise ZeroDivisionError("an invented bug")
 
     more = [{**one, "round": 1} for one in CHURN if one["kind"] == "round_committed"]
     with caplog.at_level(logging.WARNING):
-        tell(WatchSettings(on_round=told), None, [*CHURN[:-2], *more])
+        tell(WatchSettings(on_round=received), None, [*CHURN[:-2], *more])
     assert seen
     assert seen[-1]["round"] == 1
     assert [record.getMessage() for record in caplog.records] == [
@@ -89,14 +89,14 @@ def test_a_slow_function_hears_of_the_newest_round_only() -> None:
     seen: list[int] = []
     first, rest = threading.Event(), threading.Event()
 
-    def told(record: Any) -> None:
+    def received(record: Any) -> None:
         seen.append(record["round"])
         first.set()
         assert rest.wait(10)
 
     summary = Summary()
     rounds = [{**one, "round": n} for n in range(5) for one in CHURN if one["kind"] == "round_committed"]
-    with watching(WatchSettings(on_round=told), summary, None) as sink:
+    with watching(WatchSettings(on_round=received), summary, None) as sink:
         take = folding(summary, sink)
         for one in stamped([*CHURN[:-2], *rounds[:1]]):
             take(one)
@@ -116,14 +116,14 @@ def test_a_command_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.fixture
 def hook() -> Iterator[tuple[str, list[Any], Callable[[int], None]]]:
-    """A server on loopback: its URL, what it was told, and what sets its answer."""
-    told: list[Any] = []
+    """A server on loopback: its URL, what it received, and what sets its answer."""
+    received: list[Any] = []
     answer = [200]
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.append((self.path, self.headers["Content-Type"], json.loads(body)))
+            received.append((self.path, self.headers["Content-Type"], json.loads(body)))
             self.send_response(answer[0])
             self.end_headers()
 
@@ -133,15 +133,15 @@ def hook() -> Iterator[tuple[str, list[Any], Callable[[int], None]]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/s3cret", told, lambda code: answer.__setitem__(0, code)
+        yield f"http://127.0.0.1:{server.server_port}/s3cret", received, lambda code: answer.__setitem__(0, code)
         server.shutdown()
         thread.join()
 
 
 def test_a_webhook_gets_the_summary_at_the_end(hook: Any) -> None:
-    url, told, _ = hook
+    url, received, _ = hook
     summary = tell(WatchSettings(webhook=url), None)
-    ((path, kind, body),) = told
+    ((path, kind, body),) = received
     assert (path, kind) == ("/s3cret", "application/json")
     assert body.pop("text") == "idletrain demo: completed after 1 rounds, accuracy 0.8000"
     assert body.keys() == summary.as_record().keys()
@@ -149,11 +149,11 @@ def test_a_webhook_gets_the_summary_at_the_end(hook: Any) -> None:
 
 
 def test_a_webhook_hears_also_of_a_run_that_fails(hook: Any) -> None:
-    url, told, _ = hook
+    url, received, _ = hook
     summary = Summary()
     with pytest.raises(RunError), watching(WatchSettings(webhook=url), summary, None):
         raise RunError("the scheduler is gone")
-    ((_, _, body),) = told
+    ((_, _, body),) = received
     assert (body["status"], body["reason"]) == ("failed", "the scheduler is gone")
 
 
@@ -209,8 +209,8 @@ class Client:
 def test_mlflow_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Client, MlflowException=OSError))
     monkeypatch.setattr(Client, "calls", [])
-    begun = {**CHURN[0], "job": {"training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}}
-    tell(WatchSettings(log_to=["mlflow"]), None, [begun, *CHURN[1:]])
+    started = {**CHURN[0], "job": {"training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}}
+    tell(WatchSettings(log_to=["mlflow"]), None, [started, *CHURN[1:]])
     named = [("experiment", "idletrain"), ("new experiment", "idletrain"), ("run", "7", "demo")]
     assert Client.calls[:3] == named
     assert ("param", "r", "optimizer.lr", 0.1) in Client.calls
@@ -219,7 +219,7 @@ def test_mlflow_gets_settings_curves_and_the_end(monkeypatch: pytest.MonkeyPatch
     assert Client.calls[-1] == ("end", "r", "FINISHED")
 
 
-def test_an_mlflow_that_refuses_its_address_is_told_before_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mlflow_that_refuses_its_address_is_reported_before_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> None:
         raise OSError("no folders any more")
 

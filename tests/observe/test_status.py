@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_summary import CHURN, committed, ended, event, joined, leased, lost, started, summary_of
 
-from idletrain.observe.status import CURVE_POINTS, PREEMPTION_MARKS, VIEW_STATES, machine_of, thinned, view_of
+from idletrain.observe.status import CURVE_POINTS, PREEMPTION_MARKS, VIEW_STATES, cloud_machine_of, thinned, view_of
 from idletrain.observe.summary import Summary
 
 
@@ -87,14 +87,14 @@ def test_a_worker_costs_what_its_machine_does_and_a_machine_without_one_is_joini
     view = view_of(summary_of(stamped([started(), *events])), 1001.0)
     rows = {row["name"]: (row["state"], row["usd_per_hour"]) for row in view["workers"]}
     assert rows == {"i-1-77-0": ("training", 0.5), "i-2": ("joining", None)}
-    gone = event("instance_ended", 2.0, instance="i-2", reason="Server.Spot")
-    view = view_of(summary_of(stamped([started(), *events, gone])), 1002.0)
+    reclaimed = event("instance_ended", 2.0, instance="i-2", reason="Server.Spot")
+    view = view_of(summary_of(stamped([started(), *events, reclaimed])), 1002.0)
     assert [row["name"] for row in view["workers"]] == ["i-1-77-0"]
 
 
 def test_the_bill_tells_what_is_left_of_the_budget() -> None:
-    begun = {**started(), "job": {"nodes": {"budget_usd": 5.0}}}
-    view = view_of(summary_of(stamped([begun, launched("i-1", 1.0)])), 1000.0 + 3600)
+    with_budget = {**started(), "job": {"nodes": {"budget_usd": 5.0}}}
+    view = view_of(summary_of(stamped([with_budget, launched("i-1", 1.0)])), 1000.0 + 3600)
     assert view["cost"]["spent_usd"] == pytest.approx(1.0, abs=0.01)
     assert view["cost"]["left_usd"] == 5.0 - view["cost"]["spent_usd"]
     assert view["cost"]["saving"] == pytest.approx(1 - 1.0 / 3.6, abs=0.01)
@@ -105,15 +105,17 @@ def test_a_run_without_machines_has_no_bill_also_after_its_end() -> None:
 
 
 def test_preemptions_that_are_close_are_one_mark() -> None:
-    taken = [event("worker_left", 50.0 + n / 100, worker=f"tcp://{n}", name=f"{n}", cause="notice") for n in range(3)]
+    preemptions = [
+        event("worker_left", 50.0 + n / 100, worker=f"tcp://{n}", name=f"{n}", cause="notice") for n in range(3)
+    ]
     others = [joined(0.0, f"{n}") for n in range(3)]
-    events = [started(), *others, *taken, event("waiting", 100.0, reason="")]
+    events = [started(), *others, *preemptions, event("waiting", 100.0, reason="")]
     assert view_of(summary_of(stamped(events)), 1100.0)["preempted"] == [[50.0, 0, "notice", "3 workers"]]
 
 
 def test_marks_stay_where_they_are_while_nobody_is_taken() -> None:
-    taken = [event("worker_left", 9.0 * n, worker=f"tcp://{n}", name=f"{n}", cause="kill") for n in range(300)]
-    events = [started(), *(joined(0.0, f"{n}") for n in range(300)), *taken]
+    preemptions = [event("worker_left", 9.0 * n, worker=f"tcp://{n}", name=f"{n}", cause="kill") for n in range(300)]
+    events = [started(), *(joined(0.0, f"{n}") for n in range(300)), *preemptions]
     marks = [
         view_of(summary_of(stamped([*events, event("waiting", s, reason="")])), s)["preempted"]
         for s in (3000.0, 3800.0)
@@ -148,10 +150,10 @@ def test_the_next_worker_s_view_keeps_its_pace() -> None:
 
 @pytest.mark.parametrize(("count", "most"), [(0, 3), (1, 3), (3, 3), (4, 3), (100, 7)])
 def test_thinning_keeps_the_first_and_the_last(count: int, most: int) -> None:
-    kept = thinned(range(count), most)
-    assert len(kept) <= most + 1
-    assert kept[:1] + kept[-1:] == ([0, count - 1] if count else [])
+    rest = thinned(range(count), most)
+    assert len(rest) <= most + 1
+    assert rest[:1] + rest[-1:] == ([0, count - 1] if count else [])
 
 
-def test_a_machine_is_told_from_its_worker_s_name() -> None:
-    assert machine_of("i-0abc-412-0") == "i-0abc"
+def test_a_machine_is_known_from_its_worker_s_name() -> None:
+    assert cloud_machine_of("i-0abc-412-0") == "i-0abc"

@@ -17,11 +17,14 @@ RECORD_KEYS = {
     "calibration_error",
     "temperature",
     "train_loss",
+    "metrics",
+    "best",
     "warnings",
     "seconds",
     "goodput",
     "preemptions",
     "reissues",
+    "backups",
     "salvaged_steps",
     "lost_steps",
     "bytes_down",
@@ -84,9 +87,9 @@ def committed(s: float, round_: int, steps: int = 100) -> dict[str, Any]:
     )
 
 
-def lost(s: float, subnet: int, cause: str, kept: int, gone: int, seconds: float) -> dict[str, Any]:
+def lost(s: float, subnet: int, cause: str, kept_steps: int, lost_steps: int, seconds: float) -> dict[str, Any]:
     names = {"round": 0, "subnet": subnet, "attempt": 1, "worker": "tcp://a"}
-    return event("lost", s, **names, cause=cause, kept_steps=kept, lost_steps=gone, kept_seconds=seconds)
+    return event("lost", s, **names, cause=cause, kept_steps=kept_steps, lost_steps=lost_steps, kept_seconds=seconds)
 
 
 def leased(s: float, subnet: int, worker: str) -> dict[str, Any]:
@@ -140,11 +143,14 @@ def test_the_sum_of_a_churned_run() -> None:
         "calibration_error": 0.02,
         "temperature": 1.1,
         "train_loss": 0.4,
+        "metrics": {},
+        "best": None,
         "warnings": [],
         "seconds": 10.0,
         "goodput": round((3.0 + 4.0 + 2.0) / (4.0 + 6.0 + 4.0), 4),  # of a, b and c
         "preemptions": {"notice": 1, "kill": 1},
         "reissues": 2,
+        "backups": 0,
         "salvaged_steps": 30,
         "lost_steps": 5,
         "bytes_down": 1000,
@@ -229,7 +235,7 @@ def test_the_grid_follows_a_subnet_from_its_lease_to_its_round_s_commit() -> Non
     assert [cell.worker for cell in summary.grid[0]] == ["tcp://c", "tcp://b"]
 
 
-def test_a_mark_is_a_state_and_its_steps() -> None:
+def test_a_checkpoint_is_a_state_and_its_steps() -> None:
     summary = summary_of([started(), joined(0.0, "a"), leased(0.0, 0, "a"), marked(1.0, 20)])
     assert (summary.grid[0][0].state, summary.grid[0][0].steps) == ("progress_saved", 20)
 
@@ -262,7 +268,7 @@ def test_pushes_are_counted_by_what_the_store_replied() -> None:
     }
 
 
-def test_lost_steps_are_told_by_cause() -> None:
+def test_lost_steps_are_reported_by_cause() -> None:
     assert summary_of(CHURN).lost_by_cause == {"notice": 0, "kill": 5}
 
 

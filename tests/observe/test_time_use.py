@@ -71,7 +71,7 @@ def test_two_workers_of_which_one_is_slower() -> None:
     assert round_.up_seconds == pytest.approx(1.5)
 
 
-def test_a_killed_attempt_is_lost_but_for_what_its_mark_kept() -> None:
+def test_a_killed_attempt_is_lost_but_for_what_its_checkpoint_kept() -> None:
     events = [
         *joined("a", "b"),
         leased(0.0, 1, "a"),
@@ -86,7 +86,7 @@ def test_a_killed_attempt_is_lost_but_for_what_its_mark_kept() -> None:
     assert parts_of(events) == {"compute": 3.0 + 5.0, "lost": 1.0, "wait": 4.0, "control": 1.0}
 
 
-def test_what_a_drained_worker_brought_home_counts() -> None:
+def test_what_a_drained_worker_sent_to_the_head_counts() -> None:
     events = [
         *joined("a"),
         leased(0.0, 1),
@@ -162,7 +162,7 @@ STORIES = st.lists(
 )
 
 
-def told(story: list[tuple[str, int, float, float]]) -> tuple[list[Event], list[float]]:
+def events_of(story: list[tuple[str, int, float, float]]) -> tuple[list[Event], list[float]]:
     """Events of any story, likely or not, and the worker-seconds of each of its rounds."""
     events, expected, there = [event("run_started", 0.0)], [], {}
     now = opened = 0.0
@@ -203,7 +203,7 @@ def told(story: list[tuple[str, int, float, float]]) -> tuple[list[Event], list[
 def test_the_parts_of_any_story_s_rounds_add_up_to_the_workers_seconds(
     story: list[tuple[str, int, float, float]],
 ) -> None:
-    events, expected = told(story)
+    events, expected = events_of(story)
     result = round_times(events)
     assert [sum(r.worker_seconds.values()) for r in result] == pytest.approx(expected, abs=1e-6)
     for round_ in result:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.errors import RunError
-from idletrain.rounds.widths import Capacity, OutOfCoreEstimate, shares, steady
+from idletrain.quantities import steady
+from idletrain.rounds.widths import Capacity, OutOfCoreCosts, shares
 
 MIB = 1 << 20
 ROOMY = 1 << 40
@@ -36,13 +37,13 @@ def test_a_worker_with_two_turns_gets_half_the_width_twice() -> None:
 
 
 def test_the_rest_of_a_small_worker_s_share_goes_to_the_others() -> None:
-    got = shares([Capacity(ROOMY, 1.0), Capacity(ROOMY, 1.0), Capacity(12 * MIB, 1.0)], 3, need, 64)
-    assert got == pytest.approx((0.45, 0.45, 0.1), abs=1e-6)  # 11 MiB of the 12 are planned with
+    result = shares([Capacity(ROOMY, 1.0), Capacity(ROOMY, 1.0), Capacity(12 * MIB, 1.0)], 3, need, 64)
+    assert result == pytest.approx((0.45, 0.45, 0.1), abs=1e-6)  # 11 MiB of the 12 are planned with
 
 
 def test_a_fleet_that_is_too_small_covers_part_of_the_network() -> None:
-    got = shares([Capacity(12 * MIB, 1.0)] * 4, 4, need, 64)
-    assert got == pytest.approx((0.1,) * 4, abs=1e-6)
+    result = shares([Capacity(12 * MIB, 1.0)] * 4, 4, need, 64)
+    assert result == pytest.approx((0.1,) * 4, abs=1e-6)
 
 
 @given(st.integers(1 << 20, 1 << 45))
@@ -83,19 +84,19 @@ CAPACITIES = st.builds(Capacity, st.integers(4 * MIB, 200 * MIB), st.floats(0.1,
 @settings(deadline=None, max_examples=150)
 @given(st.lists(CAPACITIES, min_size=1, max_size=6), st.integers(1, 12))
 def test_shares_are_positive_fit_their_workers_and_add_up_to_at_most_one(workers: list[Capacity], subnets: int) -> None:
-    got = shares(workers, subnets, need, 64)
+    result = shares(workers, subnets, need, 64)
     ranked = sorted(workers, key=lambda w: (-w.memory_bytes, -w.steps_per_second))
-    assert len(got) == subnets
-    assert sum(got) <= 1 + 1e-9
-    for k, share in enumerate(got):
+    assert len(result) == subnets
+    assert sum(result) <= 1 + 1e-9
+    for k, share in enumerate(result):
         assert share > 0
         assert need(share) <= ranked[k % len(ranked)].memory_bytes
     caps = sum(
         min(1.0, max(1 / 64, (steady(ranked[k % len(ranked)].memory_bytes) - MIB) / (100 * MIB)))
         for k in range(subnets)
     )
-    assert sum(got) == pytest.approx(min(1.0, caps), abs=1e-5)
-    assert shares(workers, subnets, need, 64) == got
+    assert sum(result) == pytest.approx(min(1.0, caps), abs=1e-5)
+    assert shares(workers, subnets, need, 64) == result
 
 
 def slower(share: float, memory_bytes: int) -> float:
@@ -103,7 +104,7 @@ def slower(share: float, memory_bytes: int) -> float:
     return share * (1 if need(share) <= memory_bytes else 3)
 
 
-HALF = OutOfCoreEstimate(lambda share: need(share) // 2, slower)
+HALF = OutOfCoreCosts(lambda share: need(share) // 2, slower)
 SMALL = [Capacity(18 * MIB, 1.0)] * 4  # counts as 16 MiB: holds 15 % of the network in core, 31 % out of core
 
 
@@ -113,15 +114,15 @@ def test_narrower_subnets_are_taken_where_they_cover_the_network_sooner() -> Non
 
 
 def test_subnets_are_trained_out_of_core_where_that_is_sooner() -> None:
-    quick = OutOfCoreEstimate(HALF.least_bytes, lambda share, _memory: share**2)
+    quick = OutOfCoreCosts(HALF.least_bytes, lambda share, _memory: share**2)
     tiny = [Capacity(14 * MIB, 1.0)] * 4
     assert sum(shares(tiny, 4, need, 64)) == pytest.approx(0.48, abs=1e-5)
-    assert shares(tiny, 4, need, 64, OutOfCoreEstimate(HALF.least_bytes, lambda _share, _memory: 1.0)) == (0.25,) * 4
+    assert shares(tiny, 4, need, 64, OutOfCoreCosts(HALF.least_bytes, lambda _share, _memory: 1.0)) == (0.25,) * 4
     assert shares(tiny, 4, need, 64, quick) != (0.25,) * 4  # a quarter of the width costs a sixteenth
 
 
 def test_always_means_wherever_it_is_possible() -> None:
-    always = OutOfCoreEstimate(HALF.least_bytes, HALF.seconds, always=True)
+    always = OutOfCoreCosts(HALF.least_bytes, HALF.seconds, always=True)
     assert shares(SMALL, 4, need, 64, always) == (0.25,) * 4
     assert sum(shares([Capacity(8 * MIB, 1.0)] * 4, 4, need, 64, always)) < 1  # not even by plan
 
@@ -131,7 +132,7 @@ def test_what_fits_in_core_is_trained_there() -> None:
 
 
 def test_a_worker_too_small_for_the_narrowest_in_core_may_do_out_of_core() -> None:
-    odd = OutOfCoreEstimate(lambda _share: 1, slower)
+    odd = OutOfCoreCosts(lambda _share: 1, slower)
     assert shares([Capacity(MIB // 2, 1.0)] * 2, 2, need, 64, odd) == (0.5, 0.5)
 
 

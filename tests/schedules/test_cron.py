@@ -91,10 +91,10 @@ def test_clock_changes_lose_and_double_nothing(cron: str, after: str, expected: 
 def test_a_daily_time_comes_once_a_calendar_day_whatever_the_clock_does(
     minute: int, hour: int, zone: str, start: datetime
 ) -> None:
-    found = list(itertools.islice(times(f"{minute} {hour} * * *", zone, start.replace(tzinfo=UTC)), 400))
-    days = [moment.astimezone(ZoneInfo(zone)).date() for moment in found]
+    due_times = list(itertools.islice(times(f"{minute} {hour} * * *", zone, start.replace(tzinfo=UTC)), 400))
+    days = [moment.astimezone(ZoneInfo(zone)).date() for moment in due_times]
     assert all(later - earlier == timedelta(days=1) for earlier, later in itertools.pairwise(days))
-    assert all(earlier < later for earlier, later in itertools.pairwise(found))
+    assert all(earlier < later for earlier, later in itertools.pairwise(due_times))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_good_cron_lines_pass(cron: str) -> None:
 def test_a_bad_zone_is_a_sentence_with_its_neighbour() -> None:
     assert zone_fault("Europ/Paris") == "--tz: 'Europ/Paris' is not a time zone; did you mean Europe/Paris?"
     for tz in ("Europe", "../etc/passwd", ""):
-        told = zone_fault(tz)
-        assert told is not None
-        assert told.startswith(f"--tz: {tz!r} is not a time zone; ")
+        fault = zone_fault(tz)
+        assert fault is not None
+        assert fault.startswith(f"--tz: {tz!r} is not a time zone; ")
     assert zone_fault(PARIS) is None
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from idletrain.schedules import execute as schedule_run
 from idletrain.schedules.cron import Execution, Schedule
-from idletrain.schedules.execute import execute, machine_zone, running, serve, utc_now
+from idletrain.schedules.execute import execute, machine_zone, running, serve_schedules, utc_now
 from idletrain.schedules.store import ScheduleStore
 
 PATIENCE_SECONDS = 30.0
@@ -104,10 +104,10 @@ class Case:
 
 @pytest.fixture
 def case(tmp_path: Path) -> Iterator[Case]:
-    made = Case(tmp_path)
-    yield made
-    (made.work / "hold").unlink(missing_ok=True)
-    for process in made.processes:
+    scenario = Case(tmp_path)
+    yield scenario
+    (scenario.work / "hold").unlink(missing_ok=True)
+    for process in scenario.processes:
         if process.poll() is None:
             process.terminate()
         process.wait(PATIENCE_SECONDS)
@@ -126,7 +126,7 @@ def test_a_run_is_started_with_a_name_of_its_own_and_its_end_written_down(case: 
     assert case.book.path("often", "log").read_text() == f"launch /job.yaml --name {done.run}\n"
 
 
-def test_a_failed_run_is_told_of(case: Case) -> None:
+def test_a_failed_run_is_reported(case: Case) -> None:
     case.add()
     (case.work / "exit").write_text("2")
     done = case.now()
@@ -237,7 +237,7 @@ def test_a_schedule_that_is_removed_meanwhile_stays_removed(case: Case) -> None:
     assert not case.book.path("often", "history.jsonl").exists()
 
 
-def test_a_directory_that_is_gone_is_told_of(case: Case) -> None:
+def test_a_directory_that_is_gone_is_reported(case: Case) -> None:
     case.add(directory=str(case.work / "gone"))
     done = case.now()
     assert done is not None
@@ -256,7 +256,7 @@ def test_the_loop_runs_what_is_due_once_and_stops_what_it_started(case: Case) ->
         return [sys.executable, "-c", ONE, str(case.book.directory), name, json.dumps(case.program), "--if-due"]
 
     stop = threading.Event()
-    loop = threading.Thread(target=serve, args=(case.book, command, stop))
+    loop = threading.Thread(target=serve_schedules, args=(case.book, command, stop))
     loop.start()
     try:
         until("the run", lambda: case.started)

@@ -22,8 +22,8 @@ needs_analyze = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is n
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a systemctl that stands first in the path was told, a line each."""
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The calls of a systemctl that stands first in the path, a line each."""
     command = tmp_path / "bin" / "systemctl"
     command.parent.mkdir()
     command.write_text(FAKE)
@@ -33,7 +33,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "told"
 
 
-def test_a_timer_is_installed_enabled_and_removed(told: Path, tmp_path: Path) -> None:
+def test_a_timer_is_installed_enabled_and_removed(calls: Path, tmp_path: Path) -> None:
     timers = SystemdTimers(tmp_path / "units")
     assert timers.fault() is None
     timers.install("nightly", (0, 30), COMMAND)
@@ -42,7 +42,7 @@ def test_a_timer_is_installed_enabled_and_removed(told: Path, tmp_path: Path) ->
     timers.remove("nightly")
     timers.remove("nightly")
     assert list((tmp_path / "units").iterdir()) == []
-    assert told.read_text().splitlines() == [
+    assert calls.read_text().splitlines() == [
         "--user show-environment",
         "--user daemon-reload",
         "--user enable --now idletrain-nightly.timer",
@@ -57,9 +57,9 @@ def test_a_missed_time_is_made_up_for_after_a_start() -> None:
     assert "OnCalendar=*-*-* *:00,05:00" in lines
 
 
-def test_a_user_without_systemd_is_told_so(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_systemd_gets_an_error(calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = "--on: systemd does not manage this user's services here; use --on crontab or --on loop"
-    told.with_name("told.refuse").touch()
+    calls.with_name("told.refuse").touch()
     assert SystemdTimers(tmp_path).fault() == sentence
     with pytest.raises(RunError, match=r"daemon-reload failed .Failed to connect to bus.; use --on loop instead"):
         SystemdTimers(tmp_path).install("nightly", (0,), COMMAND)
@@ -86,5 +86,5 @@ def test_systemd_reads_the_minutes_as_meant() -> None:
         "--base-time=2026-03-02 02:01:00 UTC",
         "*-*-* *:00,15,30,45:00",
     ]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(minute in told for minute in ("02:15:00", "02:30:00", "02:45:00"))
+    calls = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert all(minute in calls for minute in ("02:15:00", "02:30:00", "02:45:00"))

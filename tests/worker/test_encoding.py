@@ -12,6 +12,7 @@ from idletrain.errors import JobError
 from idletrain.exchange.codec import SMALL_TENSOR
 from idletrain.exchange.messages import LeaseId
 from idletrain.job import MemorySettings, TrainingSettings
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, prepare
@@ -28,7 +29,7 @@ def prepared_of(small_program: Callable[..., Prepared], **exchange: str) -> Prep
 def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Callable[..., Prepared]) -> None:
     prepared = prepared_of(small_program, pull="int8", push="int4")
     program = prepared.program
-    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    (subnet, _) = program.subnets(0, by_neurons((0.5, 0.5)))
     network = Network.of(program, prepared.network)
     flat = network.pull(subnet)
     codec = encoding.codec(program, subnet, "push")
@@ -41,19 +42,19 @@ def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Ca
     assert codec.coded == sum(large)
     assert len(large) == 2
     assert encoding.nbytes(program, subnet, "push") < encoding.nbytes(program, subnet, "pull") < 4 * len(flat)
-    got = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
-    assert not torch.equal(got, flat)
-    assert torch.equal(got[subnet.parameters :], flat[subnet.parameters :])
+    decoded = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
+    assert not torch.equal(decoded, flat)
+    assert torch.equal(decoded[subnet.parameters :], flat[subnet.parameters :])
 
 
 def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[..., Prepared]) -> None:
     """Values that a pull rounded off do not return with the push."""
     prepared = prepared_of(small_program, pull="int8", push="int8")
     program = prepared.program
-    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    (subnet, _) = program.subnets(0, by_neurons((0.5, 0.5)))
     flat = Network.of(program, prepared.network).pull(subnet)
-    begun = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
-    content = encoding.encode_update(program, subnet, begun.clone(), begun, LEASE)  # nothing was learnt
+    initial = encoding.decode_pull(program, subnet, encoding.encode_pull(program, subnet, flat))
+    content = encoding.encode_update(program, subnet, initial.clone(), initial, LEASE)  # nothing was learnt
     codec = encoding.codec(program, subnet, "push")
     assert codec
     assert torch.equal(codec.decode(content, flat), flat)
@@ -62,7 +63,7 @@ def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[...,
 def test_an_update_has_the_same_bits_whichever_attempt_sends_it(small_program: Callable[..., Prepared]) -> None:
     prepared = prepared_of(small_program, push="int4")
     program = prepared.program
-    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    (subnet, _) = program.subnets(0, by_neurons((0.5, 0.5)))
     flat = Network.of(program, prepared.network).pull(subnet)
     trained = flat + 0.01 * torch.randn(len(flat))
     one, other, elsewhere = (
@@ -75,7 +76,7 @@ def test_an_update_has_the_same_bits_whichever_attempt_sends_it(small_program: C
 
 def test_without_a_word_everything_travels_as_it_is(small_program: Callable[..., Prepared]) -> None:
     program = prepared_of(small_program).program
-    (subnet, _) = program.subnets(0, (0.5, 0.5))
+    (subnet, _) = program.subnets(0, by_neurons((0.5, 0.5)))
     assert encoding.codec(program, subnet, "pull") is None
     flat = torch.randn(program.buffer_size(subnet, persistent=True))
     assert encoding.encode_pull(program, subnet, flat) is flat
@@ -84,8 +85,11 @@ def test_without_a_word_everything_travels_as_it_is(small_program: Callable[...,
 
 
 def test_what_is_coded_takes_memory_and_is_trained_in_core(small_program: Callable[..., Prepared]) -> None:
-    plain, coded = (prepared_of(small_program, **words).program for words in ({}, {"push": "int4"}))
-    assert subnet_need(coded)(0.5) - subnet_need(plain)(0.5) == 2 * 4 * coded.subnets(0, (0.5, 0.5))[0].parameters
+    plain, coded = (prepared_of(small_program, **options).program for options in ({}, {"push": "int4"}))
+    assert (
+        subnet_need(coded)(0.5) - subnet_need(plain)(0.5)
+        == 2 * 4 * coded.subnets(0, by_neurons((0.5, 0.5)))[0].parameters
+    )
     assert (plain.out_of_core, coded.out_of_core) == ("auto", "never")
 
 

@@ -101,13 +101,13 @@ def test_a_machine_is_lent_after_a_pause_and_taken_back_at_once(
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=30, max_size=120))
 def test_a_machine_changes_hands_no_more_often_than_its_windows_allow(shares: Sequence[float]) -> None:
-    lending, changes, kept = False, [], []
+    lending, changes, window = False, [], []
     for sample in samples(*shares):
-        kept = [*kept, sample][-12:]
-        if should_lend(kept, SHARE, lending=lending) is not lending:
+        window = [*window, sample][-12:]
+        if should_lend(window, SHARE, lending=lending) is not lending:
             lending = not lending
             changes.append((sample.at_seconds, lending))
-            kept = kept if lending else []
+            window = window if lending else []
     joins = [at for at, lent in changes if lent]
     assert all(later - earlier >= QUIET_SECONDS for earlier, later in itertools.pairwise(joins))
     assert LEAVE_SECONDS < QUIET_SECONDS
@@ -216,9 +216,9 @@ def scheduler() -> Iterator[str]:
 def watcher(scheduler: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A watcher beside that scheduler; what it says is in `said`, whom it watches in `other`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", WATCHER, scheduler, str(tmp_path / "other")], stdout=said, env=environment
+            [sys.executable, "-c", WATCHER, scheduler, str(tmp_path / "other")], stdout=output, env=environment
         )
     yield process
     if process.poll() is None:
@@ -262,5 +262,5 @@ def test_a_worker_that_ends_by_itself_ends_its_watcher(tmp_path: Path) -> None:
     """The address is none: the sentence and the exit code are the worker's."""
     command = [sys.executable, "-c", WATCHER, "pigeon://127.0.0.1:9", str(tmp_path / "other")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    assert result.returncode == 1
-    assert "cannot be reached" in result.stderr
+    assert result.returncode == 2
+    assert "should be tcp://HOST:PORT" in result.stderr

@@ -7,17 +7,19 @@ import pickle
 import cloudpickle
 
 from idletrain.exchange.messages import LeaseId
-from idletrain.nn.ist.partition import Block, blocks
+from idletrain.nn.ist.schemes import NeuronScheme, SubnetPlace, by_neurons
 from idletrain.worker.lease_spec import LeaseSpec
 
+NOWHERE = SubnetPlace(())
 
-def spec(lease: LeaseId, own: tuple[Block, ...] = ()) -> LeaseSpec:
+
+def spec(lease: LeaseId, own: SubnetPlace = NOWHERE) -> LeaseSpec:
     return LeaseSpec(lease, "tls://[2001:db8:85a3::8a2e:370:7334]:65535", own, "in-core", 5.0, 10.0)
 
 
 def test_a_lease_of_one_of_a_thousand_subnets_pickles_in_under_1_kb() -> None:
     lease = LeaseId("a" * 63, 10**6, 10**6, 999, 10**9)
-    own = blocks([4096, 4096], [1 / 1000] * 1000)[999]
+    own = NeuronScheme().places([4096, 4096], by_neurons([1 / 1000] * 1000))[999]
     lease_spec = spec(lease, own)
     assert len(cloudpickle.dumps(lease_spec)) < 1024
     assert pickle.loads(pickle.dumps(lease_spec)) == lease_spec

@@ -40,17 +40,17 @@ def together(do: Callable[[int, JointExchange], Any]) -> list[Any]:
 
 def test_all_get_the_logarithm_of_all_exponentials() -> None:
     own = torch.randn(MEMBERS, 7)
-    got = together(lambda k, softmax: softmax.logsumexp(own[k]))
-    assert torch.allclose(got[0], own.exp().sum(0).log())
-    assert all(torch.equal(got[0], other) for other in got)
+    result = together(lambda k, softmax: softmax.logsumexp(own[k]))
+    assert torch.allclose(result[0], own.exp().sum(0).log())
+    assert all(torch.equal(result[0], other) for other in result)
 
 
 @pytest.mark.parametrize("rows", [9, 7, 2, 1], ids=lambda rows: f"{rows} rows")
 def test_all_get_the_same_bits_of_a_sum(rows: int) -> None:
     own = torch.randn(MEMBERS, rows, 5)
-    got = together(lambda k, softmax: softmax.sum(own[k]))
-    assert torch.allclose(got[0], own.sum(0), atol=1e-6)
-    assert all(torch.equal(got[0], other) for other in got)
+    result = together(lambda k, softmax: softmax.sum(own[k]))
+    assert torch.allclose(result[0], own.sum(0), atol=1e-6)
+    assert all(torch.equal(result[0], other) for other in result)
 
 
 @pytest.mark.parametrize(

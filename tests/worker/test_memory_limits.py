@@ -44,8 +44,8 @@ def test_no_limit_is_as_much_as_there_can_be(tmp_path: Path) -> None:
 
 def test_a_group_that_is_not_mounted_here_is_the_root_s(tmp_path: Path) -> None:
     """A container sees its own group as the root, whatever its group is called outside."""
-    made = made_up(tmp_path, "cgroup", "rw,memory", "8:memory:/docker/1234\n", {"": "3000"})
-    assert memory_limit_bytes(*made) == 3000
+    group = made_up(tmp_path, "cgroup", "rw,memory", "8:memory:/docker/1234\n", {"": "3000"})
+    assert memory_limit_bytes(*group) == 3000
 
 
 def test_this_machine_s_can_be_read() -> None:
@@ -53,8 +53,8 @@ def test_this_machine_s_can_be_read() -> None:
 
 
 def test_a_process_in_a_group_of_its_own_sees_that_group_s_limit() -> None:
-    if lacking := missing(memory=True):
-        pytest.skip(" ".join(lacking))
+    if reason := missing(memory=True):
+        pytest.skip(" ".join(reason))
     say = "from idletrain.worker.memory_limits import memory_limit_bytes; print(memory_limit_bytes())"
     with Testbed(1, memory="128MiB") as bed:
         printed = bed.popen("n0", [sys.executable, "-c", say], stdout=subprocess.PIPE, text=True).communicate()[0]

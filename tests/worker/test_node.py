@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ async def _describe() -> dict[str, Any]:
 
 def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:
     description = asyncio.run(_describe())
-    assert description.keys() == {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "pid", "name"}
+    known = {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "restarts", "pid", "name"}
+    assert description.keys() == known
     expected = min(MEMORY_BYTES, memory_limit_bytes())
     assert expected // 2 < description["memory_bytes"] < expected
     assert description["steps_per_second"] > 0
@@ -40,3 +43,13 @@ def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:
 
 def test_speed_is_measured_in_steps_a_second() -> None:
     assert 1 < measure_speed(torch.device("cpu")) < 1e6
+
+
+def test_a_worker_imports_nothing_that_few_jobs_need() -> None:
+    program = (
+        "import sys, idletrain.worker.process, idletrain.worker.node, idletrain.worker.attempt\n"
+        "rare = {'torch._inductor', 'torch._dynamo', 'sympy', 'pandas', 'sklearn', 'transformers'}\n"
+        "print(*rare & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []

@@ -17,8 +17,8 @@ from torch import Tensor
 from idletrain.errors import DamageError, RefusedError
 from idletrain.exchange.messages import LeaseId, PushHeader, Receipt, Reply, checksum
 from idletrain.exchange.parts import Parts
-from idletrain.job import parse_job
-from idletrain.nn.ist.partition import blocks
+from idletrain.job_file import parse_job
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.outofcore.executing.trainer import PlannedSteps
@@ -53,7 +53,7 @@ class Head:
         )
         prepared = from_settings(job.model, job.data, job.training, memory=job.memory)
         self.program, self.parts = prepared.program, Parts()
-        own = blocks(self.program.layout.sizes, (0.5, 0.5))[0]
+        own = self.program.places(by_neurons((0.5, 0.5)))[0]
         self.spec = LeaseSpec(LEASE, "tcp://127.0.0.1:9", own, "out-of-core", progress_seconds, 3600.0)
         self.subnet = self.program.subnet(0, own)
         self.flat = Network.of(self.program, prepared.network).pull(self.subnet)
@@ -87,7 +87,7 @@ class Head:
         self.pushed.append((header.steps, b"".join(frames)))
         return Receipt(Reply.ACCEPTED)
 
-    async def beat(self, _lease: LeaseId, _steps: int) -> Reply:
+    async def beat(self, _lease: LeaseId, _steps: int, _doing: str) -> Reply:
         return Reply.ACCEPTED
 
     def in_core(self) -> bytes:
@@ -106,13 +106,13 @@ class Head:
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """A worker's event loop, on its own thread."""
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever)
+    created = asyncio.new_event_loop()
+    thread = threading.Thread(target=created.run_forever)
     thread.start()
-    yield made
-    made.call_soon_threadsafe(made.stop)
+    yield created
+    created.call_soon_threadsafe(created.stop)
     thread.join()
-    made.close()
+    created.close()
 
 
 def attempt(head: Head, loop: asyncio.AbstractEventLoop, kind: type[Attempt] = OutOfCoreAttempt) -> Attempt:
@@ -120,24 +120,24 @@ def attempt(head: Head, loop: asyncio.AbstractEventLoop, kind: type[Attempt] = O
     worker: Any = SimpleNamespace(loop=SimpleNamespace(asyncio_loop=loop), security=security, address="tcp://here")
     node = WorkerNode()
     node.free_bytes = 1 << 30
-    made = kind(head.spec, node, worker)
-    made._run.client = SimpleNamespace(  # type: ignore[assignment]
+    created = kind(head.spec, node, worker)
+    created._run.client = SimpleNamespace(  # type: ignore[assignment]
         pull=head.pull, part=head.part, push=head.push, beat=head.beat, program=head.program_bytes, transport="tcp"
     )
-    return made
+    return created
 
 
 def test_its_update_is_that_of_training_in_core_and_its_space_is_given_back(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     head = Head(tmp_path)
-    made = attempt(head, loop)
-    account = made.run()
+    created = attempt(head, loop)
+    account = created.run()
     assert account["ended"] == "done"
     assert head.pushed == [(STEPS, head.in_core())]
     assert head.pulls > 3  # it came in parts
-    assert isinstance(made, OutOfCoreAttempt)
-    assert all(not file.flat.any() for file in made._state_files)  # holes in a file that has no name
+    assert isinstance(created, OutOfCoreAttempt)
+    assert all(not file.flat.any() for file in created._state_files)  # holes in a file that has no name
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,17 +153,17 @@ def test_a_part_of_the_last_step_that_does_not_arrive_is_sent_again(
 
 def test_a_node_that_leaves_while_parts_arrive_pushes_nothing(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:
     head = Head(tmp_path)
-    made = attempt(head, loop)
-    head.at_pull = lambda count: made._node.draining.set() if count == 3 else None
+    created = attempt(head, loop)
+    head.at_pull = lambda count: created._node.draining.set() if count == 3 else None
     try:
-        assert made.run()["ended"] == "drained"
+        assert created.run()["ended"] == "drained"
     except RefusedError as refused:  # where a step waits for its parts already
         assert "leaving" in str(refused)  # noqa: PT017 (it is not always raised)
-    assert made._node.draining.is_set()
-    assert made.steps == 0
+    assert created._node.draining.is_set()
+    assert created.steps == 0
     assert head.pushed == []
-    assert not made._node.computing.locked()
-    assert not made._node.moving.locked()
+    assert not created._node.computing.locked()
+    assert not created._node.moving.locked()
 
 
 def test_a_checkpoint_that_fails_releases_the_transfer_lock(
@@ -173,11 +173,11 @@ def test_a_checkpoint_that_fails_releases_the_transfer_lock(
         raise DamageError("made up")
 
     monkeypatch.setattr(PlannedSteps, "store", damaged)
-    made = attempt(Head(tmp_path, progress_seconds=0.0), loop)
+    created = attempt(Head(tmp_path, progress_seconds=0.0), loop)
     with pytest.raises(DamageError, match="made up"):
-        made.run()
-    assert not made._node.computing.locked()
-    assert not made._node.moving.locked()
+        created.run()
+    assert not created._node.computing.locked()
+    assert not created._node.moving.locked()
 
 
 def test_checkpoints_hold_all_slots_and_can_be_resumed_from(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> None:

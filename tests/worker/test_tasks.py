@@ -14,7 +14,7 @@ assert not [name for name in ("torch", "idletrain.worker.attempt") if name in sy
 
 
 def test_to_unpickle_a_task_imports_no_torch() -> None:
-    made = "import pickle, sys; from idletrain.worker import tasks as task; "
-    made += "print([pickle.dumps(task.describe), pickle.dumps(task.train_subnet)])"
-    tasks = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True).stdout.strip()
+    program = "import pickle, sys; from idletrain.worker import tasks as task; "
+    program += "print([pickle.dumps(task.describe), pickle.dumps(task.train_subnet)])"
+    tasks = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     subprocess.run([sys.executable, "-c", PROGRAM.format(tasks=tasks)], check=True)

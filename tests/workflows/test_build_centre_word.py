@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from idletrain.job import load_job
+from idletrain.job_file import load_job
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import resolve
 from idletrain.nn.wide.samplers import sampler_of
@@ -36,8 +36,8 @@ def builder() -> Any:
 @pytest.fixture
 def packages(tmp_path: Path) -> list[str]:
     random = np.random.default_rng(0)
-    words = np.array([a + b for a in "bcdfglmnprst" for b in ("a", "e", "ix", "or", "um")])
-    paragraphs = [" ".join(random.choice(words, 12)) for _ in range(200)]
+    vocabulary = np.array([a + b for a in "bcdfglmnprst" for b in ("a", "e", "ix", "or", "um")])
+    paragraphs = [" ".join(random.choice(vocabulary, 12)) for _ in range(200)]
     (tmp_path / "gcide.dict.dz").write_bytes(gzip.compress("\n\n".join(paragraphs).encode()))
     (tmp_path / "wordnet").mkdir()
     (tmp_path / "wordnet" / "data.noun").write_text(NOUNS)
@@ -57,13 +57,13 @@ def test_rows_are_words_with_those_around_them(builder: Any, packages: list[str]
 
 
 def test_the_licence_of_wordnet_is_no_gloss(builder: Any, packages: list[str]) -> None:
-    found = list(builder.texts(Path(packages[1]), Path(packages[3])))
-    assert found[-2:] == ["that which is perceived to have its own existence", "that which has its own weight"]
+    extracted = list(builder.texts(Path(packages[1]), Path(packages[3])))
+    assert extracted[-2:] == ["that which is perceived to have its own existence", "that which has its own weight"]
 
 
 def test_a_context_does_not_reach_into_another_paragraph(builder: Any, tmp_path: Path) -> None:
-    words, owner = np.arange(6, dtype=np.int32), np.array([0, 0, 0, 1, 1, 1], np.int32)
-    builder.write(tmp_path / "rows.txt.gz", words, owner, np.array([2, 3, 4]), 6, 2)
+    vocabulary, owner = np.arange(6, dtype=np.int32), np.array([0, 0, 0, 1, 1, 1], np.int32)
+    builder.write(tmp_path / "rows.txt.gz", vocabulary, owner, np.array([2, 3, 4]), 6, 2)
     with gzip.open(tmp_path / "rows.txt.gz", "rt") as file:
         assert file.read().splitlines() == ["3 6 6", "2 0:1 1:1", "3 4:1 5:1", "4 3:1 5:1"]
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, NoCredentialsError, NoRegionError
 from rehearsal import Sandbox
 
-from idletrain.cloud.aws import doctor, requests
-from idletrain.cloud.aws.account import Account, explained
-from idletrain.cloud.aws.requests import LaunchOutcome, Pool
+from idletrain.cloud.aws import doctor
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.aws.run_resources import make_group, put_identities
+from idletrain.cloud.machines import LaunchOutcome, NodeRequest, Pool, run_tags
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.job import CloudSettings
@@ -22,7 +23,7 @@ POOL = Pool("spot", "m5.large", "eu-west-1a")
 
 
 def tags_of(run: str) -> dict[str, str]:
-    return requests.tags(run, "s3://none/", "arn:me", "0", time.time(), time.time() + 60)
+    return run_tags(run, "s3://none/", "arn:me", "0", time.time(), time.time() + 60)
 
 
 @pytest.fixture
@@ -58,51 +59,15 @@ def test_a_site_has_no_subnets_whose_machines_would_be_cut_off(account: Account,
             account.ec2.create_route(**there, GatewayId=out["GatewayId"])
 
 
-def test_a_head_comes_from_the_next_zone_where_one_has_no_capacity(cloud: Sandbox, account: Account, site: Any) -> None:
-    made = replace(site, template=cloud.template("#!/bin/bash\nsleep 60\n"))
-    pools = [Pool("on-demand", "t3.medium", zone) for zone in ("eu-west-1b", "eu-west-1a", "eu-west-1c")]
-    bodies = [requests.head(made, pool, "idletrain-head", tags_of("night"), 0) for pool in pools]
-    cloud.ask("POST", "capacity", market="on-demand", zone="eu-west-1b", count=0)
-    head = account.start_head(bodies)
-    assert cloud.state(head)["Placement"]["AvailabilityZone"] == "eu-west-1a"
-    assert cloud.ask("GET", "calls")["ec2"]["RunInstances"] == 2
-    cloud.ask("POST", "capacity", market="on-demand", count=1)
-    with pytest.raises(RunError, match=r"cloud\.head: no zone of eu-west-1 has capacity for a t3\.medium now"):
-        account.start_head([requests.head(made, pool, "idletrain-head", tags_of("night"), 1) for pool in pools])
-    assert len(account.instances("night")) == 1
-
-
-def test_a_head_that_is_refused_for_another_reason_is_not_asked_for_elsewhere(
-    cloud: Sandbox, account: Account, site: Any
-) -> None:
-    made = replace(site, template=cloud.template("#!/bin/bash\nsleep 60\n"))
-    pools = [Pool("on-demand", "t3.medium", zone) for zone in ("eu-west-1b", "eu-west-1a")]
-    bodies = [requests.head(made, pool, "idletrain-head", tags_of("night"), 0) for pool in pools]
-    cloud.ask("POST", "fault", action="RunInstances", code="UnauthorizedOperation", status=403, times=1)
-    with pytest.raises(RunError, match="AWS refuses RunInstances: UnauthorizedOperation"):
-        account.start_head(bodies)
-    assert cloud.ask("GET", "calls")["ec2"]["RunInstances"] == 1
-
-
 def test_an_image_that_is_not_there_is_refused(account: Account) -> None:
     with pytest.raises(JobError, match=r"cloud\.ami: there is no machine image ami-12345678"):
         account.site("ami-12345678", gpu=False)
 
 
-def test_a_group_is_made_once_and_lets_nobody_else_in(account: Account, site: Any) -> None:
-    first = account.make_group("night", site.vpc, tags_of("night"))
-    assert account.make_group("night", site.vpc, tags_of("night")) == first
-    (group,) = account.ec2.describe_security_groups(GroupIds=[first])["SecurityGroups"]
-    assert {rule["IpProtocol"] for rule in group["IpPermissions"]} == {"tcp", "udp"}
-    for rule in group["IpPermissions"]:
-        assert (rule["IpRanges"], rule["Ipv6Ranges"]) == ([], [])
-        assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [first]
-
-
 def test_an_identity_is_kept_secret_and_read_back(account: Account) -> None:
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     issued = certificates.issue("night", ("worker",), until)
-    account.put_identities("night", issued, tags_of("night"))
+    put_identities(account, "night", issued, tags_of("night"), Patience())
     assert account.identity("night", "worker") == issued["worker"]
     parameter = account.ssm.get_parameter(Name="/idletrain/night/worker/tls")["Parameter"]
     assert parameter["Type"] == "SecureString"
@@ -113,8 +78,8 @@ def test_an_identity_is_kept_secret_and_read_back(account: Account) -> None:
 def test_everything_of_a_run_is_found_by_its_tag_and_nothing_else(account: Account, site: Any) -> None:
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     for run in ("night", "day"):
-        account.make_group(run, site.vpc, tags_of(run))
-        account.put_identities(run, certificates.issue(run, ("worker",), until), tags_of(run))
+        make_group(account, run, site.vpc, tags_of(run), Patience())
+        put_identities(account, run, certificates.issue(run, ("worker",), until), tags_of(run), Patience())
     assert sorted(remnant.kind for remnant in account.remnants("night")) == ["group", "parameter"]
     assert {remnant.tags["idletrain:run"] for remnant in account.remnants("night")} == {"night"}
     assert {remnant.tags["idletrain:run"] for remnant in account.remnants()} == {"night", "day"}
@@ -124,27 +89,43 @@ def test_everything_of_a_run_is_found_by_its_tag_and_nothing_else(account: Accou
     assert account.remnants() == []
 
 
-def fleet_body(cloud: Sandbox, account: Account, site: Any) -> Any:
-    made = requests.LaunchSite(**{**vars(site), "template": cloud.template("#!/bin/bash\nsleep 60\n")})
-    return made, requests.fleet(made, (POOL,), 1, "1", tags_of("night"), None)
+@pytest.fixture
+def request_(cloud: Sandbox, site: Any) -> Any:
+    """A request for one node, and where it would start."""
+    launch_site = replace(site, template=cloud.template("#!/bin/bash\nsleep 60\n"))
+    return launch_site, NodeRequest(pools=(POOL,), count=1, attempt="1", tags=tags_of("night"))
 
 
-def test_a_lack_of_capacity_is_asked_about_once(cloud: Sandbox, account: Account, site: Any) -> None:
-    made, body = fleet_body(cloud, account, site)
+def test_a_lack_of_capacity_is_asked_about_once(cloud: Sandbox, account: Account, request_: Any) -> None:
     cloud.ask("POST", "fault", action="CreateFleet", code="InsufficientInstanceCapacity", status=500, times=1)
-    assert account.start_nodes(made, body, [POOL]) == LaunchOutcome(without_capacity=frozenset({POOL}))
+    assert account.start_nodes(*request_) == LaunchOutcome(unavailable=frozenset({POOL}))
     assert cloud.ask("GET", "calls")["ec2"]["CreateFleet"] == 1
 
 
-def test_what_nobody_understands_is_not_taken_for_a_passing_trouble(
-    cloud: Sandbox, account: Account, site: Any
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"mode": "html", "status": 500}, "AWS is not what answers: Unable to parse response"),
+        ({"mode": "html", "status": 200}, "AWS is not what answers: Unable to parse response"),
+        ({"mode": "html", "status": 403}, "AWS is not what answers: Unable to parse response"),
+        ({"mode": "empty", "status": 503}, "AWS refuses CreateFleet: 503: Service Unavailable"),
+        ({"mode": "drop-reply"}, "AWS cannot be reached: Connection was closed"),
+    ],
+)
+def test_a_request_that_gets_no_answer_may_be_repeated(
+    cloud: Sandbox, account: Account, request_: Any, fault: dict[str, Any], message: str
 ) -> None:
-    made, body = fleet_body(cloud, account, site)
-    cloud.ask("POST", "fault", action="CreateFleet", mode="html", times=1)
-    outcome = account.start_nodes(made, body, [POOL])
-    assert outcome.fatal
-    assert not outcome.retry
-    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", times=10)
+    cloud.ask("POST", "fault", action="CreateFleet", **fault)
+    outcome = account.start_nodes(*request_)
+    assert (outcome.repeat, outcome.machines, outcome.unavailable) == (True, (), frozenset())
+    assert outcome.why.startswith(message)
+    assert len(account.start_nodes(*request_).machines) == 1
+    assert len(account.instances("night")) == 1
+    assert cloud.ask("GET", "faults") == []
+
+
+def test_a_list_that_cannot_be_read_is_not_taken_for_an_empty_one(cloud: Sandbox, account: Account) -> None:
+    cloud.ask("POST", "fault", action="DescribeInstances", mode="html", status=500, times=10)
     with pytest.raises(RunError, match=r"AWS is not what answers: Unable to parse response .*; check the network"):
         account.instances("night")
     while cloud.ask("GET", "faults"):
@@ -160,7 +141,7 @@ def test_machines_that_are_not_there_do_not_keep_others_alive(cloud: Sandbox, ac
 
 
 def test_a_group_in_use_is_deleted_as_soon_as_it_is_free(cloud: Sandbox, account: Account, site: Any) -> None:
-    account.make_group("night", site.vpc, tags_of("night"))
+    make_group(account, "night", site.vpc, tags_of("night"), Patience())
     cloud.ask("POST", "fault", action="DeleteSecurityGroup", code="DependencyViolation", times=2)
     (group,) = account.remnants("night")
     account.delete(group)
@@ -168,27 +149,17 @@ def test_a_group_in_use_is_deleted_as_soon_as_it_is_free(cloud: Sandbox, account
     assert cloud.ask("GET", "faults") == []
 
 
+def test_a_network_without_the_group_of_heads_that_end_is_a_sentence(account: Account) -> None:
+    with pytest.raises(RunError, match="vpc-0 has no group for heads that end; deploy infra/aws again"):
+        account.ended_heads_group("vpc-0")
+
+
 def test_a_machine_can_leave_its_run_s_group(cloud: Sandbox, account: Account, site: Any) -> None:
-    group = account.make_group("night", site.vpc, tags_of("night"))
+    group = make_group(account, "night", site.vpc, tags_of("night"), Patience())
     (there,) = cloud.start("sleep 60", SecurityGroupIds=[group])
     account.leave_group(there)
+    (entered,) = cloud.state(there)["SecurityGroups"]
+    assert entered["GroupName"] == "idletrain-ended-heads"
     for remnant in account.remnants("night"):
         account.delete(remnant)
     assert cloud.state(there)["State"]["Name"] == "running"
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "arguments"),
-    [
-        (NoCredentialsError(), JobError, "no credentials; run `aws configure`"),
-        (NoRegionError(), JobError, "cloud.region: no region is set"),
-        (
-            ClientError({"Error": {"Code": "Odd", "Message": "thing"}}, "DoIt"),
-            RunError,
-            "AWS refuses DoIt: Odd: thing; `idletrain doctor`",
-        ),
-    ],
-)
-def test_refusals_are_one_sentence(error: Exception, kind: type[Exception], arguments: str) -> None:
-    with pytest.raises(kind, match=arguments), explained():
-        raise error

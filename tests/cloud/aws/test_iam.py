@@ -55,15 +55,15 @@ def known() -> dict[str, Any]:
     assert spec
     assert spec.origin
     table = Path(spec.origin).parent / "data" / "AdditionalSpecs" / "Policies.json"
-    found: dict[str, Any] = json.loads(table.read_text())
-    return found
+    actions: dict[str, Any] = json.loads(table.read_text())
+    return actions
 
 
 def kinds(known: Mapping[str, Any], action: str) -> list[str]:
     """Kinds of resource that an action can be narrowed to."""
     service, _, name = action.partition(":")
-    found: list[str] = known[service]["Actions"][name.lower()].get("Resources", [])
-    return found
+    resources: list[str] = known[service]["Actions"][name.lower()].get("Resources", [])
+    return resources
 
 
 def allows(name: str, action: str, resource: str, **context: Any) -> bool:
@@ -88,6 +88,8 @@ def holds(operator: str, value: Any, wanted: Any) -> bool:
             return value in (wanted if isinstance(wanted, list) else [wanted])
         case "BoolIfExists":
             return value in (None, wanted)
+        case "StringEqualsIgnoreCaseIfExists":
+            return value is None or value.lower() in [item.lower() for item in wanted]
         case "StringLike":
             return value is not None and fnmatchcase(value, wanted)
         case "StringLikeIfExists":
@@ -209,8 +211,8 @@ def test_launches_take_ones_own_template_and_tag_what_they_make(name: str, actio
         assert allows(name, action, ec2(kind), **TAGGING)
         assert not allows(name, action, ec2(kind))
         assert not allows(name, action, ec2(kind), **{"aws:TagKeys": ["Name"]})
-    made = {**TAGGING, "ec2:CreateAction": action.partition(":")[2]}
-    assert allows(name, "ec2:CreateTags", ec2("instance"), **made)
+    context = {**TAGGING, "ec2:CreateAction": action.partition(":")[2]}
+    assert allows(name, "ec2:CreateTags", ec2("instance"), **context)
 
 
 def test_schedules_start_no_fleets_and_nodes_start_nothing() -> None:
@@ -294,3 +296,20 @@ def test_a_tunnel_is_a_port_of_a_runs_machine_and_no_shell() -> None:
 def test_looking_stays_in_the_region() -> None:
     assert allows("head", "ec2:DescribeInstances", "*", **{"aws:RequestedRegion": "eu-central-1"})
     assert not allows("head", "ec2:DescribeInstances", "*", **{"aws:RequestedRegion": "us-east-1"})
+
+
+def test_a_head_may_change_the_groups_of_machines_of_runs_and_nothing_else_of_them() -> None:
+    change = "ec2:ModifyInstanceAttribute"
+    assert allows("head", change, ec2("instance"), **RUN_TAG)
+    assert allows("head", change, ec2("instance"), **RUN_TAG, **{"ec2:Attribute": "GroupSet"})
+    for attribute in ("userData", "InstanceType", "instanceInitiatedShutdownBehavior", "disableApiTermination"):
+        assert not allows("head", change, ec2("instance"), **RUN_TAG, **{"ec2:Attribute": attribute})
+    assert not allows("head", change, ec2("instance"), **{"ec2:Attribute": "groupSet"})
+    assert not allows("node", change, ec2("instance"), **RUN_TAG)
+
+
+def test_a_head_enters_the_group_of_heads_that_end_and_no_other() -> None:
+    change = "ec2:ModifyInstanceAttribute"
+    assert allows("head", change, ec2("security-group"), **{"aws:ResourceTag/idletrain:ended-heads": "true"})
+    assert not allows("head", change, ec2("security-group"))
+    assert not allows("head", change, ec2("security-group"), **{"aws:ResourceTag/team": "bank"})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from rehearsal import Sandbox, eventually
 
-from idletrain.cloud.aws.metadata import Announcement, Metadata, NoMetadataError
+from idletrain.cloud.account import Announcement, NoMetadataError
+from idletrain.cloud.aws.metadata import Metadata
 
 
 @pytest.fixture
@@ -59,3 +60,11 @@ def test_a_token_that_ran_out_is_renewed(cloud: Sandbox, machine: str) -> None:
 def test_where_there_is_no_service_it_says_so() -> None:
     with pytest.raises(NoMetadataError, match="is this an EC2 instance"):
         Metadata("http://127.0.0.1:1").instance_id()
+
+
+def test_a_proxy_is_not_asked_for_what_is_this_machines_own(cloud: Sandbox, machine: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # which ends before the cloud is cleaned
+        patch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody listens there
+        patch.setenv("http_proxy", "http://127.0.0.1:9")
+        patch.setattr("urllib.request._opener", None)  # made once, from the environment of then
+        assert metadata_of(cloud, machine).instance_id() == machine

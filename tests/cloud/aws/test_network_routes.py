@@ -36,8 +36,8 @@ GATEWAY, NAT = {"GatewayId": "igw-1"}, {"NatGatewayId": "nat-1"}
 def test_a_public_subnet_goes_by_the_gateway_and_a_private_one_by_nat(
     route: dict[str, str] | None, public: bool, leads_out: bool
 ) -> None:
-    found = subnets_with_internet([subnet("s", public=public)], [table("s", to=route)])
-    assert found == ({"a": "s"} if leads_out else {})
+    public_subnets = subnets_with_internet([subnet("s", public=public)], [table("s", to=route)])
+    assert public_subnets == ({"a": "s"} if leads_out else {})
 
 
 def test_a_route_whose_target_is_gone_leads_nowhere() -> None:

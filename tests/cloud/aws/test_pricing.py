@@ -19,7 +19,8 @@ from botocore.stub import ANY, Stubber
 from rehearsal import Sandbox
 
 from idletrain.cloud.aws import pricing as market
-from idletrain.cloud.aws.instance_types import GIB, TIB, InstanceType, NodeNeed, diversify
+from idletrain.cloud.instance_types import GIB, TIB, InstanceType, NodeNeed, diversify
+from idletrain.cloud.market import MarketSnapshot
 from idletrain.errors import JobError
 
 REGION = "eu-west-1"
@@ -43,10 +44,10 @@ class Shop:
         endpoint_url = "https://ec2.eu-west-1.amazonaws.com"
 
     def __init__(self, *answers: Any) -> None:
-        self.answers, self.asked = list(answers), 0
+        self.answers, self.requests = list(answers), 0
 
     def __call__(self) -> Any:
-        self.asked += 1
+        self.requests += 1
         return self.answers.pop(0)
 
 
@@ -60,12 +61,12 @@ def ec2_client() -> Any:
 def test_an_answer_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
     clock, shop = Clock(), Shop({"a": 1}, {"a": 2})
     cache = market.PriceCache(tmp_path / "new" / "folder", clock)
-    got = []
+    prices = []
     for at in (0, 599, 600, 601):
         clock.now = 1_700_000_000.0 + at
-        got.append(cache.get(shop, "spot", REGION, 600, shop)["a"])
-    assert got == [1, 1, 1, 2]
-    assert shop.asked == 2
+        prices.append(cache.get(shop, "spot", REGION, 600, shop)["a"])
+    assert prices == [1, 1, 1, 2]
+    assert shop.requests == 2
 
 
 def test_a_file_from_the_future_is_not_believed(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
         assert cache.get(shop, "spot", "us-east-1", 600, shop) == 2
         assert cache.get(shop, "types", REGION, 600, shop) == 3
         assert cache.get(other, "spot", REGION, 600, other) == 4
-    assert (shop.asked, other.asked) == (3, 1)
+    assert (shop.requests, other.requests) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def spot(name: str, zone: str, price: str, day: int) -> dict[str, Any]:
 
 def test_the_newest_spot_price_of_every_pool_over_all_pages(tmp_path: Path) -> None:
     client = ec2_client()
-    asked = {"StartTime": ANY, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
+    query = {"StartTime": ANY, "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 1000}
     with Stubber(client) as stub:
         stub.add_response(
             "describe_spot_price_history",
@@ -139,7 +140,7 @@ def test_the_newest_spot_price_of_every_pool_over_all_pages(tmp_path: Path) -> N
                 ],
                 "NextToken": "more",
             },
-            asked,
+            query,
         )
         stub.add_response(
             "describe_spot_price_history",
@@ -150,7 +151,7 @@ def test_the_newest_spot_price_of_every_pool_over_all_pages(tmp_path: Path) -> N
                     spot("c7i.large", "eu-west-1b", "0.05", 6),
                 ]
             },
-            asked | {"NextToken": "more"},
+            query | {"NextToken": "more"},
         )
         cache = market.PriceCache(tmp_path)
         for _ in range(2):  # the second from disk
@@ -179,9 +180,9 @@ def price_list(*pages: list[str], status: int = 200) -> Iterator[tuple[Any, list
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append(asked)
-            number = int(asked.get("NextToken", 0))
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requests.append(query)
+            number = int(query.get("NextToken", 0))
             answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": pages[number] if pages else []}
             if number + 1 < len(pages):
                 answer["NextToken"] = str(number + 1)
@@ -281,7 +282,7 @@ def test_what_is_not_in_the_table_is_not_estimated() -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[market.MarketSnapshot, Path]:
+def region(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[MarketSnapshot, Path]:
     """A whole region as moto has it, all its types, without a price list; and where it was kept."""
     folder = tmp_path_factory.mktemp("market")
     pricing = running.client("pricing", market.PRICING_REGION)
@@ -289,11 +290,11 @@ def kept(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> tuple[ma
 
 
 @pytest.fixture
-def snapshot(kept: tuple[market.MarketSnapshot, Path]) -> market.MarketSnapshot:
-    return kept[0]
+def snapshot(region: tuple[MarketSnapshot, Path]) -> MarketSnapshot:
+    return region[0]
 
 
-def test_a_whole_region(snapshot: market.MarketSnapshot) -> None:
+def test_a_whole_region(snapshot: MarketSnapshot) -> None:
     assert len(snapshot.types) > 800
     assert snapshot.types["c7i.large"].memory_bytes == 4 * GIB
     assert set(snapshot.offerings["c7i.large"]) == {"eu-west-1a", "eu-west-1b", "eu-west-1c"}
@@ -302,13 +303,13 @@ def test_a_whole_region(snapshot: market.MarketSnapshot) -> None:
     assert snapshot.on_demand_prices["m7i.large"] == market.estimate(snapshot.types["m7i.large"])
 
 
-def test_a_region_is_read_from_disk_the_second_time(kept: tuple[market.MarketSnapshot, Path], running: Sandbox) -> None:
+def test_a_region_is_read_from_disk_the_second_time(region: tuple[MarketSnapshot, Path], running: Sandbox) -> None:
     client = running.client("ec2")
     with Stubber(client):  # refuses every call
-        assert market.fetch(client, None, market.PriceCache(kept[1])) == kept[0]
+        assert market.fetch(client, None, market.PriceCache(region[1])) == region[0]
 
 
-def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: market.MarketSnapshot) -> None:
+def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: MarketSnapshot) -> None:
     offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB), "on-demand")
     families = {offer.type.family for offer in offers}
     assert {"c7i", "m7i", "r7i", "c7a"} <= families
@@ -319,19 +320,19 @@ def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: market.Ma
     assert len(pools.zones) == 3
 
 
-def test_gpu_nodes_have_whole_gpus(snapshot: market.MarketSnapshot) -> None:
+def test_gpu_nodes_have_whole_gpus(snapshot: MarketSnapshot) -> None:
     offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB, gpus=1), "on-demand")
     assert {"g5", "g4dn"} <= {offer.type.family for offer in offers}
     assert all(offer.type.gpus >= 1 for offer in offers)
 
 
-def test_only_zones_that_the_run_can_use(snapshot: market.MarketSnapshot) -> None:
+def test_only_zones_that_the_run_can_use(snapshot: MarketSnapshot) -> None:
     offers = snapshot.offers(NodeNeed(memory_bytes=2 * GIB), "on-demand", zones=["eu-west-1b"])
     assert {offer.zone for offer in offers} == {"eu-west-1b"}
 
 
 @pytest.mark.parametrize(
-    ("need", "asked", "arguments"),
+    ("need", "options", "arguments"),
     [
         (
             NodeNeed(memory_bytes=99 * TIB),
@@ -348,7 +349,7 @@ def test_only_zones_that_the_run_can_use(snapshot: market.MarketSnapshot) -> Non
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    snapshot: market.MarketSnapshot, need: NodeNeed, asked: dict[str, Any], arguments: str
+    snapshot: MarketSnapshot, need: NodeNeed, options: dict[str, Any], arguments: str
 ) -> None:
     with pytest.raises(JobError, match=arguments):
-        snapshot.offers(need, "on-demand", **asked)
+        snapshot.offers(need, "on-demand", **options)

@@ -6,21 +6,27 @@ import base64
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError, ReadTimeoutError
 
 from idletrain.cloud.aws import requests
-from idletrain.cloud.aws.requests import LaunchedMachine, LaunchOutcome, LaunchSite, Pool
-from idletrain.errors import RunError
+from idletrain.cloud.machines import LaunchedMachine, LaunchOutcome, LaunchSite, NodeRequest, Pool, run_tags
 
 SITE = LaunchSite("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a", "eu-west-1b": "subnet-b"}, "ami-1", "sg-1", "lt-1")
 ZONES = {"subnet-a": "eu-west-1a", "subnet-b": "eu-west-1b"}
-TAGS = requests.tags("night", "s3://b/runs/night/", "arn:me", "0.1", created=0.0, deadline=3600.0)
+TAGS = run_tags("night", "s3://b/runs/night/", "arn:me", "0.1", created=0.0, deadline=3600.0)
 HEAD = Pool("on-demand", "t3.medium", "eu-west-1b")
 A, B = Pool("spot", "c7i.large", "eu-west-1a"), Pool("spot", "m7i.large", "eu-west-1b")
+C = Pool("spot", "m7i.large", "eu-west-1a")
+
+
+def fleet(pools: tuple[Pool, ...], count: int, attempt: str, max_price: float | None = None) -> dict[str, Any]:
+    request = NodeRequest(pools=pools, count=count, attempt=attempt, tags=TAGS, max_price=max_price)
+    return requests.fleet(SITE, request)
 
 
 def tags_of(body: dict[str, Any], kind: str) -> dict[str, str]:
-    (found,) = [spec["Tags"] for spec in body["TagSpecifications"] if spec["ResourceType"] == kind]
-    return {tag["Key"]: tag["Value"] for tag in found}
+    (tags,) = [spec["Tags"] for spec in body["TagSpecifications"] if spec["ResourceType"] == kind]
+    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def test_tags_say_whose_what_is_and_until_when() -> None:
@@ -35,8 +41,11 @@ def test_an_answer_is_never_asked_for_again_and_one_pool_s_refusal_is_not_the_ru
         {"ErrorCode": "InvalidFleetConfiguration", "LaunchTemplateAndOverrides": override(A)},
         {"ErrorCode": "Odd", "LaunchTemplateAndOverrides": override(B)},
     ]
-    assert requests.outcome_of_fleet({"Errors": errors}, "spot", ZONES) == LaunchOutcome(
-        without_capacity=frozenset({A})
+    assert requests.outcome_of_fleet({"Errors": errors[1:]}, (A, B, C), ZONES) == LaunchOutcome(
+        unavailable=frozenset({A, B}), why="Odd: "
+    )
+    assert requests.outcome_of_fleet({"Errors": errors}, (A, B, C), ZONES) == LaunchOutcome(
+        unavailable=frozenset({A, B, C}), why="InternalError: ; Odd: "
     )
 
 
@@ -75,7 +84,7 @@ def test_the_head_is_one_machine_with_its_role_and_a_token_for_every_generation(
 
 
 def test_a_fleet_asks_for_its_count_in_all_pools_and_is_tagged_in_the_call() -> None:
-    body = requests.fleet(SITE, (A, B), 3, "attempt-1", TAGS, max_price=None)
+    body = fleet((A, B), 3, "attempt-1", None)
     assert body["Type"] == "instant"
     assert body["TargetCapacitySpecification"] == {"TotalTargetCapacity": 3, "DefaultTargetCapacityType": "spot"}
     assert body["SpotOptions"]["AllocationStrategy"] == "price-capacity-optimized"
@@ -91,8 +100,8 @@ def test_a_fleet_asks_for_its_count_in_all_pools_and_is_tagged_in_the_call() -> 
 
 def test_a_maximum_price_goes_into_spot_requests_alone() -> None:
     on_demand = Pool("on-demand", "c7i.large", "eu-west-1a")
-    (spot,) = requests.fleet(SITE, (A,), 1, "1", TAGS, 0.5)["LaunchTemplateConfigs"][0]["Overrides"]
-    (dear,) = requests.fleet(SITE, (on_demand,), 1, "1", TAGS, 0.5)["LaunchTemplateConfigs"][0]["Overrides"]
+    (spot,) = fleet((A,), 1, "1", 0.5)["LaunchTemplateConfigs"][0]["Overrides"]
+    (dear,) = fleet((on_demand,), 1, "1", 0.5)["LaunchTemplateConfigs"][0]["Overrides"]
     assert spot["MaxPrice"] == "0.5"
     assert "MaxPrice" not in dear
 
@@ -100,14 +109,14 @@ def test_a_maximum_price_goes_into_spot_requests_alone() -> None:
 def test_tokens_differ_with_the_attempt_the_market_and_the_count_and_with_nothing_else() -> None:
     on_demand = Pool("on-demand", "c7i.large", "eu-west-1a")
     bodies = [
-        requests.fleet(SITE, (A,), 1, "1", TAGS, None),
-        requests.fleet(SITE, (A,), 1, "2", TAGS, None),
-        requests.fleet(SITE, (A,), 2, "1", TAGS, None),
-        requests.fleet(SITE, (on_demand,), 1, "1", TAGS, None),
+        fleet((A,), 1, "1", None),
+        fleet((A,), 1, "2", None),
+        fleet((A,), 2, "1", None),
+        fleet((on_demand,), 1, "1", None),
     ]
     assert len({body["ClientToken"] for body in bodies}) == 4
     assert all(len(body["ClientToken"]) == 64 for body in bodies)
-    assert requests.fleet(SITE, (A,), 1, "1", TAGS, None) == bodies[0]
+    assert fleet((A,), 1, "1", None) == bodies[0]
 
 
 def override(pool: Pool) -> dict[str, Any]:
@@ -119,29 +128,30 @@ def test_machines_count_even_where_there_are_errors_too() -> None:
         "Instances": [{"InstanceIds": ["i-1", "i-2"], "Lifecycle": "spot", "LaunchTemplateAndOverrides": override(A)}],
         "Errors": [{"ErrorCode": "InsufficientInstanceCapacity", "LaunchTemplateAndOverrides": override(B)}],
     }
-    outcome = requests.outcome_of_fleet(answer, "spot", ZONES)
-    assert outcome == LaunchOutcome(
-        (LaunchedMachine("i-1", A), LaunchedMachine("i-2", A)), without_capacity=frozenset({B})
-    )
+    outcome = requests.outcome_of_fleet(answer, (A, B), ZONES)
+    assert outcome == LaunchOutcome((LaunchedMachine("i-1", A), LaunchedMachine("i-2", A)), unavailable=frozenset({B}))
+
+
+def refused(code: str, status: int = 400) -> ClientError:
+    response: Any = {"Error": {"Code": code, "Message": "words"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "CreateFleet")
+
+
+TIMEOUT = 'AWS cannot be reached: Read timeout on endpoint URL: "u"'
+PREFIX = "AWS refuses CreateFleet: "
+QUOTA = "the account's quota is used up (VcpuLimitExceeded); ask AWS for more"
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("error", "expected"),
     [
-        ("InsufficientInstanceCapacity", LaunchOutcome(without_capacity=frozenset({A}))),
-        ("SpotMaxPriceTooLow", LaunchOutcome(without_capacity=frozenset({A}))),
-        ("VcpuLimitExceeded", LaunchOutcome(without_capacity=frozenset({A}), quota="VcpuLimitExceeded")),
-        ("RequestLimitExceeded", LaunchOutcome(retry=True)),
-        ("InternalError", LaunchOutcome(retry=True)),
-        ("UnauthorizedOperation", LaunchOutcome(fatal="UnauthorizedOperation: words")),
-        ("NobodyKnowsThisError", LaunchOutcome(fatal="NobodyKnowsThisError: words")),
+        (refused("InsufficientInstanceCapacity", 500), LaunchOutcome(unavailable=frozenset({A}))),
+        (refused("SpotMaxPriceTooLow"), LaunchOutcome(unavailable=frozenset({A}))),
+        (refused("VcpuLimitExceeded"), LaunchOutcome(unavailable=frozenset({A}), why=QUOTA)),
+        (refused("503", 503), LaunchOutcome(why=PREFIX + "503: words", repeat=True)),
+        (ReadTimeoutError(endpoint_url="u"), LaunchOutcome(why=TIMEOUT, repeat=True)),
+        (refused("Odd"), LaunchOutcome(unavailable=frozenset({A}), why=PREFIX + "Odd: words")),
     ],
 )
-def test_every_code_has_a_meaning(code: str, expected: LaunchOutcome) -> None:
-    assert requests.outcome_of_error(code, "words", {A}) == expected
-
-
-def test_what_is_fatal_is_a_sentence_unless_machines_came_all_the_same() -> None:
-    requests.refuse_fatal(LaunchOutcome((LaunchedMachine("i-1", A),), fatal="Odd: x"), "nodes")
-    with pytest.raises(RunError, match="the cloud refuses nodes: Odd: x; fix that"):
-        requests.refuse_fatal(LaunchOutcome(fatal="Odd: x"), "nodes")
+def test_every_error_either_repeats_the_request_or_skips_its_pools(error: Exception, expected: LaunchOutcome) -> None:
+    assert requests.outcome_of_error(error, (A,)) == expected

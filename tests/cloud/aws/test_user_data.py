@@ -59,16 +59,16 @@ def test_user_data_of_more_than_4_kb_is_an_error() -> None:
 def test_the_deadline_is_the_run_s_for_a_machine_that_boots_later_and_armed_when_it_has_passed(
     left_seconds: int, minutes: int, tmp_path: Path
 ) -> None:
-    said, _ = booted(user_data.user_data(time.time() + left_seconds + 5, "image"), tmp_path)
-    assert said == [f"shutdown -h +{minutes}", "docker run --rm --network host image node", "shutdown -h now"]
+    output, _ = booted(user_data.user_data(time.time() + left_seconds + 5, "image"), tmp_path)
+    assert output == [f"shutdown -h +{minutes}", "docker run --rm --network host image node", "shutdown -h now"]
 
 
 def test_a_rebooted_machine_has_the_same_deadline_and_not_a_new_one(tmp_path: Path) -> None:
     deadline = int(time.time()) + 7205
     for text in (user_data.user_data(deadline, "image"), user_data.user_data_for(7205, "image")):
-        said, per_boot = booted(text, tmp_path)
+        output, per_boot = booted(text, tmp_path)
         assert per_boot.startswith("#!/bin/bash\n")
-        assert said[0] == "shutdown -h +119"
+        assert output[0] == "shutdown -h +119"
         (until,) = re.findall(r"\((\d+) - ", per_boot)
         assert int(until) == pytest.approx(deadline, abs=2)
         later = per_boot.replace(until, str(int(until) - 3600))  # as if an hour had passed
@@ -76,5 +76,5 @@ def test_a_rebooted_machine_has_the_same_deadline_and_not_a_new_one(tmp_path: Pa
 
 
 def test_a_machine_that_is_made_again_and_again_lives_as_long_each_time(tmp_path: Path) -> None:
-    said, _ = booted(user_data.user_data_for(1800.0, "image"), tmp_path)
-    assert said[0] == "shutdown -h +29"
+    output, _ = booted(user_data.user_data_for(1800.0, "image"), tmp_path)
+    assert output[0] == "shutdown -h +29"

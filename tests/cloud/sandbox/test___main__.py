@@ -16,7 +16,7 @@ def busy(tmp_path: Path) -> tuple[Sandbox, list[int]]:
     """A cloud with a machine, and that machine's processes."""
     cloud = Sandbox(tmp_path)
     (id_,) = cloud.start("setsid sleep 300 & sleep 300")
-    return cloud, eventually(lambda: len(found := cloud.pids(id_)) == 3 and found)
+    return cloud, eventually(lambda: len(pids := cloud.pids(id_)) == 3 and pids)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -46,9 +46,9 @@ ENABLED = {"HttpTokens": "required", "InstanceMetadataTags": "enabled"}
 
 def test_a_machine_gets_its_credentials_from_its_metadata_service(cloud: Sandbox) -> None:
     (id_,) = cloud.start(NODE, IamInstanceProfile={"Name": "idletrain-node"})
-    said = json.loads(eventually(lambda: cloud.log(id_).strip()))
-    assert (said["method"], said["key"]) == ("iam-role", "ASIA")
-    assert ":sts::" in said["arn"]
+    identity = json.loads(eventually(lambda: cloud.log(id_).strip()))
+    assert (identity["method"], identity["key"]) == ("iam-role", "ASIA")
+    assert ":sts::" in identity["arn"]
 
 
 def test_a_machine_sees_its_tags_change(cloud: Sandbox) -> None:
@@ -66,8 +66,8 @@ def test_a_notice_reaches_the_machine_before_its_end(cloud: Sandbox) -> None:
     assert action["action"] == "terminate"
     assert cloud.inventory()["instances"] == [id_]
     cloud.ask("POST", "notice", instance=id_, seconds=0.1)  # in place of the two minutes
-    gone = eventually(lambda: (s := cloud.state(id_))["State"]["Name"] == "terminated" and s)
-    assert gone["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    terminated = eventually(lambda: (s := cloud.state(id_))["State"]["Name"] == "terminated" and s)
+    assert terminated["StateReason"]["Code"] == "Server.SpotInstanceTermination"
 
 
 def test_a_rebalance_recommendation_reaches_the_machine_and_takes_nothing(cloud: Sandbox) -> None:

@@ -27,12 +27,12 @@ def test_whatever_a_run_could_leave_behind_is_in_the_inventory_in_any_region(clo
     ssm.put_parameter(Name="/idletrain/run/head/key", Value="secret", Type="SecureString")
     (id_,) = cloud.start("sleep 300")
     (process,) = eventually(lambda: [p for p in cloud.inventory()["processes"] if p["pids"]])
-    found = cloud.inventory()
+    inventory = cloud.inventory()
     assert process["instance"] == id_
-    assert found["instances"] == [id_]
-    assert found["security_groups"] == [group]
-    assert template["LaunchTemplateId"] in found["launch_templates"]
-    assert found["parameters"] == ["/idletrain/run/head/key"]
+    assert inventory["instances"] == [id_]
+    assert inventory["security_groups"] == [group]
+    assert template["LaunchTemplateId"] in inventory["launch_templates"]
+    assert inventory["parameters"] == ["/idletrain/run/head/key"]
     far.delete_security_group(GroupId=group)
     far.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
     ssm.delete_parameter(Name="/idletrain/run/head/key")
@@ -48,8 +48,8 @@ def test_capacity_is_set_and_lifted_by_pattern(cloud: Sandbox) -> None:
 def test_only_running_spot_instances_can_be_taken(cloud: Sandbox) -> None:
     (id_,) = cloud.start("sleep 300", market="on-demand")
     for path in ("take", "notice", "rebalance"):
-        status, words = cloud.refusal("POST", path, instance=id_, seconds=1)
-        assert (status, "no running spot instance" in words) == (400, True)
+        status, message = cloud.refusal("POST", path, instance=id_, seconds=1)
+        assert (status, "no running spot instance" in message) == (400, True)
     assert cloud.refusal("POST", "take", instance="i-none")[0] == 400
     assert cloud.inventory()["instances"] == [id_]
 

@@ -45,7 +45,7 @@ def test_prices_are_asked_for_by_type_zone_and_system_and_are_of_now(cloud: Sand
     assert abs(datetime.datetime.now(datetime.UTC) - row["Timestamp"]) < datetime.timedelta(minutes=1)
     wanted = {"instance-type": "m5.large", "availability-zone": "eu-west-1b"}
     filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
-    assert [found["SpotPrice"] for found in prices(cloud, Filters=filters)] == [row["SpotPrice"]]
+    assert [price["SpotPrice"] for price in prices(cloud, Filters=filters)] == [row["SpotPrice"]]
     assert prices(cloud, ProductDescriptions=["Windows"]) == []
 
 
@@ -91,14 +91,14 @@ def test_fleets_are_found_by_id_and_by_tag(cloud: Sandbox) -> None:
     fleet = cloud.fleet(template, 1, TagSpecifications=tags)["FleetId"]
     other = cloud.fleet(template, 1)["FleetId"]
 
-    def found(**arguments: Any) -> list[str]:
+    def fleet_ids(**arguments: Any) -> list[str]:
         return [item["FleetId"] for item in cloud.ec2.describe_fleets(**arguments)["Fleets"]]
 
-    assert found(Filters=[{"Name": "tag:run", "Values": ["by tag"]}]) == [fleet]
-    assert found(Filters=[{"Name": "tag:run", "Values": ["another"]}]) == []
-    assert found(FleetIds=[other]) == [other]
+    assert fleet_ids(Filters=[{"Name": "tag:run", "Values": ["by tag"]}]) == [fleet]
+    assert fleet_ids(Filters=[{"Name": "tag:run", "Values": ["another"]}]) == []
+    assert fleet_ids(FleetIds=[other]) == [other]
     with pytest.raises(ClientError, match=r"InvalidFleetId\.NotFound"):
-        found(FleetIds=["fleet-none"])
+        fleet_ids(FleetIds=["fleet-none"])
 
 
 def test_the_console_says_what_the_machine_said(cloud: Sandbox) -> None:
@@ -107,10 +107,10 @@ def test_the_console_says_what_the_machine_said(cloud: Sandbox) -> None:
 
 
 def test_the_catalogue_is_whole_and_quick_when_asked_again(cloud: Sandbox) -> None:
-    words = {"Filters": [{"Name": "instance-type", "Values": ["m5.large", "g4dn.xlarge"]}]}
-    first = cloud.ec2.describe_instance_types(**words)["InstanceTypes"]
+    query = {"Filters": [{"Name": "instance-type", "Values": ["m5.large", "g4dn.xlarge"]}]}
+    first = cloud.ec2.describe_instance_types(**query)["InstanceTypes"]
     began = time.perf_counter()
-    again = cloud.ec2.describe_instance_types(**words)["InstanceTypes"]
+    again = cloud.ec2.describe_instance_types(**query)["InstanceTypes"]
     assert time.perf_counter() - began < 2.0
     assert first == again
     assert {item["InstanceType"] for item in first} == {"m5.large", "g4dn.xlarge"}
@@ -118,9 +118,9 @@ def test_the_catalogue_is_whole_and_quick_when_asked_again(cloud: Sandbox) -> No
 
 def test_instances_are_found_by_tag_although_there_are_many(cloud: Sandbox) -> None:
     tags = [{"ResourceType": "instance", "Tags": [{"Key": f"key{n}", "Value": "x"} for n in range(10)]}]
-    made = ids_of(cloud.fleet(cloud.template(TagSpecifications=tags), 30))
+    ids = ids_of(cloud.fleet(cloud.template(TagSpecifications=tags), 30))
     began = time.perf_counter()
-    found = cloud.ec2.describe_instances(Filters=[{"Name": "tag:key3", "Values": ["x"]}])["Reservations"]
+    reservations = cloud.ec2.describe_instances(Filters=[{"Name": "tag:key3", "Values": ["x"]}])["Reservations"]
     assert time.perf_counter() - began < 5.0
-    running = [i["InstanceId"] for r in found for i in r["Instances"] if i["State"]["Name"] == "running"]
-    assert sorted(running) == sorted(made)
+    running = [i["InstanceId"] for r in reservations for i in r["Instances"] if i["State"]["Name"] == "running"]
+    assert sorted(running) == sorted(ids)

@@ -20,7 +20,7 @@ def test_a_catalogue_is_read_back_as_it_was_written(cloud: Sandbox) -> None:
 
 def test_what_every_zone_offers(cloud: Sandbox) -> None:
     filters = [{"Name": "location", "Values": ["eu-west-1a"]}, {"Name": "instance-type", "Values": ["m5.large"]}]
-    words = {"LocationType": "availability-zone", "Filters": filters}
-    assert cloud.ec2.describe_instance_type_offerings(**words)["InstanceTypeOfferings"] == [
+    query = {"LocationType": "availability-zone", "Filters": filters}
+    assert cloud.ec2.describe_instance_type_offerings(**query)["InstanceTypeOfferings"] == [
         {"InstanceType": "m5.large", "LocationType": "availability-zone", "Location": "eu-west-1a"}
     ]

@@ -29,20 +29,20 @@ def test_a_token_with_other_words_is_refused(cloud: Sandbox) -> None:
 
 
 def test_tokens_belong_to_an_action_in_a_region(cloud: Sandbox) -> None:
-    words: dict[str, Any] = {"MinCount": 1, "MaxCount": 1, "InstanceType": "m5.large", "ClientToken": "shared"}
+    request: dict[str, Any] = {"MinCount": 1, "MaxCount": 1, "InstanceType": "m5.large", "ClientToken": "shared"}
     cloud.fleet(cloud.template(), 1, ClientToken="shared")
     for _ in range(2):
-        cloud.ec2.run_instances(ImageId=cloud.image(), **words)
+        cloud.ec2.run_instances(ImageId=cloud.image(), **request)
     assert len(cloud.inventory()["instances"]) == 2
 
 
 def test_a_token_is_not_used_up_by_a_call_that_failed(cloud: Sandbox) -> None:
-    words: dict[str, Any] = {"MinCount": 1, "MaxCount": 1, "InstanceType": "m5.large", "ClientToken": "again"}
+    request: dict[str, Any] = {"MinCount": 1, "MaxCount": 1, "InstanceType": "m5.large", "ClientToken": "again"}
     cloud.ask("POST", "capacity", market="on-demand", count=0)
     with pytest.raises(ClientError, match="InsufficientInstanceCapacity"):
-        cloud.ec2.run_instances(ImageId=cloud.image(), **words)
+        cloud.ec2.run_instances(ImageId=cloud.image(), **request)
     cloud.ask("POST", "capacity", market="on-demand", count=1)
-    assert len(cloud.ec2.run_instances(ImageId=cloud.image(), **words)["Instances"]) == 1
+    assert len(cloud.ec2.run_instances(ImageId=cloud.image(), **request)["Instances"]) == 1
 
 
 def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox) -> None:
@@ -70,7 +70,7 @@ def test_a_fault_is_met_as_often_as_asked_and_then_no_more(cloud: Sandbox) -> No
 
 
 def test_a_page_in_place_of_an_answer_is_no_answer(cloud: Sandbox) -> None:
-    cloud.ask("POST", "fault", action="DescribeVpcs", mode="html")
+    cloud.ask("POST", "fault", action="DescribeVpcs", mode="html", status=500)
     with pytest.raises(ResponseParserError):
         cloud.ec2.describe_vpcs()
     cloud.ec2.describe_vpcs()

@@ -18,9 +18,9 @@ def tag(kind: str, **tags: str) -> dict[str, Any]:
 
 
 def run(cloud: Sandbox, template: str, least: int = 1, most: int = 1, **more: Any) -> list[dict[str, Any]]:
-    words = {"LaunchTemplate": {"LaunchTemplateId": template}, "InstanceType": "m5.large"}
-    made = cloud.ec2.run_instances(MinCount=least, MaxCount=most, **{**words, **more})["Instances"]
-    return list(made)
+    request = {"LaunchTemplate": {"LaunchTemplateId": template}, "InstanceType": "m5.large"}
+    launched = cloud.ec2.run_instances(MinCount=least, MaxCount=most, **{**request, **more})["Instances"]
+    return list(launched)
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> tuple[int, str]:
@@ -130,10 +130,10 @@ def test_everything_in_a_template_reaches_the_instance(cloud: Sandbox) -> None:
 
 def test_a_request_adds_to_its_template(cloud: Sandbox) -> None:
     template = cloud.template(TagSpecifications=[tag("instance", a="1", b="1")])
-    (made,) = run(
+    (launched,) = run(
         cloud, template, TagSpecifications=[tag("instance", b="2")], IamInstanceProfile={"Name": "idletrain-head"}
     )
-    state = cloud.state(made["InstanceId"])
+    state = cloud.state(launched["InstanceId"])
     tags = {item["Key"]: item["Value"] for item in state["Tags"]}
     assert (tags["a"], tags["b"]) == ("1", "2")
     assert state["IamInstanceProfile"]["Arn"].endswith("/idletrain-head")
@@ -150,8 +150,8 @@ def test_without_capacity_run_instances_is_a_servers_error(cloud: Sandbox) -> No
 
 def test_run_instances_goes_to_another_zone_if_none_is_named(cloud: Sandbox) -> None:
     cloud.ask("POST", "capacity", market="on-demand", zone=ZONES[0], count=0)
-    (made,) = run(cloud, cloud.template())
-    assert cloud.state(made["InstanceId"])["Placement"]["AvailabilityZone"] == ZONES[1]
+    (launched,) = run(cloud, cloud.template())
+    assert cloud.state(launched["InstanceId"])["Placement"]["AvailabilityZone"] == ZONES[1]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from idletrain.cloud.sandbox.machines import MachineProcesses
 from idletrain.cloud.sandbox.metadata import Facts
 
 GIB = 1 << 30
+SHUTDOWNS: list[float] = []
 
 
 def facts() -> Facts:
@@ -23,15 +24,15 @@ def facts() -> Facts:
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[MachineProcesses]:
-    made = MachineProcesses("http://127.0.0.1:9", GIB, tmp_path)
-    yield made
-    made.close()
-    assert made.processes() == []
+    processes = MachineProcesses("http://127.0.0.1:9", GIB, tmp_path, {})
+    yield processes
+    processes.close()
+    assert processes.processes() == []
 
 
 def output(machines: MachineProcesses, logs: Path, program: str, instance: str = "i-1") -> str:
     """What a machine says that runs to its end."""
-    machines.boot(instance, f"#!/bin/bash\n{program}\n".encode(), facts)
+    machines.boot(instance, f"#!/bin/bash\n{program}\n".encode(), facts, SHUTDOWNS.append)
     eventually(lambda: machines.ended() == {instance})
     return (logs / f"{instance}.log").read_text()
 
@@ -42,19 +43,19 @@ def test_a_machine_sees_its_own_place_and_none_of_our_secrets(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "ours")
     monkeypatch.setenv("PIP_INDEX_URL", "ours")
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    said = output(
+    written = output(
         machines, tmp_path, 'env; stat -c "mode=%a" .; echo "home=$HOME pwd=$PWD"; type -p docker install shutdown'
     )
-    seen = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    seen = dict(line.split("=", 1) for line in written.splitlines() if "=" in line)
     assert not {"AWS_SECRET_ACCESS_KEY", "PIP_INDEX_URL", "AWS_ACCESS_KEY_ID"} & seen.keys()
     assert seen["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
     assert seen["AWS_EC2_METADATA_SERVICE_ENDPOINT"].startswith("http://127.0.0.1:")
     assert seen["PYTHONPATH"] == "/ours"
     assert seen["mode"] == "700"
-    home = seen["HOME"]
-    assert f"home={home} pwd={home}" in said
-    assert f"{home}/bin/docker\n{home}/bin/install\n{home}/bin/shutdown\n" in said
-    assert not Path(home).exists()
+    home_dir = seen["HOME"]
+    assert f"home={home_dir} pwd={home_dir}" in written
+    assert f"{home_dir}/bin/docker\n{home_dir}/bin/install\n{home_dir}/bin/shutdown\n" in written
+    assert not Path(home_dir).exists()
 
 
 def test_what_user_data_keep_for_later_boots_stays_on_the_machine_and_off_the_host(
@@ -63,16 +64,16 @@ def test_what_user_data_keep_for_later_boots_stays_on_the_machine_and_off_the_ho
     host = Path(user_data.PER_BOOT)
     before = sorted(host.parent.iterdir()) if host.parent.exists() else None
     text = user_data.user_data(4e9, "image").removeprefix("#!/bin/bash\n")
-    said = output(machines, tmp_path, f"docker() {{ cat $HOME{user_data.PER_BOOT}; }}\n{text}")
-    assert "shutdown -h +$(( left = (4000000000 - $(date +%s))" in said
+    written = output(machines, tmp_path, f"docker() {{ cat $HOME{user_data.PER_BOOT}; }}\n{text}")
+    assert "shutdown -h +$(( left = (4000000000 - $(date +%s))" in written
     assert (sorted(host.parent.iterdir()) if host.parent.exists() else None) == before
     outside = set(re.findall(r"\s(/\S+)", text)) - {"/", user_data.PER_BOOT}
     assert outside == {"/dev/stdin"}  # the folder is named to `install` alone, whose stand-in is first on the path
 
 
 def test_a_machine_is_killed_with_all_that_it_started(machines: MachineProcesses, tmp_path: Path) -> None:
-    machines.boot("i-1", b"#!/bin/bash\nsetsid sleep 300 & sleep 301\n", facts)
-    machines.boot("i-2", b"#!/bin/bash\nsleep 302\n", facts)
+    machines.boot("i-1", b"#!/bin/bash\nsetsid sleep 300 & sleep 301\n", facts, SHUTDOWNS.append)
+    machines.boot("i-2", b"#!/bin/bash\nsleep 302\n", facts, SHUTDOWNS.append)
     eventually(lambda: sorted(len(p["pids"]) for p in machines.processes()) == [2, 3])
     machines.keep_only({"i-2"})
     assert machines.running() == {"i-2"}
@@ -80,7 +81,7 @@ def test_a_machine_is_killed_with_all_that_it_started(machines: MachineProcesses
 
 
 def test_an_instance_without_a_program_just_runs(machines: MachineProcesses) -> None:
-    machines.boot("i-1", b"", facts)
+    machines.boot("i-1", b"", facts, SHUTDOWNS.append)
     eventually(lambda: [len(p["pids"]) for p in machines.processes()] == [1])
     assert machines.ended() == frozenset()
 
@@ -94,8 +95,8 @@ def test_the_container_gets_the_machines_size_and_only_its_own_variables(
     (package / "__main__.py").write_text("import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     program = "export SECRET=1\ndocker run --rm --network host --env A=1 image node --verbose"
-    words, environment = json.loads(output(machines, tmp_path, program))
-    assert words == ["node", "--verbose", "--memory", str(GIB), "--slots", "1"]
+    arguments, environment = json.loads(output(machines, tmp_path, program))
+    assert arguments == ["node", "--verbose", "--memory", str(GIB), "--slots", "1"]
     assert environment["A"] == "1"
     assert environment["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
     assert "SECRET" not in environment

@@ -7,10 +7,12 @@ import http.client
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 
 from idletrain.cloud.sandbox.metadata import Facts, MetadataServer, answer
+from idletrain.cloud.sandbox.signatures import machine_keys
 
 FACTS = Facts(
     instance="i-0123456789abcdef0",
@@ -21,6 +23,7 @@ FACTS = Facts(
     tags={"idletrain:run": "demo", "Name": "x"},
     role="idletrain-node",
 )
+KEYS = machine_keys()
 NOW = 1_800_000_000.0
 
 
@@ -45,30 +48,30 @@ NOW = 1_800_000_000.0
     ],
 )
 def test_what_an_instance_may_know(path: str, text: str | None) -> None:
-    assert answer(FACTS, path, NOW) == text
+    assert answer(FACTS, KEYS, path, NOW) == text
 
 
 def test_a_notice_and_a_recommendation_name_their_times() -> None:
     facts = replace(FACTS, taken_at=NOW + 120, rebalance_at=NOW)
-    notice = json.loads(answer(facts, "spot/instance-action", NOW) or "")
+    notice = json.loads(answer(facts, KEYS, "spot/instance-action", NOW) or "")
     assert notice == {"action": "terminate", "time": "2027-01-15T08:02:00Z"}
-    advice = json.loads(answer(facts, "events/recommendations/rebalance", NOW) or "")
+    advice = json.loads(answer(facts, KEYS, "events/recommendations/rebalance", NOW) or "")
     assert advice == {"noticeTime": "2027-01-15T08:00:00Z"}
 
 
 def test_credentials_are_temporary() -> None:
-    given = json.loads(answer(FACTS, "iam/security-credentials/idletrain-node", NOW) or "")
+    given = json.loads(answer(FACTS, KEYS, "iam/security-credentials/idletrain-node", NOW) or "")
     assert given["Code"] == "Success"
     assert len(given["AccessKeyId"]) == 20
     assert given["AccessKeyId"].startswith("ASIA")
-    assert given["Token"]
+    assert (given["AccessKeyId"], given["SecretAccessKey"], given["Token"]) == (KEYS.id, KEYS.secret, KEYS.token)
     assert datetime.datetime.fromisoformat(given["Expiration"]).timestamp() == NOW + 6 * 3600
 
 
 def test_without_metadata_tags_and_profile_there_are_none() -> None:
     bare = replace(FACTS, tags=None, role="")
     for path in ("tags/instance", "tags/instance/Name", "iam/security-credentials/"):
-        assert answer(bare, path, NOW) is None
+        assert answer(bare, KEYS, path, NOW) is None
 
 
 class Service:
@@ -76,12 +79,18 @@ class Service:
 
     def __init__(self) -> None:
         self.facts = FACTS
-        self.server = MetadataServer(lambda: self.facts)
+        self.shutdowns: list[float] = []
+        self.server = MetadataServer(lambda: self.facts, KEYS, self.shutdowns.append)
+        self.address = urlsplit(self.server.endpoint)
 
     def call(self, method: str, path: str, **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self.server.endpoint.removeprefix("http://"), timeout=5)
-        words = {f"X-aws-ec2-metadata-{key.replace('_', '-')}": value for key, value in headers.items()}
-        connection.request(method, path, headers=words)
+        """Call it as its machine does, which knows its secret path."""
+        prefixed = {f"X-aws-ec2-metadata-{key.replace('_', '-')}": value for key, value in headers.items()}
+        return self.send(method, self.address.path + path, prefixed)
+
+    def send(self, method: str, path: str, headers: dict[str, str], body: str | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self.address.netloc, timeout=5)
+        connection.request(method, path, body, headers)
         reply = connection.getresponse()
         text = reply.read().decode()
         connection.close()
@@ -93,9 +102,9 @@ class Service:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.server.close()
+    created = Service()
+    yield created
+    created.server.close()
 
 
 @pytest.mark.parametrize(("seconds", "status"), [("1", 200), ("21600", 200), ("0", 400), ("21601", 400), ("x", 400)])
@@ -124,6 +133,33 @@ def test_answers_are_live_and_what_is_not_there_is_not_found(service: Service) -
     service.facts = replace(FACTS, tags={"asked:for": "now"})
     assert service.call("GET", path, token=token) == (200, "now")
     assert service.call("GET", "/latest/user-data", token=token)[0] == 404
+
+
+def test_a_caller_without_the_secret_path_gets_nothing(service: Service) -> None:
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    secret = service.address.path
+    for below in ("", "/", "/made-up", secret[:-1], secret + "x", secret.swapcase()):
+        assert service.send("PUT", below + "/latest/api/token", lifetime) == (404, "")
+    assert service.server.tokens == {}
+    token = service.token()
+    shown = {"X-aws-ec2-metadata-token": token}
+    assert service.send("GET", "/latest/meta-data/iam/security-credentials/idletrain-node", shown) == (404, "")
+    assert service.send("POST", "/shutdown", {}, "1") == (404, "")
+    assert service.shutdowns == []
+
+
+def test_a_page_that_another_name_leads_here_gets_nothing(service: Service) -> None:
+    path = service.address.path + "/latest/api/token"
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    assert service.send("PUT", path, {**lifetime, "Host": "evil.example"})[0] == 404
+    assert service.send("PUT", path, lifetime)[0] == 200
+
+
+def test_a_machine_shuts_itself_down_here(service: Service) -> None:
+    path = service.address.path + "/shutdown"
+    assert service.send("POST", path, {}, "60.0")[0] == 200
+    assert service.send("POST", path, {}, "soon")[0] == 400
+    assert service.shutdowns == [60.0]
 
 
 def test_a_closed_service_takes_no_calls(service: Service) -> None:

@@ -32,14 +32,14 @@ def test_the_oldest_goes_at_its_time_in_turn_with_a_notice_and_without() -> None
 
 
 def test_with_nothing_to_take_the_time_passes_and_the_turn_stays() -> None:
-    turns, taken = periodic_reclaims(PeriodicReclaims(every_seconds=20, next_at=20), 20, [])
-    assert taken == ()
+    turns, reclaimed_ids = periodic_reclaims(PeriodicReclaims(every_seconds=20, next_at=20), 20, [])
+    assert reclaimed_ids == ()
     assert periodic_reclaims(turns, 40, ["a"])[1] == (Reclaim("a", notice=True),)
 
 
 def test_late_turns_are_not_made_up_for_at_once() -> None:
-    turns, taken = periodic_reclaims(PeriodicReclaims(every_seconds=1, next_at=1), 100, ["a", "b", "c"])
-    assert len(taken) == 1
+    turns, reclaimed_ids = periodic_reclaims(PeriodicReclaims(every_seconds=1, next_at=1), 100, ["a", "b", "c"])
+    assert len(reclaimed_ids) == 1
     assert turns.next_at == 100
 
 
@@ -68,27 +68,27 @@ def test_the_nodes_of_a_time_are_those_that_came_and_did_not_go() -> None:
 
 
 def test_instances_stand_for_nodes_in_order_of_start_and_go_with_them() -> None:
-    tenure, taken = trace_reclaims(Tenure({}), ("n1", "n2"), ["a", "b"])
-    assert (tenure.held, taken) == ({"n1": "a", "n2": "b"}, ())
-    tenure, taken = trace_reclaims(tenure, ("n2",), ["a", "b"])
-    assert (tenure.held, taken) == ({"n2": "b"}, (Reclaim("a", notice=True),))
-    tenure, taken = trace_reclaims(tenure, ("n2", "n3"), ["b", "c"])
-    assert (tenure.held, taken) == ({"n2": "b", "n3": "c"}, ())
+    tenure, reclaimed_ids = trace_reclaims(Tenure({}), ("n1", "n2"), ["a", "b"])
+    assert (tenure.held, reclaimed_ids) == ({"n1": "a", "n2": "b"}, ())
+    tenure, reclaimed_ids = trace_reclaims(tenure, ("n2",), ["a", "b"])
+    assert (tenure.held, reclaimed_ids) == ({"n2": "b"}, (Reclaim("a", notice=True),))
+    tenure, reclaimed_ids = trace_reclaims(tenure, ("n2", "n3"), ["b", "c"])
+    assert (tenure.held, reclaimed_ids) == ({"n2": "b", "n3": "c"}, ())
 
 
 def test_an_instance_without_a_node_goes() -> None:
-    _, taken = trace_reclaims(Tenure({}, reclaimed=1), ("n1",), ["a", "b"])
-    assert taken == (Reclaim("b", notice=False),)
+    _, reclaimed_ids = trace_reclaims(Tenure({}, reclaimed=1), ("n1",), ["a", "b"])
+    assert reclaimed_ids == (Reclaim("b", notice=False),)
 
 
 def test_an_instance_whose_node_went_does_not_get_another() -> None:
-    _, taken = trace_reclaims(Tenure({"n1": "a"}), ("n3",), ["a"])
-    assert taken == (Reclaim("a", notice=True),)
+    _, reclaimed_ids = trace_reclaims(Tenure({"n1": "a"}), ("n3",), ["a"])
+    assert reclaimed_ids == (Reclaim("a", notice=True),)
 
 
 def test_a_node_is_free_again_once_its_instance_has_ended() -> None:
-    tenure, taken = trace_reclaims(Tenure({"n1": "a"}), ("n1",), ["b"])
-    assert (tenure.held, taken) == ({"n1": "b"}, ())
+    tenure, reclaimed_ids = trace_reclaims(Tenure({"n1": "a"}), ("n1",), ["b"])
+    assert (tenure.held, reclaimed_ids) == ({"n1": "b"}, ())
 
 
 def test_a_market_follows_its_trace_at_its_speed() -> None:

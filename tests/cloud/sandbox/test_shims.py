@@ -28,7 +28,7 @@ def test_another_shutdown_is_refused(arguments: list[str]) -> None:
 
 def test_a_file_is_installed_below_the_machine_s_directory_and_nowhere_else(tmp_path: Path) -> None:
     assert installed(tmp_path, ["-D", "/dev/stdin", "/var/lib/x"]) == tmp_path / "var/lib/x"
-    for words in (
+    for arguments in (
         ["-D", "/dev/stdin", "/../x"],
         ["-D", "/dev/stdin", "x"],
         ["/dev/stdin", "/x"],
@@ -36,17 +36,17 @@ def test_a_file_is_installed_below_the_machine_s_directory_and_nowhere_else(tmp_
         [],
     ):
         with pytest.raises(UsageError, match="install: "):
-            installed(tmp_path, words)
+            installed(tmp_path, arguments)
 
 
 def test_options_are_taken_off_and_the_rest_is_the_image_and_its_words() -> None:
-    words = ["run", "--rm", "--network", "host", "-v", "/a:/b", "--name=n", "-i", "image:1", "node", "--rm", "-x"]
-    assert container(words, HOST) == Container(SEEN, "image:1", ("node", "--rm", "-x"))
+    arguments = ["run", "--rm", "--network", "host", "-v", "/a:/b", "--name=n", "-i", "image:1", "node", "--rm", "-x"]
+    assert container(arguments, HOST) == Container(SEEN, "image:1", ("node", "--rm", "-x"))
 
 
 def test_a_container_sees_only_what_it_is_given() -> None:
-    words = ["run", "--env", "A=1=2", "--env=B=", "-e", "EXPORTED", "-e", "MISSING", "image"]
-    assert container(words, HOST).environment == {**SEEN, "A": "1=2", "B": "", "EXPORTED": "by the user data"}
+    arguments = ["run", "--env", "A=1=2", "--env=B=", "-e", "EXPORTED", "-e", "MISSING", "image"]
+    assert container(arguments, HOST).environment == {**SEEN, "A": "1=2", "B": "", "EXPORTED": "by the user data"}
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ STRAYS = "setsid sleep 300 & (sleep 301 &) ; echo ready > {0}; wait"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "machine"
-    made.mkdir()
-    return made
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    return folder
 
 
 def start(directory: Path, *command: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    arguments = [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command]
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -44,14 +44,14 @@ def test_when_the_pipe_closes_all_descendants_die_and_the_directory_goes(tmp_pat
     assert process.stdin
     process.stdin.close()
     process.wait(10)
-    assert all(map(gone, pids))
+    assert all(map(has_ended, pids))
     assert not directory.exists()
 
 
 def test_when_the_program_ends_its_strays_die_too(tmp_path: Path, directory: Path) -> None:
     process = start(directory, "bash", "-c", f"(sleep 300 & echo $! > {tmp_path / 'pid'}); exit 3")
     process.wait(10)
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert has_ended(int((tmp_path / "pid").read_text()))
     assert not directory.exists()
     assert process.stdin
     process.stdin.close()

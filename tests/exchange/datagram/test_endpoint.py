@@ -16,13 +16,14 @@ import pytest
 
 from idletrain.exchange.datagram.endpoint import Endpoint
 from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
-from idletrain.exchange.datagram.protocol import BULK, MAX_SEQUENCE, PROMPT, DatagramProtocol
+from idletrain.exchange.datagram.packet_sender import BULK, MAX_SEQUENCE, PROMPT
+from idletrain.exchange.datagram.protocol import DatagramProtocol
 from idletrain.exchange.datagram.transfer import PIECES_PER_REPORT, PeerSilentError
 
 IP_RECVTOS = 13  # linux/in.h
 WAIT = 20.0
 PATIENCE = 5.0
-Fate = Callable[[bytes, random.Random], list[bytes]]
+Fault = Callable[[bytes, random.Random], list[bytes]]
 
 
 def unharmed(datagram: bytes, _random: random.Random) -> list[bytes]:
@@ -30,10 +31,10 @@ def unharmed(datagram: bytes, _random: random.Random) -> list[bytes]:
 
 
 class Relay:
-    """Passes datagrams between one server and whoever sends, each by its fate; what it holds back comes later."""
+    """Passes datagrams between one server and whoever sends, each by the fault; what it holds back comes later."""
 
-    def __init__(self, server: tuple[str, int], fate: Fate) -> None:
-        self.fate, self.server, self.random = fate, server, random.Random(1)
+    def __init__(self, server: tuple[str, int], fault: Fault) -> None:
+        self.fault, self.server, self.random = fault, server, random.Random(1)
         self.front = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.front.bind(("127.0.0.1", 0))
         self.front.settimeout(0.05)
@@ -63,7 +64,7 @@ class Relay:
                 self.threads[-1].start()
             self.seen.append(datagram)
             self.services += [content[0] for _, _, content in ancillary]
-            for one in self.fate(datagram, self.random):
+            for one in self.fault(datagram, self.random):
                 self.backs[address].sendto(one, self.server)
 
     def _back(self, address: tuple[str, int], back: socket.socket) -> None:
@@ -72,7 +73,7 @@ class Relay:
                 datagram = back.recv(4096)
             except TimeoutError:
                 continue
-            for one in self.fate(datagram, self.random):
+            for one in self.fault(datagram, self.random):
                 self.front.sendto(one, address)
 
     def close(self) -> None:
@@ -84,10 +85,10 @@ class Relay:
 
 
 @contextmanager
-def pair(fate: Fate | None = None, sockets: int = 2) -> Iterator[tuple[Endpoint, Endpoint, Relay | None]]:
+def pair(fault: Fault | None = None, sockets: int = 2) -> Iterator[tuple[Endpoint, Endpoint, Relay | None]]:
     """A server's and a client's endpoint with session 7 open, and the relay between them."""
     server, client = Endpoint("127.0.0.1"), Endpoint("127.0.0.1", sockets)
-    relay = Relay(server.address, fate) if fate else None
+    relay = Relay(server.address, fault) if fault else None
     try:
         keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         server.open(keys.swapped()).result(WAIT)
@@ -154,16 +155,16 @@ def test_payloads_arrive_in_both_directions(size: int) -> None:
         assert across(server, client, content) == content
 
 
-@pytest.mark.parametrize("fate", [losing, spoiling, Shuffling()], ids=["loss", "spoilt", "shuffled"])
-def test_payloads_arrive_despite_loss_damage_and_reordering(fate: Fate) -> None:
-    with pair(fate) as (server, client, _):
+@pytest.mark.parametrize("fault", [losing, spoiling, Shuffling()], ids=["loss", "spoilt", "shuffled"])
+def test_payloads_arrive_despite_loss_damage_and_reordering(fault: Fault) -> None:
+    with pair(fault) as (server, client, _):
         content = content_of(400_000, 3)
         assert across(client, server, content) == content
         assert across(server, client, content, 2) == content
-        if fate is spoiling:
+        if fault is spoiling:
             assert server.counts["dropped"] > 0
             assert server.counts["duplicate"] > 0
-        if fate is losing:
+        if fault is losing:
             assert client.counts["again"] > 0
 
 
@@ -222,10 +223,10 @@ def test_stop_completes_a_transfer_with_the_pieces_that_arrived() -> None:
 def test_a_receiver_that_stops_reading_is_given_up_and_not_flooded() -> None:
     silent = threading.Event()
 
-    def fate(datagram: bytes, _random: random.Random) -> list[bytes]:
+    def fault(datagram: bytes, _random: random.Random) -> list[bytes]:
         return [] if silent.is_set() else [datagram]
 
-    with pair(fate) as (server, client, _):
+    with pair(fault) as (server, client, _):
         content = bytes(PAYLOAD) * 20_000
         incoming = server.receive(7, 1, len(content), patience=2 * PATIENCE)
         outgoing = client.send(7, 1, memoryview(content), prompt=0, patience=1.0)
@@ -290,7 +291,7 @@ def test_a_transfer_s_number_serves_once() -> None:
 
 
 def test_a_fault_of_one_transfer_does_not_affect_others() -> None:
-    def enough(_content: memoryview, _got: np.ndarray) -> bool:
+    def enough(_content: memoryview, _received: np.ndarray) -> bool:
         raise RuntimeError("made up")
 
     with pair() as (server, client, _):

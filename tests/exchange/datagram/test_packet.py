@@ -20,8 +20,8 @@ from idletrain.exchange.datagram.packet import (
 )
 
 KEY = bytes(range(KEY_BYTES))
-WORDS = st.integers(0, 2**32 - 1)
-PACKETS = st.builds(Packet, st.sampled_from(PacketKind), WORDS, WORDS, WORDS, WORDS, st.binary(max_size=PAYLOAD))
+UINT32 = st.integers(0, 2**32 - 1)
+PACKETS = st.builds(Packet, st.sampled_from(PacketKind), UINT32, UINT32, UINT32, UINT32, st.binary(max_size=PAYLOAD))
 
 
 @settings(deadline=None)

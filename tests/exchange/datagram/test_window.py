@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.exchange.datagram.window import FIRST_WINDOW, LinkRate, ReceiveWindow, RoundTrip, SendWindow, share
+from idletrain.exchange.datagram.link_rate import FIRST_WINDOW, LinkRate, RoundTrip
+from idletrain.exchange.datagram.window import ReceiveWindow, SendWindow, share
 
 
 @dataclass
@@ -56,7 +57,7 @@ class World:
         self.trips = after.trips if after else [RoundTrip() for _ in sizes]
         self.receivers = [ReceiveWindow(n, trip=t, **enough) for n, t in zip(sizes, self.trips, strict=True)]  # type: ignore[arg-type]
         self.done_at: list[float | None] = [None] * len(sizes)
-        self.told = [0] * len(sizes)
+        self.reported = [0] * len(sizes)
         self.now = self.free_at = self.began
         self.sent = self.dropped = 0
         self.events: list[tuple[float, int, str, int, tuple[int, ...]]] = []
@@ -88,12 +89,12 @@ class World:
             if self.now >= self.killed.get(k, math.inf):
                 sender.stopped = True
                 continue
-            while (found := sender.next()) is not None:
+            while (packet := sender.next()) is not None:
                 self.sent += 1
                 sender.sent(self.now)
-                self._through(k, "data", found)
-            if (asked := sender.probe(self.now)) is not None:
-                self._through(k, "probe", (asked, sender.sequence))
+                self._through(k, "data", packet)
+            if (probe := sender.probe(self.now)) is not None:
+                self._through(k, "probe", (probe, sender.sequence))
 
     def _through(self, k: int, kind: str, body: tuple[int, ...]) -> None:
         waiting = max(0.0, self.free_at - self.now) * self.net.rate
@@ -125,11 +126,11 @@ class World:
             self._back("stop", k, ())
 
     def _probe(self, k: int, body: tuple[int, ...]) -> None:
-        asked, sequence = body
+        probe, sequence = body
         if self.done_at[k] is not None:
             self._back("stop", k, ())
             return
-        self.receivers[k].probed(asked, sequence, self.now)
+        self.receivers[k].probed(probe, sequence, self.now)
 
     def _open(self) -> list[ReceiveWindow]:
         return [r for r, at in zip(self.receivers, self.done_at, strict=True) if at is None]
@@ -137,21 +138,21 @@ class World:
     def _receiver(self) -> None:
         share(self.link, self._open(), self.now)
         for k, receiver in enumerate(self.receivers):
-            if self.done_at[k] is None and (asked := receiver.answer(self.now)) is not None:
+            if self.done_at[k] is None and (probe := receiver.answer(self.now)) is not None:
                 share(self.link, self._open(), self.now, first=[receiver])
-                self._back("missing", k, (asked, *receiver.received.astype(int).tolist()))
-                self.told[k] = receiver.limit
+                self._back("missing", k, (probe, *receiver.received.astype(int).tolist()))
+                self.reported[k] = receiver.limit
                 self._back("grant", k, (receiver.limit,))
-            if self.done_at[k] is None and receiver.limit > self.told[k]:
-                self.told[k] = receiver.limit
+            if self.done_at[k] is None and receiver.limit > self.reported[k]:
+                self.reported[k] = receiver.limit
                 self._back("grant", k, (receiver.limit,))
 
     def _grant(self, k: int, body: tuple[int, ...]) -> None:
         self.senders[k].granted(body[0], self.now)
 
     def _missing(self, k: int, body: tuple[int, ...]) -> None:
-        asked, *there = body
-        self.senders[k].report_missing(asked, [bool(one) for one in there], 0, self.now)
+        probe, *there = body
+        self.senders[k].report_missing(probe, [bool(one) for one in there], 0, self.now)
 
     def _stop(self, k: int, _body: tuple[int, ...]) -> None:
         self.senders[k].stop()
@@ -225,16 +226,16 @@ def test_an_acceptable_part_completes_but_never_without_required_pieces() -> Non
     (receiver,) = world.receivers
     assert receiver.received[:40].all()
     assert 180 <= receiver.count < 200
-    asked = []
+    probe = []
 
     def enough(received: np.ndarray) -> bool:
-        asked.append(int(received.sum()))
+        probe.append(int(received.sum()))
         return bool(received[50])
 
     world = World(net, [200], 4, required_pieces=40, min_pieces=150, is_acceptable=enough)
     world.run()
     assert world.receivers[0].received[50]
-    assert min(asked) >= 150
+    assert min(probe) >= 150
 
 
 def test_a_receiver_grants_its_window_and_one_piece_to_a_new_transfer() -> None:
@@ -263,20 +264,20 @@ def test_pieces_that_were_not_granted_are_ignored() -> None:
 
 def test_each_part_of_an_answer_counts_once_and_answers_to_old_probes_do_not() -> None:
     sender = SendWindow(6)
-    asked = sender.probe(0.0)
-    assert asked is not None
+    probe = sender.probe(0.0)
+    assert probe is not None
     sender.granted(20, 0.1)
     while sender.next():
         pass
-    sender.report_missing(asked, [False] * 6, 0, 0.2)
+    sender.report_missing(probe, [False] * 6, 0, 0.2)
     assert sender.next() is None
-    asked = sender.probe(0.3)
-    assert asked is not None
-    sender.report_missing(asked, [True, False, True], 0, 0.4)
-    assert [found[0] for found in (sender.next(),) if found] == [1]
-    sender.report_missing(asked, [True, True, False], 3, 0.4)
-    sender.report_missing(asked, [True, False, True], 0, 0.5)
-    assert [found[0] for found in (sender.next(),) if found] == [5]
+    probe = sender.probe(0.3)
+    assert probe is not None
+    sender.report_missing(probe, [True, False, True], 0, 0.4)
+    assert [packet[0] for packet in (sender.next(),) if packet] == [1]
+    sender.report_missing(probe, [True, True, False], 3, 0.4)
+    sender.report_missing(probe, [True, False, True], 0, 0.5)
+    assert [packet[0] for packet in (sender.next(),) if packet] == [5]
     assert sender.next() is None
 
 

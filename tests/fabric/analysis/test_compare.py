@@ -49,7 +49,7 @@ def test_the_same_fabric_twice_shows_no_significant_effect(seed: int) -> None:
 
 @given(st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
-def test_a_tenth_less_is_told_apart(seed: int) -> None:
+def test_a_tenth_less_is_noticed(seed: int) -> None:
     differences = compare.compare(fabric(100 * MBIT, seed), fabric(90 * MBIT, seed + 5000))
     assert {d.outcome for d in differences} == {ComparisonOutcome.DIFFERENT}
     sentence = compare.overall(differences)
@@ -142,5 +142,5 @@ def test_one_node_gets_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(("rate", "text"), [(12.5e6, "100 Mbit/s"), (125e6, "1 Gbit/s"), (3.125e9, "25 Gbit/s")])
-def test_rates_are_told_as_people_say_them(rate: float, text: str) -> None:
+def test_rates_are_reported_as_people_say_them(rate: float, text: str) -> None:
     assert compare.rate_text(rate) == text

@@ -51,7 +51,7 @@ def test_connections_at_once_are_added_up_and_transfers_are_not() -> None:
     assert statistics.rate(Point("one way", "dask", 1, 0, (3.0, 4.0, 50.0))) == 4
 
 
-def test_cpu_seconds_are_told_per_gigabyte() -> None:
+def test_cpu_seconds_are_reported_per_gigabyte() -> None:
     assert statistics.cpu_per_gb(links(2, 1.0)) == pytest.approx(0.5)
     assert statistics.cpu_per_gb([]) is None
 

@@ -98,5 +98,5 @@ def test_two_beside_each_other() -> None:
     ("seconds", "text"),
     [(None, "-"), (math.nan, "-"), (1.5, "1.5 s"), (0.0123, "12.3 ms"), (4.2e-5, "42 µs"), (1e-8, "0.01 µs")],
 )
-def test_seconds_are_told_in_the_unit_that_fits(seconds: float | None, text: str) -> None:
+def test_seconds_are_reported_in_the_unit_that_fits(seconds: float | None, text: str) -> None:
     assert tables.seconds_text(seconds) == text

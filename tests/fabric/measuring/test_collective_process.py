@@ -35,7 +35,7 @@ def orders(nodes: int, **changes: Any) -> dict[str, Any]:
         "backend": "gloo",
         "label": "gloo",
         "host": HOST,
-        "port": tasks.free_port(HOST),
+        "port": tasks.unused_port(HOST),
         "nodes": nodes,
         "sharing": nodes,
         "local_rank": 0,

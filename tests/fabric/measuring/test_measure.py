@@ -111,7 +111,7 @@ def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: py
     original_call = MeasuredNodes.call
 
     async def cut(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
-        if task is tasks.link and (args[0].source, args[0].target) == (1, 0):
+        if task is tasks.probe_link and (args[0].source, args[0].target) == (1, 0):
             return ProbeResult(fault="timed out")
         return await original_call(self, node, task, *args, **more)
 
@@ -127,14 +127,14 @@ def test_a_node_that_cannot_reach_another_is_named_with_the_pair(monkeypatch: py
 def test_a_lost_node_is_reported_once_and_not_as_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
     original_call, visits = MeasuredNodes.call, []
 
-    async def gone(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
+    async def lost_node(self: MeasuredNodes, node: int, task: Any, *args: Any, **more: Any) -> Any:
         if args and isinstance(args[0], LinkProbe):
             visits.append((args[0].source, args[0].target))
             if node == 1:
                 raise NodeSilentError("1 did not end 'link' in 60 s; see its log")
         return await original_call(self, node, task, *args, **more)
 
-    monkeypatch.setattr(MeasuredNodes, "call", gone)
+    monkeypatch.setattr(MeasuredNodes, "call", lost_node)
     measured = on(2, _not_reached)
     assert measured.faults == ["1 did not end 'link' in 60 s; see its log"]
     assert visits[-1] == (1, 0)  # and nothing behind

@@ -15,20 +15,20 @@ from idletrain.fabric.measuring.presets import ALL_PAIRS, FULL, QUICK
 
 @given(st.integers(0, 40))
 def test_every_pair_of_few_nodes_and_some_of_many(nodes: int) -> None:
-    found = presets.pairs(nodes)
-    assert len(set(found)) == len(found)
-    assert all(a != b for a, b in found)
-    assert {(b, a) for a, b in found} == set(found)
+    pairs = presets.pairs(nodes)
+    assert len(set(pairs)) == len(pairs)
+    assert all(a != b for a, b in pairs)
+    assert {(b, a) for a, b in pairs} == set(pairs)
     if nodes <= ALL_PAIRS:
-        assert len(found) == max(0, nodes * (nodes - 1))
+        assert len(pairs) == max(0, nodes * (nodes - 1))
     else:
-        assert len(found) <= 2 * presets.PARTNERS * nodes
+        assert len(pairs) <= 2 * presets.PARTNERS * nodes
 
 
 @given(st.integers(ALL_PAIRS + 1, 1000))
 def test_of_many_nodes_each_sends_and_receives_as_often_as_any_other(nodes: int) -> None:
-    found = presets.pairs(nodes)
-    sent, received = Counter(a for a, _ in found), Counter(b for _, b in found)
+    pairs = presets.pairs(nodes)
+    sent, received = Counter(a for a, _ in pairs), Counter(b for _, b in pairs)
     assert len(set(sent.values())) == len(set(received.values())) == 1
     assert sent[0] >= 2
 

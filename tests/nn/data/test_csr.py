@@ -20,9 +20,9 @@ def dense(rows: Rows, columns: int) -> np.ndarray:
 
 def test_rows_are_taken_in_any_order_empty_ones_too() -> None:
     index = np.array([2, 1, 0, 2])
-    taken = MATRIX.take(index)
-    assert len(taken) == 4
-    assert np.array_equal(dense(taken, 4), DENSE[index])
+    rows = MATRIX.take(index)
+    assert len(rows) == 4
+    assert np.array_equal(dense(rows, 4), DENSE[index])
     assert len(MATRIX.take(np.empty(0, np.int64))) == 0
 
 
@@ -48,3 +48,12 @@ def test_rows_move_to_another_device_with_all_they_have() -> None:
     assert moved.values is not None
     assert {t.device.type for t in (moved.offsets, moved.indices, moved.values)} == {"meta"}
     assert moved.shape == (2,)
+
+
+def test_some_rows_are_cut_out_with_their_entries() -> None:
+    rows = Rows(torch.tensor([0, 2, 2, 5]), torch.tensor([1, 4, 0, 2, 3]), torch.arange(5.0))
+    part = rows.some(1, 9)
+    assert (part.offsets.tolist(), part.indices.tolist()) == ([0, 0, 3], [0, 2, 3])
+    assert part.values is not None
+    assert part.values.tolist() == [2, 3, 4]
+    assert Rows(rows.offsets, rows.indices).some(0, 1).values is None

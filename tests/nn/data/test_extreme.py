@@ -203,7 +203,7 @@ def test_matrices_that_are_wrong_are_refused(tmp_path: Path) -> None:
         SparseFiles((str(tmp_path / "x.npz"), str(tmp_path / "y.npz")), "data.train").open()
 
 
-def test_sparse_files_are_told_from_others() -> None:
+def test_sparse_files_are_distinguished_from_others() -> None:
     assert sparse_names("a/train.txt.gz") == ("a/train.txt.gz",)
     assert sparse_names(("x.npz", "y.npz")) == ("x.npz", "y.npz")
     assert sparse_names("train.npz") == ()

@@ -37,8 +37,10 @@ def calls(cloud: Sandbox, action: str) -> int:
 
 
 def test_samples_are_memory_mapped_and_fetched_once(cloud: Sandbox, train: str) -> None:
-    found = remote.find_remote(train, FIELD)
-    source: FileSource = pickle.loads(pickle.dumps(FileSource(found, found, FIELD)))  # as it comes to a worker
+    remote_data = remote.find_remote(train, FIELD)
+    source: FileSource = pickle.loads(
+        pickle.dumps(FileSource(remote_data, remote_data, FIELD))
+    )  # as it comes to a worker
     cloud.ask("POST", "calls/reset")
     for _ in range(2):
         samples = source.open()
@@ -49,10 +51,12 @@ def test_samples_are_memory_mapped_and_fetched_once(cloud: Sandbox, train: str) 
 
 
 def test_of_several_workers_of_a_machine_one_fetches(cloud: Sandbox, train: str, tmp_path: Path) -> None:
-    found = remote.find_remote(train, FIELD)
+    remote_data = remote.find_remote(train, FIELD)
     cloud.ask("POST", "calls/reset")
     copies: list[Path] = []
-    threads = [threading.Thread(target=lambda: copies.append(found.download(tmp_path / "s3", FIELD))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: copies.append(remote_data.download(tmp_path / "s3", FIELD))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -63,19 +67,19 @@ def test_of_several_workers_of_a_machine_one_fetches(cloud: Sandbox, train: str,
 
 
 def test_what_was_replaced_since_the_start_is_refused(train: str, prefix: S3Prefix, tmp_path: Path) -> None:
-    found = remote.find_remote(train, FIELD)
+    remote_data = remote.find_remote(train, FIELD)
     prefix.put("train.npz", b"another")
     with pytest.raises(JobError, match=r"data\.train: s3://.*train\.npz cannot be read: it was replaced while"):
-        found.download(tmp_path / "s3", FIELD)
+        remote_data.download(tmp_path / "s3", FIELD)
     assert not list((tmp_path / "s3").glob("*.npz"))
-    assert remote.find_remote(train, FIELD) != found
+    assert remote.find_remote(train, FIELD) != remote_data
 
 
 @pytest.mark.parametrize("damage", [{"size_bytes": 5}, {"hashed": True, "tag": None}])
 def test_what_comes_damaged_is_refused_and_not_kept(
     train: str, tmp_path: Path, damage: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = remote.find_remote(train, FIELD)
+    remote_data = remote.find_remote(train, FIELD)
     if "tag" in damage:  # the bytes on the way, not what S3 has
 
         class Digest:
@@ -86,9 +90,9 @@ def test_what_comes_damaged_is_refused_and_not_kept(
 
         monkeypatch.setattr("idletrain.storage.hashlib.md5", lambda **_: Digest())
     else:
-        found = replace(found, stored=replace(found.stored, **damage))
+        remote_data = replace(remote_data, stored=replace(remote_data.stored, **damage))
     with pytest.raises(JobError, match="came damaged; try again"):
-        found.download(tmp_path / "s3", FIELD)
+        remote_data.download(tmp_path / "s3", FIELD)
     assert not list((tmp_path / "s3").glob("*.npz"))
 
 

@@ -11,21 +11,23 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError
 from idletrain.nn import models
+from idletrain.nn.ist.any_width import for_any_width
 from idletrain.nn.ist.discovery import find_groups
-from idletrain.nn.ist.groups import Layout, to_meta, without_statistics
+from idletrain.nn.ist.groups import Layout, UnsplitError, to_meta, without_statistics
 from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.shape_runs import for_trials
 from idletrain.nn.ist.subnets import cut, gather
 from idletrain.nn.local_steps import assemble
 
 
 def layout_of(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) -> Layout:
-    return find_groups(to_meta(module), sample.to("meta"), exclude)
+    return find_groups(*for_trials(module, sample), exclude)
 
 
 def check_subnets_run(module: nn.Module, sample: Tensor, layout: Layout) -> None:
     """Every subnet of an uneven split computes and differentiates outputs of the network's shape."""
     expected = module(sample).shape
-    meta = without_statistics(to_meta(module))
+    meta = for_any_width(without_statistics(to_meta(module)))
     count = min(3, *layout.sizes)
     shares = [0.5 / (count - 1)] * (count - 1) + [0.5] if count > 1 else [1.0]
     for mask in draw(0, 0, layout.sizes, shares):
@@ -60,10 +62,10 @@ def test_a_residual_cnn_is_cut_inside_blocks_and_along_its_stream() -> None:
     module, sample = models.residual_cnn(1, channels=6, hidden=8, blocks=2, classes=4), torch.randn(2, 1, 8, 8)
     layout = layout_of(module, sample)
     assert sorted(sizes(layout).values()) == [6, 8, 8]
-    found = split(layout)
-    assert found["stem.0.weight"] == (True, False, False, False)
-    assert found["head.weight"] == (False, True)
-    assert found["blocks.1.body.3.weight"] == (True, True, False, False)
+    discovered = split(layout)
+    assert discovered["stem.0.weight"] == (True, False, False, False)
+    assert discovered["head.weight"] == (False, True)
+    assert discovered["blocks.1.body.3.weight"] == (True, True, False, False)
     stream = next(t for t in layout.tensors if t.name == "head.weight").neurons[1]
     written = next(t for t in layout.tensors if t.name == "blocks.1.body.3.weight").neurons[0]
     assert stream is not None
@@ -135,7 +137,7 @@ def test_a_group_that_is_not_there_cannot_be_excluded() -> None:
 
 @pytest.mark.parametrize("module", [nn.Linear(6, 3), nn.Sequential(nn.Linear(6, 3), nn.Softmax(-1))])
 def test_a_module_of_one_layer_has_nothing_to_split(module: nn.Module) -> None:
-    with pytest.raises(JobError, match=r"nothing to split \(.*its neurons are the network's outputs.*local-sgd"):
+    with pytest.raises(UnsplitError, match=r"nothing to split \(.*its neurons are the network's outputs.*local-sgd"):
         layout_of(module, torch.randn(2, 6))
 
 
@@ -148,7 +150,7 @@ def test_a_module_without_layers_has_nothing_to_split() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale
 
-    with pytest.raises(JobError, match="nothing to split"):
+    with pytest.raises(UnsplitError, match="nothing to split"):
         layout_of(Scale(), torch.randn(2, 6))
 
 
@@ -264,9 +266,14 @@ def test_concatenated_layers_are_cut_each_at_its_own_columns() -> None:
 
 
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_layers_beside_raw_inputs_are_left_whole_rather_than_cut_at_wrong_columns(inputs: int) -> None:
-    with pytest.raises(JobError, match="first: it is concatenated with features that no layer makes"):
-        layout_of(Concatenated(inputs), torch.randn(2, 4))
+def test_layers_beside_raw_inputs_are_cut_at_their_own_columns(inputs: int) -> None:
+    module, x = Concatenated(inputs), torch.randn(2, 4)
+    layout = layout_of(module, x)
+    assert sizes(layout) == {"first": 8, "second": 5}
+    columns = next(t for t in layout.tensors if t.name == "last.weight").neurons[1]
+    assert columns is not None
+    assert columns.tolist() == [-1] * 4 * inputs + list(range(13))
+    check_subnets_run(module, x, layout)
 
 
 def test_tied_parameters_are_cut_once_and_only_inside() -> None:
@@ -278,9 +285,12 @@ def test_tied_parameters_are_cut_once_and_only_inside() -> None:
     check_subnets_run(module, sample, layout)
 
 
-def test_attention_is_found_whole_but_its_feed_forward_is_cut() -> None:
+def test_torch_s_own_attention_is_cut_by_heads_and_at_its_stream() -> None:
     layout = layout_of(Attention(), torch.randn(2, 5, 6))
-    assert sizes(layout) == {"up": 10}
+    assert sizes(layout) == {"inner": 8, "attention": 2, "up": 10}
+    rows = next(t for t in layout.tensors if t.name == "attention.in_proj_weight").neurons[0]
+    assert rows is not None
+    assert (rows - rows[0]).tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
 
 
 def test_together_subnets_hold_every_value_of_an_mlp_s_outer_layers_once() -> None:
@@ -292,7 +302,7 @@ def test_together_subnets_hold_every_value_of_an_mlp_s_outer_layers_once() -> No
 
 
 def test_forward_is_traced_with_the_sample_and_nothing_else() -> None:
-    """torch_pruning by itself first tries a batch's two samples as two arguments."""
+    """A batch of two samples is one argument, not two."""
     seen = []
 
     class Masked(nn.Module):

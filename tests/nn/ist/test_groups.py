@@ -74,11 +74,11 @@ def test_a_subnet_by_hand_computes_the_module_without_the_other_heads() -> None:
     torch.testing.assert_close(sum(parts) + module.out.bias, module(x))
 
 
-def test_faults_of_a_table_are_all_told_and_name_what_is_known() -> None:
+def test_faults_of_a_table_are_all_reported_and_name_what_is_known() -> None:
     with pytest.raises(JobError) as caught:
         by_hand(FusedAttention(), {"qkv.wieght": (None,), "out.bias": (None, None)})
     assert caught.value.faults == (
-        "model.groups: qkv.wieght is not a parameter; known are qkv.weight, qkv.bias, out.weight, out.bias",
+        "model.groups: qkv.wieght is not a parameter or buffer; known are qkv.weight, qkv.bias, out.weight, out.bias",
         "model.groups.out.bias: 2 entries, but the parameter has 1 dimensions",
     )
 

@@ -33,6 +33,62 @@ def test_blocks_are_disjoint_cover_every_neuron_and_are_never_empty(
         assert all(part.any() for part in np.split(mask, np.cumsum(sizes)[:-1]))
 
 
+@st.composite
+def overlaps(draw_: st.DrawFn) -> tuple[list[int], list[float], int]:
+    """Group sizes, unequal shares that cover all or a part of every group, and copies."""
+    subnets = draw_(st.integers(1, 8))
+    copies = draw_(st.integers(1, subnets))
+    sizes = draw_(st.lists(st.integers(-(-subnets // copies), 60), min_size=1, max_size=4))
+    shares = draw_(st.lists(st.floats(0.01, 1), min_size=subnets, max_size=subnets))
+    return sizes, [share * min(1, copies / sum(shares)) for share in shares], copies
+
+
+@settings(deadline=None)
+@given(overlaps(), st.integers(0, 1000), st.integers(0, 2**40))
+def test_every_neuron_in_use_is_in_as_many_subnets_as_copies(
+    overlap: tuple[list[int], list[float], int], round_: int, seed: int
+) -> None:
+    sizes, shares, copies = overlap
+    masks = draw(seed, round_, sizes, shares, copies=copies)
+    counts = np.sum(masks, axis=0)
+    assert set(np.unique(counts)) <= {0, copies}
+    for group, size in zip(np.split(counts, np.cumsum(sizes)[:-1]), sizes, strict=True):
+        assert group.any()
+        if abs(sum(shares) - copies) < 1e-9 and max(shares) <= 1 - 1 / size:
+            assert (group == 0).sum() <= copies  # each width may be rounded down by less than one neuron
+    for mask in masks:
+        assert all(part.any() for part in np.split(mask, np.cumsum(sizes)[:-1]))
+
+
+@pytest.mark.parametrize(("subnets", "copies"), [(4, 2), (8, 3), (5, 5)])
+def test_equal_shares_that_add_up_to_the_copies_use_every_neuron(subnets: int, copies: int) -> None:
+    for size in (8, 30, 61):
+        masks = draw(0, 0, [size], [copies / subnets] * subnets, copies=copies)
+        assert np.array_equal(np.sum(masks, axis=0), np.full(size, copies))
+        assert np.ptp([mask.sum() for mask in masks]) <= 1
+
+
+def test_any_two_neurons_meet_equally_often() -> None:
+    rounds, size, subnets, copies = 4000, 8, 4, 2
+    met = np.zeros((size, size))
+    for round_ in range(rounds):
+        for mask in draw(1, round_, [size], [copies / subnets] * subnets, copies=copies):
+            met += np.outer(mask, mask)
+    pairs = met[~np.eye(size, dtype=bool)] / rounds
+    expected = subnets * 4 * 3 / (size * (size - 1))  # four subnets of four of the eight
+    assert np.abs(pairs - expected).max() < 0.1 * expected
+
+
+def test_one_copy_is_a_disjoint_partition_with_the_same_blocks() -> None:
+    assert blocks([20, 7], [0.5, 0.3, 0.2], copies=1) == blocks([20, 7], [0.5, 0.3, 0.2])
+
+
+def test_more_subnets_than_neurons_and_copies_allow_are_refused() -> None:
+    assert widths(2, [0.5] * 4, copies=2) == [1] * 4
+    with pytest.raises(ValueError, match="5 subnets cannot share 2 neurons in 2 copies"):
+        widths(2, [0.4] * 5, copies=2)
+
+
 @settings(deadline=None)
 @given(splits(), st.integers(0, 20), st.integers(0, 2**40))
 def test_shares_below_one_reach_every_neuron_within_a_cycle(
@@ -57,11 +113,11 @@ def test_shares_below_one_reach_every_neuron_within_a_cycle(
 def test_widths_follow_the_shares_to_within_a_neuron_or_the_floor_of_one(split: tuple[list[int], list[float]]) -> None:
     sizes, shares = split
     for size in sizes:
-        got = widths(size, shares)
-        assert min(got) >= 1
-        assert sum(got) == min(size, max(len(shares), round(size * sum(shares))))
+        result = widths(size, shares)
+        assert min(result) >= 1
+        assert sum(result) == min(size, max(len(shares), round(size * sum(shares))))
         if all(size * share >= 1 for share in shares):
-            assert all(abs(width - size * share) <= 1 for width, share in zip(got, shares, strict=True))
+            assert all(abs(width - size * share) <= 1 for width, share in zip(result, shares, strict=True))
 
 
 def test_a_draw_is_a_function_of_seed_and_round() -> None:

@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
-from idletrain.nn.checks import CutSettings, cuts_of
+from idletrain.nn.cuts import CutSettings, cuts_of
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.evaluate import score
 from idletrain.nn.ist.groups import Contraction, Layout
 from idletrain.nn.ist.partition import draw
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.ist.subnets import cut, scaled, unscaled, views
 from idletrain.nn.local_steps import BatchOrder, LocalSteps, assemble
 from idletrain.nn.network import Network
@@ -28,9 +29,9 @@ from idletrain.nn.wide.layers import SparseLinear
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 
 
-def cut_up(module: nn.Module, inputs: Tensor = X, **asked: Any) -> Layout:
+def cut_up(module: nn.Module, inputs: Tensor = X, **options: Any) -> Layout:
     torch.manual_seed(0)
-    return cuts_of(module, inputs, TrainingSettings(rounds=1, subnets=2), CutSettings(**asked))[1]
+    return cuts_of(module, inputs, TrainingSettings(rounds=1, subnets=2), CutSettings(**options))[1]
 
 
 def scalings(layout: Layout) -> dict[str, str]:
@@ -52,6 +53,15 @@ def test_a_network_without_norm_computes_the_mean_of_its_subnets(shares: list[fl
     module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 3))
     meta, layout = cuts_of(module, X, TrainingSettings(rounds=1, subnets=2), CutSettings())
     torch.testing.assert_close(mean_of_subnets(module, layout, meta, X, shares), module(X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm], ids=["new", "old"])
+def test_inputs_of_a_layer_with_weight_norm_are_scaled_by_the_root(kind: Any) -> None:
+    module = nn.Sequential(kind(nn.Linear(16, 64)), nn.ReLU(), kind(nn.Linear(64, 32)), nn.ReLU(), nn.Linear(32, 3))
+    layout = cut_up(module)
+    assert sorted(scalings(layout).values()) == ["input_roots", "weights"]
+    assert [group.name for group in layout.groups] == ["0", "2"]
 
 
 def test_subnets_that_do_not_cover_the_network_make_their_sums_as_large_as_the_whole_one_s() -> None:
@@ -177,8 +187,8 @@ EXPECTED: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, Any], dict[
 
 @pytest.mark.parametrize("case", [name for name in EXPECTED if name != "a part of a dimension"])
 def test_every_sum_over_cut_neurons_is_scaled_unless_it_is_normalized(case: str) -> None:
-    make, inputs, asked, expected = EXPECTED[case]
-    layout = cut_up(make(), inputs, **asked)
+    make, inputs, options, expected = EXPECTED[case]
+    layout = cut_up(make(), inputs, **options)
     assert scalings(layout) == expected
     marked = {f"{t.name}.{d}" for t in layout.tensors for d, _ in t.scaled}
     assert marked == {place for place, scaling in expected.items() if scaling == "weights"}
@@ -240,9 +250,9 @@ def test_columns_of_cut_neurons_are_scaled_beside_columns_that_every_subnet_has(
     from idletrain.nn.ist.scaling import with_scaling
     from idletrain.nn.ist.scaling_trial import Subject
 
-    found = layout_of(module, [(Group("h", 32), {**labels, ("out.weight", 1): columns})])
+    cut_layout = layout_of(module, [(Group("h", 32), {**labels, ("out.weight", 1): columns})])
     meta = to_meta(module)
-    layout = with_scaling(Subject(meta, [p.detach() for p in module.parameters()], X), found)
+    layout = with_scaling(Subject(meta, {name: p.detach() for name, p in module.named_parameters()}, X), cut_layout)
     subnet = cut(layout, draw(0, 0, layout.sizes, [0.25, 0.75])[0])
     assert subnet.factors[2] is not None
     assert subnet.factors[2].flatten().tolist() == [4.0] * 8 + [1.0] * 16
@@ -326,18 +336,18 @@ def test_what_cannot_be_tried_is_scaled_and_said_to_be_untried() -> None:
 # --- values and optimizer state ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "row-adagrad", "adagrad"])
 @pytest.mark.parametrize(("shares", "ulps"), [([0.5, 0.25, 0.25], 0), ([0.3, 0.45, 0.25], 1)], ids=["powers", "others"])
 def test_what_is_pulled_and_pushed_back_is_what_it_was(
     small_program: Callable[..., Prepared], optimizer: str, shares: list[float], ulps: int
 ) -> None:
     settings = {"momentum": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "adamw": {"name": "adamw", "lr": 0.01}}
-    prepared = small_program(norm=None, subnets=3, optimizer=settings.get(optimizer, {"name": "adagrad", "lr": 0.1}))
+    prepared = small_program(norm=None, subnets=3, optimizer=settings.get(optimizer, {"name": optimizer, "lr": 0.1}))
     program = prepared.program
     network = Network.of(program, prepared.network)
     network.flat.uniform_(0.5, 2)
     before = network.flat.clone()
-    updates = [(subnet, network.pull(subnet), 1) for subnet in program.subnets(0, shares)]
+    updates = [(subnet, network.pull(subnet), 1) for subnet in program.subnets(0, by_neurons(shares))]
     assert any(factor is not None for subnet, _, _ in updates for factor in subnet.factors)
     network.commit(updates)
     apart = (network.flat.view(torch.int32) - before.view(torch.int32)).abs()
@@ -381,7 +391,7 @@ def test_a_scaled_subnet_is_the_narrow_network_trained_by_hand(
     kwargs = {name: value for name, value in optimizer.items() if name != "name"}
     for round_ in range(rounds):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, [0.5, 0.5])):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons([0.5, 0.5]))):
             flat = network.pull(subnet)
             hand = flat.clone()
             module = assemble(program.module, subnet, hand[: subnet.parameters])
@@ -447,7 +457,7 @@ def test_a_pre_ln_transformer_cut_into_subnets_gets_better_with_every_few_rounds
     losses = []
     for round_ in range(20):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, [1 / subnets] * subnets)):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons([1 / subnets] * subnets))):
             flat = network.pull(subnet)
             work = LocalSteps(program, subnet, flat, k, round_)
             for step in range(10):

@@ -113,6 +113,34 @@ def within(positions: tuple[torch.Tensor | None, ...], index: tuple[int, ...]) -
     return tuple(i if at is None else at.tolist().index(i) for at, i in zip(positions, index, strict=True))
 
 
+@settings(deadline=None)
+@given(layouts(), st.sampled_from([(4, 2), (4, 3), (3, 3)]), st.integers(0, 1000))
+def test_copies_are_averaged_by_steps_wherever_any_subnet_has_them(
+    layout: Layout, counts: tuple[int, int], seed: int
+) -> None:
+    subnets_count, copies = counts
+    network = random_network(layout)
+    before = [t.clone() for t in network]
+    shares = [copies / subnets_count] * subnets_count
+    subnets = [cut(layout, mask) for mask in draw_masks(seed, 0, layout.sizes, shares, copies=copies)]
+    steps = [50, 20, 30, 40][:subnets_count]
+    updates = [(s, torch.randn(s.parameters), n) for s, n in zip(subnets, steps, strict=True)]
+    merge(network, updates, copies=copies)
+    for i, (tensor, old) in enumerate(zip(network, before, strict=True)):
+        if not layout.tensors[i].trainable:
+            assert torch.equal(tensor, old)
+            continue
+        total, counted = torch.zeros(tensor.shape, dtype=torch.float64), torch.zeros(tensor.shape)
+        for subnet, flat, n in updates:
+            own = list(views(flat, subnet.shapes))[i]
+            index = np.ix_(*(range(m) if p is None else p for m, p in zip(old.shape, subnet.positions[i], strict=True)))
+            index = tuple(torch.from_numpy(np.asarray(p)) for p in index)
+            total[index] += n * own.double()
+            counted[index] += n
+        expected = torch.where(counted > 0, total / counted.clamp(min=1), old.double())
+        assert torch.allclose(tensor.double(), expected, atol=1e-6)
+
+
 def test_subnets_of_some_neurons_leave_the_rest_as_it_is() -> None:
     layout = Layout((Group("a", 8),), (tensor_of("w", np.arange(8), 3),))
     network = random_network(layout)

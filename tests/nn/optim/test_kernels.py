@@ -97,18 +97,18 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
     for table in range(tables):
         codes, order = RANDOM.integers(0, buckets, rows), RANDOM.permutation(rows).astype(np.int32)
         kernels.fill_buckets(codes, order, bucket, starts[table], ids[table])
-    asked = RANDOM.integers(0, buckets, (7, tables))
+    query_buckets = RANDOM.integers(0, buckets, (7, tables))
     out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.uint8)
-    written = kernels.most_hits(asked.T.astype(np.uint16), starts, ids, keep, counts, out)
+    written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, keep, counts, out)
     assert not counts.any()
-    found = iter(out[:written].tolist())
-    for query in asked:
+    kept_ids = iter(out[:written].tolist())
+    for query in query_buckets:
         hits = Counter(int(row) for t in range(tables) for row in ids[t, starts[t, query[t]] : starts[t, query[t] + 1]])
-        mine = [next(found) for _ in range(min(keep, len(hits)))]
+        mine = [next(kept_ids) for _ in range(min(keep, len(hits)))]
         assert len(set(mine)) == len(mine)
         best = sorted(hits.values(), reverse=True)[: len(mine)]
         assert sorted((hits[row] for row in mine), reverse=True) == best
-    assert next(found, None) is None
+    assert next(kept_ids, None) is None
 
 
 @pytest.mark.parametrize("keep", [1, 3, 30])
@@ -118,7 +118,7 @@ def test_the_best_in_lists_are_those_with_the_largest_products(keep: int) -> Non
     lists = np.stack([RANDOM.permutation(4)[:2] for _ in query])
     best, scores = np.full((7, keep), -1), np.empty((7, keep), np.float32)
     kernels.best_in_lists(query, rows, lists, starts, members, best, scores)
-    for b, asked in enumerate(lists):
-        places = np.concatenate([np.arange(starts[one], starts[one + 1]) for one in asked])
+    for b, query_buckets in enumerate(lists):
+        places = np.concatenate([np.arange(starts[one], starts[one + 1]) for one in query_buckets])
         expected = places[np.argsort(-(rows[members[places]] @ query[b]))][:keep].tolist()
         assert best[b].tolist() == expected + [-1] * (keep - len(expected))

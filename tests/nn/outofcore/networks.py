@@ -103,13 +103,13 @@ class Case:
         named = {piece.name: piece for piece in pieces_of(module)}
         return module, [named[name] for name in self.names]
 
-    def footprint(self, letters: Sequence[str], budget: int = ROOMY, units: Sequence[Unit] | None = None) -> Footprint:
-        return Footprint(units or self.units, letters, budget, 0, streamed=False)
+    def footprint(self, modes: Sequence[str], budget: int = ROOMY, units: Sequence[Unit] | None = None) -> Footprint:
+        return Footprint(units or self.units, modes, budget, 0, streamed=False)
 
-    def run(self, letters: Sequence[str], swap: Swap, budget: int = ROOMY) -> tuple[nn.Module, Executor, Tensor]:
+    def run(self, modes: Sequence[str], swap: Swap, budget: int = ROOMY) -> tuple[nn.Module, Executor, Tensor]:
         """One step by a plan."""
         module, pieces = self.fresh()
-        executor = Executor(module, pieces, self.footprint(letters, budget), swap)
+        executor = Executor(module, pieces, self.footprint(modes, budget), swap)
         torch.manual_seed(7)
         with executor.step():
             value = self.loss(module(self.x))
@@ -119,14 +119,14 @@ class Case:
 
     def differences(self, module: nn.Module, value: Tensor) -> list[str]:
         """Where a step's loss, gradients and buffers are not the same bits as in core."""
-        found = [] if torch.equal(value, self.value) else ["loss"]
+        differing = [] if torch.equal(value, self.value) else ["loss"]
         for (name, ours), theirs in zip(module.named_parameters(), self.reference.parameters(), strict=True):
             if ours.grad is None or theirs.grad is None or not torch.equal(ours.grad, theirs.grad):
-                found.append(name)
+                differing.append(name)
         for (name, mine), its in zip(module.named_buffers(), self.reference.buffers(), strict=True):
             if not torch.equal(mine, its):
-                found.append(name)
-        return found
+                differing.append(name)
+        return differing
 
 
 def plans(case: Case, count: int, seed: int = 0) -> list[Any]:
@@ -137,6 +137,6 @@ def plans(case: Case, count: int, seed: int = 0) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     drawn = [["KSRQm"[i] for i in torch.randint(5, (n,), generator=generator).tolist()] for _ in range(count)]
     return [
-        legal(case.units, letters)
-        for letters in (["K"] * n, ["S"] * n, ["R"] * n, ["Q"] * n, ["Q"] + ["m"] * (n - 1), *drawn)
+        legal(case.units, modes)
+        for modes in (["K"] * n, ["S"] * n, ["R"] * n, ["Q"] * n, ["Q"] + ["m"] * (n - 1), *drawn)
     ]

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from idletrain.errors import JobError
-from idletrain.job import Job, TrainingSettings, parse_job
-from idletrain.nn.data.arrays import as_samples
+from idletrain.job import Job, TrainingSettings
+from idletrain.job_file import parse_job
+from idletrain.nn.data.given import as_samples
 from idletrain.nn.evaluate import assembled, score
+from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.memory import subnet_need, subnet_of_share
 from idletrain.nn.network import Network
@@ -41,8 +43,8 @@ def job_of(tmp_path: Path) -> Any:
     for name, rows in (("train", 600), ("test", 200)):
         lines = [f"{rows} {FEATURES} {LABELS}\n"]
         for label in random.integers(0, LABELS, rows):
-            words = sorted({int(label), LABELS + int(label) % 30, *random.integers(0, FEATURES, 2).tolist()})
-            lines.append(f"{label},{(label + 1) % LABELS} {' '.join(f'{word}:1' for word in words)}\n")
+            features = sorted({int(label), LABELS + int(label) % 30, *random.integers(0, FEATURES, 2).tolist()})
+            lines.append(f"{label},{(label + 1) % LABELS} {' '.join(f'{word}:1' for word in features)}\n")
         (tmp_path / f"{name}.txt").write_text("".join(lines))
 
     def make(args: dict[str, Any] | None = None, optimizer: dict[str, Any] | None = None, **model: Any) -> Job:
@@ -52,7 +54,7 @@ def job_of(tmp_path: Path) -> Any:
             "labels": LABELS,
             "sampler": {"name": "uniform", "negatives": 20},
         } | (args or {})
-        optimizer = optimizer or {"name": "adagrad", "lr": 0.1, "start": {"output.weight": 1e-4}}
+        optimizer = optimizer or {"name": "row-adagrad", "lr": 0.1, "start": {"output.weight": 1e-4}}
         return parse_job(
             {
                 "name": "wide",
@@ -81,7 +83,7 @@ def train(prepared: Prepared, rounds: int = 3) -> Network:
     samples, network = program.source.open(), Network.of(program, prepared.network)
     for round_ in range(rounds):
         updates = []
-        for k, subnet in enumerate(program.subnets(round_, (1 / SUBNETS,) * SUBNETS)):
+        for k, subnet in enumerate(program.subnets(round_, by_neurons((1 / SUBNETS,) * SUBNETS))):
             flat = torch.zeros(program.buffer_size(subnet, persistent=False))
             pulled = network.pull(subnet)
             flat[: len(pulled)] = pulled
@@ -98,8 +100,8 @@ def train(prepared: Prepared, rounds: int = 3) -> Network:
 
 def accuracy(prepared: Prepared, network: Network) -> float:
     assert prepared.test is not None
-    found = score(assembled(prepared.module, network.values), prepared.test.open(), prepared.program.loss)
-    reached, loss = found.accuracy, found.loss
+    result = score(assembled(prepared.module, network.values), prepared.test.open(), prepared.program.loss)
+    reached, loss = result.accuracy, result.loss
     assert reached is not None
     assert np.isfinite(loss)
     return reached
@@ -110,9 +112,9 @@ def accuracy(prepared: Prepared, network: Network) -> float:
     [({"exclude": ["hidden"]}, "sum"), ({"exclude": ["labels"]}, "mean"), ({}, "sum"), ({"fixed": ["labels"]}, "sum")],
     ids=["labels", "hidden", "both", "labels fixed"],
 )
-@pytest.mark.parametrize("name", ["sgd", "adamw", "adagrad"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "row-adagrad", "adagrad"])
 def test_every_cut_and_optimizer_learns(job_of: Any, model: dict[str, Any], common: str, name: str) -> None:
-    rates = {"sgd": 0.3, "adamw": 0.03, "adagrad": 0.1}
+    rates = {"sgd": 0.3, "adamw": 0.03, "row-adagrad": 0.1, "adagrad": 0.1}
     job = job_of({"start": "random"}, {"name": name, "lr": rates[name]}, **model)
     prepared = prepared_of(job)
     assert prepared.program.layout.common == common
@@ -126,9 +128,10 @@ def test_shards_share_the_decay_of_what_they_all_have(job_of: Any, name: str) ->
     job = job_of({"start": "random"}, {"name": name, "lr": 0.01, "weight_decay": 0.5}, exclude=["hidden"])
     prepared = prepared_of(job)
     program = prepared.program
-    subnet = program.subnets(0, (1 / SUBNETS,) * SUBNETS)[0]
+    subnet = program.subnets(0, by_neurons((1 / SUBNETS,) * SUBNETS))[0]
     work = LocalSteps(program, subnet, torch.zeros(program.buffer_size(subnet, persistent=False)), 0, 0)
-    decays = dict(zip((t.name for t in program.layout.tensors), work._optimizer._decays, strict=True))
+    settings = zip((t.name for t in program.layout.tensors), work._optimizer._settings, strict=True)
+    decays = {name: own.weight_decay for name, own in settings}
     assert decays.pop("output.weight") == 0.5
     assert decays.pop("output.bias") == 0.5
     assert set(decays.values()) == {0.5 / SUBNETS}
@@ -137,8 +140,8 @@ def test_shards_share_the_decay_of_what_they_all_have(job_of: Any, name: str) ->
 def test_a_shard_trains_on_the_rows_that_have_its_labels_each_once_an_epoch(job_of: Any) -> None:
     prepared = prepared_of(job_of(exclude=["hidden"], fixed=["labels"]))
     program, samples = prepared.program, prepared.program.source.open()
-    subnets = program.subnets(0, (0.5, 0.5))
-    held = [label_shards.labels_of(program, subnet) for subnet in subnets]
+    subnets = program.subnets(0, by_neurons((0.5, 0.5)))
+    held = [label_shards.held_labels(program, subnet) for subnet in subnets]
     assert sorted(np.concatenate(held).tolist()) == list(range(LABELS))
     flat = torch.zeros(program.buffer_size(subnets[0], persistent=False))
     work = LocalSteps(program, subnets[0], flat, 0, 0)
@@ -155,8 +158,8 @@ def test_a_shard_trains_on_the_rows_that_have_its_labels_each_once_an_epoch(job_
 def test_fixed_labels_stay_and_others_move(job_of: Any) -> None:
     fixed, redrawn = (prepared_of(job_of(exclude=["hidden"], fixed=names)).program for names in (["labels"], []))
     for program, same in ((fixed, True), (redrawn, False)):
-        first, second = (program.subnets(round_, (0.5, 0.5))[0] for round_ in (0, 1))
-        labels = label_shards.labels_of(program, first), label_shards.labels_of(program, second)
+        first, second = (program.subnets(round_, by_neurons((0.5, 0.5)))[0] for round_ in (0, 1))
+        labels = label_shards.held_labels(program, first), label_shards.held_labels(program, second)
         assert np.array_equal(*labels) == same
 
 
@@ -166,7 +169,7 @@ def test_shared_changes_are_summed_and_adagrad_s_sums_too(job_of: Any) -> None:
     network = Network.of(program, prepared.network)
     before = [[t.clone() for t in slot] for slot in network.slots]
     updates = []
-    for k, subnet in enumerate(program.subnets(0, (0.5, 0.5))):
+    for k, subnet in enumerate(program.subnets(0, by_neurons((0.5, 0.5)))):
         updates.append((subnet, network.pull(subnet) + k + 1, 20))
     network.commit(updates)
     names = [t.name for t in program.layout.tensors]
@@ -185,7 +188,7 @@ def test_moments_of_shared_parameters_are_averaged(job_of: Any) -> None:
     for slot in network.slots:
         for tensor in slot:
             tensor.fill_(1.0)
-    for subnet in program.subnets(0, (0.25,) * 4):
+    for subnet in program.subnets(0, by_neurons((0.25,) * 4)):
         flat = network.pull(subnet)
         flat[subnet.parameters :] *= 0.25
         updates.append((subnet, flat, 20))
@@ -197,8 +200,8 @@ def test_moments_of_shared_parameters_are_averaged(job_of: Any) -> None:
 def test_without_a_label_group_all_rows_are_dealt_out(job_of: Any) -> None:
     prepared = prepared_of(job_of(exclude=["labels"]))
     program, samples = prepared.program, prepared.program.source.open()
-    subnet = program.subnets(0, (0.5, 0.5))[0]
-    assert label_shards.labels_of(program, subnet) is None
+    subnet = program.subnets(0, by_neurons((0.5, 0.5)))[0]
+    assert label_shards.held_labels(program, subnet) is None
     flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     work = LocalSteps(program, subnet, flat, 0, 0)
     order = label_shards.open_output(program, work.module, subnet, samples, flat, label_shards.ShardPlace(0, 0))
@@ -244,8 +247,8 @@ def test_any_network_on_dense_arrays_can_shard_its_labels() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(300, 12)).astype(np.float32)
     source = Given(x, x.argmax(1))
-    asked = {"subnets": 2, "local_steps": 20, "loss": "sampled_softmax", "batch_size": 16, "optimizer": {"lr": 0.5}}
-    training = TrainingSettings.model_validate(asked)
+    settings = {"subnets": 2, "local_steps": 20, "loss": "sampled_softmax", "batch_size": 16, "optimizer": {"lr": 0.5}}
+    training = TrainingSettings.model_validate(settings)
     torch.manual_seed(0)
     module, loss = end_in_sparse(12, 12), named_loss("sampled_softmax")
     with pytest.raises(JobError, match=r"model.groups: a network that ends in SparseLinear needs its groups by hand"):
@@ -270,8 +273,8 @@ def test_sparse_rows_and_dense_networks_are_refused_with_a_reason(job_of: Any) -
 def test_a_shard_whose_labels_have_no_rows_stands_still(job_of: Any) -> None:
     prepared = prepared_of(job_of({"labels": 2000, "start": "random"}, exclude=["hidden"]))
     program, samples = prepared.program, prepared.program.source.open()
-    subnet = program.subnets(0, (0.001, 0.999))[0]
-    held = label_shards.labels_of(program, subnet)
+    subnet = program.subnets(0, by_neurons((0.001, 0.999)))[0]
+    held = label_shards.held_labels(program, subnet)
     assert held is not None
     assert held.min() >= LABELS
     flat = Network.of(program, prepared.network).pull(subnet)
@@ -303,7 +306,7 @@ def test_lockstep_is_for_labels_as_the_only_group(job_of: Any) -> None:
 def test_in_lockstep_all_shards_take_the_same_rows(job_of: Any) -> None:
     program = prepared_of(in_lockstep(job_of(exclude=["hidden"]))).program
     samples, orders = program.source.open(), []
-    for k, subnet in enumerate(program.subnets(0, (0.5, 0.5))):
+    for k, subnet in enumerate(program.subnets(0, by_neurons((0.5, 0.5)))):
         flat = torch.zeros(program.buffer_size(subnet, persistent=False))
         work = LocalSteps(program, subnet, flat, 0, 0)
         orders.append(
@@ -316,7 +319,7 @@ def test_in_lockstep_all_shards_take_the_same_rows(job_of: Any) -> None:
 def test_in_lockstep_what_all_shards_have_is_taken_as_it_is(job_of: Any) -> None:
     prepared = prepared_of(in_lockstep(job_of(exclude=["hidden"])))
     network, updates = Network.of(prepared.program, prepared.network), []
-    for subnet in prepared.program.subnets(0, (0.5, 0.5)):
+    for subnet in prepared.program.subnets(0, by_neurons((0.5, 0.5))):
         flat = network.pull(subnet)
         embeddings = FEATURES * 16
         flat[:embeddings] = torch.linspace(0, 1, embeddings)
@@ -358,9 +361,9 @@ def test_a_model_may_have_more_labels_than_the_data(job_of: Any) -> None:
 
 def test_classes_beyond_a_wide_output_are_refused() -> None:
     x, y = torch.randn(40, 8), torch.arange(40)
-    training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "adagrad", "lr": 0.1}, subnets=2)
+    training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "row-adagrad", "lr": 0.1}, subnets=2)
     module = nn.Sequential(nn.Linear(8, 8), SparseLinear(8, 30))
-    with pytest.raises(JobError, match=r"label 30 is beyond the model's 30 outputs"):
+    with pytest.raises(JobError, match=r"label 39 is beyond the model's 30 outputs"):
         prepare(
             module,
             Given(x, y),
@@ -372,19 +375,19 @@ def test_classes_beyond_a_wide_output_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ({"1.weight": ["labels", None]}, "a subnet does not run"),  # and a label's bias is another's
         ({"1.weight": ["labels", "hidden"], "1.bias": ["labels"]}, "a subnet does not run"),
     ],
 )
 def test_groups_that_leave_out_what_a_wide_output_s_labels_index_are_refused(
-    table: dict[str, list[str | None]], told: str
+    table: dict[str, list[str | None]], message: str
 ) -> None:
     x, y = torch.randn(40, 8), torch.arange(40) % 30
-    training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "adagrad", "lr": 0.1}, subnets=2)
+    training = TrainingSettings(loss="sampled_softmax", optimizer={"name": "row-adagrad", "lr": 0.1}, subnets=2)
     module = nn.Sequential(nn.Linear(8, 8), SparseLinear(8, 30))
-    with pytest.raises(JobError, match=told):
+    with pytest.raises(JobError, match=message):
         prepare(module, Given(x, y), None, "sampled_softmax", training, table=table)
 
 
@@ -394,7 +397,7 @@ def test_several_positions_a_sample_are_scored_each_but_for_ignored_ones() -> No
         module.weight.copy_(torch.eye(3, 4))
     x = torch.eye(4)[torch.tensor([[0, 1, 2], [0, 1, 0]])]
     y = torch.tensor([[0, 1, 1], [0, -100, -100]])
-    found = score(module, as_samples((x, y)), named_loss("sampled_softmax"))
-    accuracy, loss = found.accuracy, found.loss
+    result = score(module, as_samples((x, y)), named_loss("sampled_softmax"))
+    accuracy, loss = result.accuracy, result.loss
     assert accuracy == 3 / 4
     assert np.isfinite(loss)

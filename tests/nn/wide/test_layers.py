@@ -139,8 +139,8 @@ def test_labels_and_features_beyond_the_layer_are_refused() -> None:
 def test_tables_beyond_their_budget_are_refused_with_the_numbers() -> None:
     with torch.device("meta"):
         layer = SparseLinear(H, 670_091, sampler={"name": "simhash", "k": 18}, most_table_bytes=100 << 20)
-    said = r"its tables over 670091 labels take 178\.\d MiB and 100\.0 MiB are allowed"
-    with pytest.raises(JobError, match=said):
+    message = r"its tables over 670091 labels take 178\.\d MiB and 100\.0 MiB are allowed"
+    with pytest.raises(JobError, match=message):
         layer.train()(torch.zeros(1, H, device="meta")).loss(label_sets([[0]]))
 
 

@@ -32,35 +32,35 @@ def rows_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_query_near_a_row_finds_it(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
-    found = [q in tables.retrieve(query[None], rows, 5) for q, query in enumerate(queries)]
-    assert sum(found) >= 60, "by chance, one in 400 would"
+    retrieved = [q in tables.retrieve(query[None], rows, 5) for q, query in enumerate(queries)]
+    assert sum(retrieved) >= 60, "by chance, one in 400 would"
 
 
 def test_of_its_best_rows_a_query_finds_more_than_by_chance(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
     best = (queries @ rows.T).topk(20).indices
-    found = [
+    retrieved = [
         len(np.intersect1d(tables.retrieve(q[None], rows, 20), b.numpy())) for q, b in zip(queries, best, strict=True)
     ]
-    assert np.mean(found) > 20 * 5 * 20 / 2000, "five times what 20 random rows would hold"
+    assert np.mean(retrieved) > 20 * 5 * 20 / 2000, "five times what 20 random rows would hold"
 
 
 def test_the_same_seed_gives_the_same_rows(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
-    found = []
+    retrieved = []
     for seed in (1, 1, 2):
         tables.build(rows, seed)
-        found.append(tables.retrieve(queries, rows, 3).tolist())
-    assert found[0] == found[1] != found[2]
+        retrieved.append(tables.retrieve(queries, rows, 3).tolist())
+    assert retrieved[0] == retrieved[1] != retrieved[2]
 
 
 def test_no_more_than_asked_for_and_within_bounds(tables: MipsIndex) -> None:
     rows, queries = rows_and_queries()
     tables.build(rows, 0)
-    found = tables.retrieve(queries, rows, 3)
-    assert 0 < len(found) <= 3 * 64
-    assert 0 <= found.min() <= found.max() < 2000
+    retrieved = tables.retrieve(queries, rows, 3)
+    assert 0 < len(retrieved) <= 3 * 64
+    assert 0 <= retrieved.min() <= retrieved.max() < 2000
     few = rows[:3]
     tables.build(few, 0)
     assert set(tables.retrieve(queries, few, 8).tolist()) <= {0, 1, 2}
@@ -109,9 +109,9 @@ def test_more_lists_than_a_row_is_compared_with_are_found_by_groups() -> None:
     assert FLAT < len(tables._centres_LH) <= 1500
     assert len(tables._heads_GH) > 30
     assert sorted(tables._members.tolist()) == list(range(6000))
-    found = tables.retrieve(rows, rows, 1)
+    retrieved = tables.retrieve(rows, rows, 1)
     exact = (rows @ rows.T).argmax(1).numpy()
-    assert (found == exact).mean() > 0.7, "one list in 1,500 by chance"
+    assert (retrieved == exact).mean() > 0.7, "one list in 1,500 by chance"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,8 +124,8 @@ def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pyte
     assert sorted(tables._members.tolist()) == list(range(70))
     assert len(tables._heads_GH) > 1
     assert len(tables._starts) - 2 == len(tables._centres_LH) <= 17
-    found = tables.retrieve(rows, rows, 1)
-    assert len(found) == 70
+    retrieved = tables.retrieve(rows, rows, 1)
+    assert len(retrieved) == 70
 
 
 def test_groups_whose_heads_are_alike_get_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_groups_whose_heads_are_alike_get_a_list_each(monkeypatch: pytest.Monkey
     def by_rounding(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
         """As found when heads are made, and then all of the first."""
         calls.append(len(x))
-        found = nearest(x, centres, among)
-        return found if len(calls) != 5 else torch.zeros_like(found)
+        retrieved = nearest(x, centres, among)
+        return retrieved if len(calls) != 5 else torch.zeros_like(retrieved)
 
     monkeypatch.setattr(tables_module, "_nearest", by_rounding)
     rows = torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
@@ -169,10 +169,10 @@ def test_an_inverted_file_finds_the_largest_products_within_the_lists_that_it_lo
     tables.build(rows, 0)
     nearest = (queries @ tables._centres_LH.T).topk(probes).indices
     lists = np.split(tables._members, tables._starts[1:-1])
-    found = tables.retrieve(queries, rows, keep)
-    assert len(found) == len(queries) * keep
-    for query, looked, mine in zip(queries, nearest, found.reshape(-1, keep), strict=True):
-        within = np.concatenate([lists[one] for one in looked])
+    retrieved = tables.retrieve(queries, rows, keep)
+    assert len(retrieved) == len(queries) * keep
+    for query, probed, mine in zip(queries, nearest, retrieved.reshape(-1, keep), strict=True):
+        within = np.concatenate([lists[one] for one in probed])
         best = within[np.argsort(-(rows[within] @ query).numpy())[:keep]]
         assert mine.tolist() == best.tolist()
 
@@ -181,8 +181,8 @@ def test_an_inverted_file_looks_through_bfloat16() -> None:
     rows, queries = rows_and_queries()
     tables = InvertedFile(16, 2)
     tables.build(rows.bfloat16(), 0)
-    found = tables.retrieve(queries, rows.bfloat16(), 1)
-    assert (found == np.arange(64)).mean() > 0.9
+    retrieved = tables.retrieve(queries, rows.bfloat16(), 1)
+    assert (retrieved == np.arange(64)).mean() > 0.9
 
 
 def test_more_bits_than_buckets_can_have_are_refused() -> None:
@@ -200,5 +200,5 @@ def test_a_bucket_gives_no_more_than_its_size() -> None:
     rows = torch.ones(500, 8)  # all in one bucket of every table
     tables = HashTables("simhash", 4, 3, 10)
     tables.build(rows, 0)
-    found = tables.retrieve(rows[:1], rows, 500)
-    assert 10 <= len(found) <= 30
+    retrieved = tables.retrieve(rows[:1], rows, 500)
+    assert 10 <= len(retrieved) <= 30

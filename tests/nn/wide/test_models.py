@@ -23,8 +23,8 @@ def samples(tmp_path: Path) -> SparseSamples:
     random = np.random.default_rng(0)
     lines = ["1000 120 80\n"]
     for label in random.integers(0, LABELS - 1, 1000):
-        words = sorted({int(label), *random.integers(0, FEATURES, 3).tolist()})
-        lines.append(f"{label} {' '.join(f'{word}:1' for word in words)}\n")
+        features = sorted({int(label), *random.integers(0, FEATURES, 3).tolist()})
+        lines.append(f"{label} {' '.join(f'{word}:1' for word in features)}\n")
     (tmp_path / "train.txt").write_text("".join(lines))
     return SparseFiles((str(tmp_path / "train.txt"),)).open()
 
@@ -56,7 +56,7 @@ def test_it_learns_from_the_data_s_start_and_from_a_random_one(samples: SparseSa
         small = {"name": sampler, "negatives": 30} if isinstance(sampler, str) else {**sampler, "negatives": 15}
         network = wide(FEATURES, 16, LABELS, sampler=small, start=start)
         network.start_from(samples)
-        begun = rank_labels(network, samples).precision[0]
+        initial = rank_labels(network, samples).precision[0]
         optimizer = RowAdagrad(network.parameters(), lr=0.05, start=1e-4)
         order = np.random.default_rng(0)
         network.train()
@@ -65,7 +65,7 @@ def test_it_learns_from_the_data_s_start_and_from_a_random_one(samples: SparseSa
             optimizer.zero_grad()
             network(x).loss(y).backward()
             optimizer.step()
-        reached[start] = begun, rank_labels(network, samples).precision[0]
+        reached[start] = initial, rank_labels(network, samples).precision[0]
     assert reached["data"][0] > 0.3 > 0.05 > reached["random"][0]
     assert all(after > before + 0.1 and after > 0.6 for before, after in reached.values()), reached
 

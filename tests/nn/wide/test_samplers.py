@@ -128,7 +128,7 @@ def test_a_job_s_words_make_samplers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "fault"),
+    ("sampler", "fault"),
     [
         ("unifrom", r"sampler: 'unifrom' should be one of all, uniform, .*mixture or, as a word alone, auto"),
         ({"negatives": 3}, r"sampler: None should be one of"),
@@ -140,9 +140,9 @@ def test_a_job_s_words_make_samplers() -> None:
         ({"name": "uniform", "negatives": -1}, r"negatives: -1 should be whole numbers"),
     ],
 )
-def test_other_words_are_refused(asked: Any, fault: str) -> None:
+def test_other_words_are_refused(sampler: Any, fault: str) -> None:
     with pytest.raises(JobError, match=fault):
-        sampler_of(asked)
+        sampler_of(sampler)
 
 
 # --- words of a job --------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_mixture_of_samplers_that_retrieve_builds_their_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "sampler",
     [
         {"name": "mixture"},
         {"name": "mixture", "of": []},
@@ -171,6 +171,6 @@ def test_a_mixture_of_samplers_that_retrieve_builds_their_tables() -> None:
     ],
     ids=str,
 )
-def test_words_that_would_fail_in_a_worker_are_refused(asked: dict[str, Any]) -> None:
+def test_words_that_would_fail_in_a_worker_are_refused(sampler: dict[str, Any]) -> None:
     with pytest.raises(JobError, match=r"sampler: "):
-        sampler_of(asked)
+        sampler_of(sampler)

@@ -8,21 +8,21 @@ import pytest
 
 from idletrain.rounds.durable import s3_mirror
 from idletrain.rounds.durable.s3_mirror import Mirror
-from idletrain.storage import S3Prefix
+from idletrain.storage import S3Prefix, write_whole
 
 
 def run_dir(tmp_path: Path) -> Path:
-    made = tmp_path / "night"
-    (made / "updates").mkdir(parents=True)
-    (made / "job.json").write_text("{}")
-    (made / "wal").write_bytes(b"one\ntwo\nhal")
-    (made / "updates" / "0").write_bytes(b"update")
-    snapshot(made, 0)
-    return made
+    run_folder = tmp_path / "night"
+    (run_folder / "updates").mkdir(parents=True)
+    (run_folder / "job.json").write_text("{}")
+    (run_folder / "wal").write_bytes(b"one\ntwo\nhal")
+    (run_folder / "updates" / "0").write_bytes(b"update")
+    snapshot(run_folder, 0)
+    return run_folder
 
 
-def snapshot(made: Path, round_: int) -> None:
-    folder = made / "snapshots" / f"{round_:08d}"
+def snapshot(run_folder: Path, round_: int) -> None:
+    folder = run_folder / "snapshots" / f"{round_:08d}"
     folder.mkdir(parents=True)
     (folder / "network").write_bytes(b"n" * (round_ + 1))
     (folder / "manifest.json").write_text("{}")
@@ -33,34 +33,56 @@ def files(top: Path) -> dict[str, bytes]:
 
 
 def test_a_copy_restores_the_directory_up_to_the_last_whole_line(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    Mirror(made, prefix).copy()
+    run_folder = run_dir(tmp_path)
+    Mirror(run_folder, prefix).copy()
     assert s3_mirror.restore(prefix, tmp_path / "again")
-    assert files(tmp_path / "again") == {**files(made), "wal": b"one\ntwo\n", "events.jsonl": b""}
+    assert files(tmp_path / "again") == {**files(run_folder), "wal": b"one\ntwo\n", "events.jsonl": b""}
+
+
+def test_the_copy_of_a_log_that_was_replaced_begins_anew(tmp_path: Path, prefix: S3Prefix) -> None:
+    run_folder = run_dir(tmp_path)
+    mirror = Mirror(run_folder, prefix)
+    mirror.copy()
+    with (run_folder / "wal").open("a") as file:
+        file.write("three\n")
+    mirror.copy()
+    write_whole(run_folder / "wal", b"one\nrestored\n")
+    mirror.copy()
+    with (run_folder / "wal").open("a") as file:
+        file.write("another two\n")
+    mirror.copy()
+    assert s3_mirror.restore(prefix, tmp_path / "again")
+    assert (tmp_path / "again" / "wal").read_bytes() == b"one\nrestored\nanother two\n"
+
+
+def test_snapshots_without_a_log_are_a_run_all_the_same(tmp_path: Path, prefix: S3Prefix) -> None:
+    prefix.put("snapshots/00000003/manifest.json", b"{}")
+    assert s3_mirror.restore(prefix, tmp_path / "again")
+    assert (tmp_path / "again" / "wal").read_bytes() == b""
 
 
 def test_events_are_read_and_added_to_behind_those_that_are_there(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    (made / "events.jsonl").write_text('{"kind": "staged"}\n')
-    Mirror(made, prefix).copy()
-    s3_mirror.append_events(prefix, [{"kind": "instance_ended"}])
-    assert s3_mirror.events(prefix) == [{"kind": "staged"}, {"kind": "instance_ended"}]
+    run_folder = run_dir(tmp_path)
+    (run_folder / "events.jsonl").write_text('{"kind": "first"}\n')
+    Mirror(run_folder, prefix).copy()
+    s3_mirror.append_events(prefix, [{"kind": "second"}])
+    assert s3_mirror.events(prefix) == [{"kind": "first"}, {"kind": "second"}]
     assert s3_mirror.restore(prefix, tmp_path / "again")
     with (tmp_path / "again" / "events.jsonl").open("a") as file:
-        file.write('{"kind": "leased"}\n')
+        file.write('{"kind": "third"}\n')
     Mirror(tmp_path / "again", prefix).copy()
-    assert [event["kind"] for event in s3_mirror.events(prefix)] == ["staged", "instance_ended", "leased"]
+    assert [event["kind"] for event in s3_mirror.events(prefix)] == ["first", "second", "third"]
 
 
 def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    copy = Mirror(made, prefix)
+    run_folder = run_dir(tmp_path)
+    copy = Mirror(run_folder, prefix)
     copy.copy()
     before = set(prefix.names())
-    with (made / "wal").open("ab") as log:
+    with (run_folder / "wal").open("ab") as log:
         log.write(b"f\nthree\n")
-    (made / "updates" / "0").unlink()
-    snapshot(made, 5)
+    (run_folder / "updates" / "0").unlink()
+    snapshot(run_folder, 5)
     copy.copy()
     new = set(prefix.names()) - before
     assert {key for key in new if key.startswith("wal/")} == {"wal/000000000000008"}
@@ -71,10 +93,10 @@ def test_what_grows_travels_once_and_what_was_pruned_goes(tmp_path: Path, prefix
 
 
 def test_a_snapshot_without_its_manifest_is_not_copied(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    snapshot(made, 5)
-    (made / "snapshots" / "00000005" / "manifest.json").unlink()
-    Mirror(made, prefix).copy()
+    run_folder = run_dir(tmp_path)
+    snapshot(run_folder, 5)
+    (run_folder / "snapshots" / "00000005" / "manifest.json").unlink()
+    Mirror(run_folder, prefix).copy()
     assert prefix.names("snapshots/") == [
         "snapshots/00000000/manifest.json",
         "snapshots/00000000/network",
@@ -82,8 +104,8 @@ def test_a_snapshot_without_its_manifest_is_not_copied(tmp_path: Path, prefix: S
 
 
 def test_the_next_head_goes_on_where_the_copy_ends(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    Mirror(made, prefix).copy()
+    run_folder = run_dir(tmp_path)
+    Mirror(run_folder, prefix).copy()
     s3_mirror.restore(prefix, tmp_path / "again")
     with (tmp_path / "again" / "wal").open("ab") as log:
         log.write(b"three\n")
@@ -98,15 +120,15 @@ def test_where_there_is_no_copy_nothing_is_restored(tmp_path: Path, prefix: S3Pr
 
 
 def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> None:
-    made = run_dir(tmp_path)
-    copy, lines = Mirror(made, prefix), []
+    run_folder = run_dir(tmp_path)
+    copy, lines = Mirror(run_folder, prefix), []
 
     def take(content: bytes) -> None:
         lines.extend(content.splitlines())
 
     copy.copy()
     seen = s3_mirror.tail(prefix, "wal", take)
-    with (made / "wal").open("ab") as log:
+    with (run_folder / "wal").open("ab") as log:
         log.write(b"f\n")
     copy.copy()
     s3_mirror.tail(prefix, "wal", take, seen)
@@ -116,19 +138,19 @@ def test_a_tail_hands_on_every_line_once(tmp_path: Path, prefix: S3Prefix) -> No
 def test_a_pass_that_finds_a_file_pruned_sends_no_log_that_refers_to_it(
     tmp_path: Path, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = run_dir(tmp_path)
-    (made / "updates" / "1").write_bytes(b"another")
+    run_folder = run_dir(tmp_path)
+    (run_folder / "updates" / "1").write_bytes(b"another")
     put = prefix.put_file
 
     def slow(key: str, path: Path) -> None:
         put(key, path)
-        (made / "updates" / "1").unlink(missing_ok=True)  # a snapshot holds it now
+        (run_folder / "updates" / "1").unlink(missing_ok=True)  # a snapshot holds it now
 
     monkeypatch.setattr(prefix, "put_file", slow)
-    copy = Mirror(made, prefix)
+    copy = Mirror(run_folder, prefix)
     copy.copy()
     assert not any(key.startswith("wal/") for key in prefix.names())
-    snapshot(made, 1)
+    snapshot(run_folder, 1)
     copy.copy()
     assert s3_mirror.restore(prefix, tmp_path / "again")
-    assert files(tmp_path / "again") == {**files(made), "wal": b"one\ntwo\n", "events.jsonl": b""}
+    assert files(tmp_path / "again") == {**files(run_folder), "wal": b"one\ntwo\n", "events.jsonl": b""}

@@ -21,9 +21,9 @@ class KilledError(Exception):
 
 
 def network(fill: float) -> Network:
-    made = Network(whole(nn.Linear(30, 20)), 2)
-    made.flat.fill_(fill)
-    return made
+    original = Network(whole(nn.Linear(30, 20)), 2)
+    original.flat.fill_(fill)
+    return original
 
 
 def ignore(_name: str) -> None:
@@ -31,12 +31,12 @@ def ignore(_name: str) -> None:
 
 
 def test_a_snapshot_holds_values_and_optimizer_state(tmp_path: Path) -> None:
-    made = network(0)
-    made.flat.normal_()
-    snapshots.write(tmp_path, 7, made, ignore)
+    original = network(0)
+    original.flat.normal_()
+    snapshots.write(tmp_path, 7, original, ignore)
     again = network(0)
     snapshots.load(tmp_path, 7, again)
-    assert torch.equal(again.flat, made.flat)
+    assert torch.equal(again.flat, original.flat)
     assert snapshots.rounds(tmp_path) == [7]
 
 
@@ -71,8 +71,8 @@ def test_without_room_no_half_snapshot_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["network", "manifest.json"])
 def test_any_flipped_bit_makes_a_snapshot_refused(tmp_path: Path, file: str) -> None:
-    made = network(3.0)
-    snapshots.write(tmp_path, 1, made, ignore)
+    original = network(3.0)
+    snapshots.write(tmp_path, 1, original, ignore)
     path = tmp_path / "snapshots" / "00000001" / file
     sound = path.read_bytes()
     refused = 0
@@ -86,7 +86,7 @@ def test_any_flipped_bit_makes_a_snapshot_refused(tmp_path: Path, file: str) -> 
             assert again.flat.unique().tolist() == [0.0]
         else:  # a field that is for people, such as the number of bytes
             assert file == "manifest.json"
-            assert torch.equal(again.flat, made.flat)
+            assert torch.equal(again.flat, original.flat)
     assert refused >= (len(sound) // 97 if file == "network" else 64)
 
 
@@ -97,7 +97,7 @@ def test_a_snapshot_that_is_cut_or_absent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DamageError):
         snapshots.load(tmp_path, 1, network(0))
     path.unlink()
-    with pytest.raises(DamageError, match="cannot be read"):
+    with pytest.raises(DamageError, match="is not whole"):
         snapshots.load(tmp_path, 1, network(0))
 
 
@@ -119,3 +119,12 @@ def test_a_whole_snapshot_is_not_written_again_as_it_may_be_the_only_one(tmp_pat
     snapshots.write(tmp_path, 7, network(1), killed)
     with pytest.raises(KilledError):
         snapshots.write(tmp_path, 7, network(2), killed)
+
+
+def test_prune_keeps_the_best_and_says_which_updates_the_newest_need(tmp_path: Path) -> None:
+    for round_ in (1, 2, 5, 9):
+        snapshots.write(tmp_path, round_, network(1.0), ignore)
+    assert snapshots.prune(tmp_path, 2, 1) == 5
+    assert snapshots.rounds(tmp_path) == [1, 5, 9]
+    assert snapshots.prune(tmp_path, 1, 9) == 9
+    assert snapshots.rounds(tmp_path) == [9]

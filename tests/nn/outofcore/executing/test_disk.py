@@ -28,9 +28,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def swap(tmp_path: Path) -> Iterator[DiskSwap]:
-    made = DiskSwap(tmp_path, 64 * MIB)
-    yield made
-    made.close()
+    disk_swap = DiskSwap(tmp_path, 64 * MIB)
+    yield disk_swap
+    disk_swap.close()
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def test_scratch_is_bounded(swap: DiskSwap) -> None:
         copy.drop()
 
 
-def test_missing_room_is_told_beforehand(tmp_path: Path) -> None:
+def test_missing_room_is_reported_beforehand(tmp_path: Path) -> None:
     check_free(tmp_path, 1)
     with pytest.raises(ScratchError, match=r"has \d+ MiB free and 1073741824 MiB are needed; free some"):
         DiskSwap(tmp_path, 1 << 50)
@@ -201,13 +201,13 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     assert process.stdout
     with process.stdout as out:
         assert out.readline() == "written\n"
-        taken = os.statvfs(tmp_path)
+        usage = os.statvfs(tmp_path)
         assert list(tmp_path.iterdir()) == []  # no name even while it runs
         held = [fd.stat() for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert max(s.st_blocks * 512 for s in held if s.st_nlink == 0) >= 32 * MIB
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert taken.f_bsize
+    assert usage.f_bsize
     assert list(tmp_path.iterdir()) == []
 
 

@@ -25,9 +25,9 @@ NETWORKS = ("mlp", "vgg", "unet", "residual", "transformer")
 
 @pytest.fixture
 def swap(tmp_path: Path) -> Iterator[DiskSwap]:
-    made = DiskSwap(tmp_path, 256 << 20)
-    yield made
-    made.close()
+    disk_swap = DiskSwap(tmp_path, 256 << 20)
+    yield disk_swap
+    disk_swap.close()
 
 
 @functools.cache
@@ -38,12 +38,12 @@ def case(name: str) -> Case:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_plan_has_the_bits_of_a_step_in_core(name: str, swap: DiskSwap) -> None:
     swapped = recomputed = 0
-    for letters in plans(case(name), 6):
-        module, executor, value = case(name).run(letters, swap)
-        assert case(name).differences(module, value) == [], letters
+    for modes in plans(case(name), 6):
+        module, executor, value = case(name).run(modes, swap)
+        assert case(name).differences(module, value) == [], modes
         assert swap.used_bytes == 0
         swapped += executor.swapped_bytes > 0
-        recomputed += "R" in letters
+        recomputed += "R" in modes
     assert swapped >= 2
     assert recomputed >= 1
 
@@ -69,18 +69,18 @@ def test_live_bytes_are_those_that_were_predicted(swap: DiskSwap) -> None:
     """What the executor counts is what the simulator does: to keep all, the sum of all that is stored."""
     for name in ("mlp", "vgg", "residual"):
         units = case(name).units
-        for letters in ("K" * len(units), "R" * (len(units) - 1) + "K"):
-            executor = case(name).run(letters, swap)[1]
-            predicted = sum(s.stored_bytes for s in case(name).footprint(letters).segments)
-            assert executor.peak_bytes == pytest.approx(predicted, rel=0.03), (name, letters)
+        for modes in ("K" * len(units), "R" * (len(units) - 1) + "K"):
+            executor = case(name).run(modes, swap)[1]
+            predicted = sum(s.stored_bytes for s in case(name).footprint(modes).segments)
+            assert executor.peak_bytes == pytest.approx(predicted, rel=0.03), (name, modes)
 
 
-def run(module: nn.Module, letters: str, swap: DiskSwap, pieces: list[Piece]) -> None:
+def run(module: nn.Module, modes: str, swap: DiskSwap, pieces: list[Piece]) -> None:
     from idletrain.nn.outofcore.executing.measure import measure_units
 
     x = torch.randn(64, 512)
     _, units = measure_units(module, pieces, x, lambda out: out.square().mean())
-    executor = Executor(module, pieces, Footprint(units, letters, 1 << 40, 0, streamed=False), swap)
+    executor = Executor(module, pieces, Footprint(units, modes, 1 << 40, 0, streamed=False), swap)
     try:
         with executor.step():
             module(x).square().mean().backward()
@@ -95,12 +95,12 @@ class Changes(nn.Module):
         return x.add_(1)
 
 
-@pytest.mark.parametrize("letters", ["KKKK", "KSKK", "SSSK"])
-def test_a_saved_tensor_that_is_changed_in_place_is_an_error_not_a_wrong_gradient(letters: str, swap: DiskSwap) -> None:
+@pytest.mark.parametrize("modes", ["KKKK", "KSKK", "SSSK"])
+def test_a_saved_tensor_that_is_changed_in_place_is_an_error_not_a_wrong_gradient(modes: str, swap: DiskSwap) -> None:
     module = nn.Sequential(nn.Linear(512, 512), nn.Sigmoid(), Changes())  # a sigmoid saves its output
     pieces = [Piece(f"{i}", module, (inner,), follows=i > 0) for i, inner in enumerate(module)]
     with pytest.raises(RunError, match="changed in place"):
-        run(module, letters, swap, pieces)
+        run(module, modes, swap, pieces)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as torch itself says
         module(torch.randn(64, 512)).sum().backward()
 
@@ -119,14 +119,14 @@ class Drifts(nn.Module):
         return y
 
 
-@pytest.mark.parametrize(("letters", "told"), [("KKK", "changed in place"), ("KRK", "changes its own parameters")])
+@pytest.mark.parametrize(("modes", "message"), [("KKK", "changed in place"), ("KRK", "changes its own parameters")])
 def test_a_parameter_that_a_unit_changes_is_an_error_not_a_wrong_gradient(
-    letters: str, told: str, swap: DiskSwap
+    modes: str, message: str, swap: DiskSwap
 ) -> None:
     module = nn.Sequential(nn.Linear(512, 512), Drifts())
     pieces = [Piece(f"{i}", module, (inner,), follows=i > 0) for i, inner in enumerate(module)]
-    with pytest.raises(RunError, match=told):
-        run(module, letters, swap, pieces)
+    with pytest.raises(RunError, match=message):
+        run(module, modes, swap, pieces)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         module(torch.randn(64, 512)).sum().backward()
 
@@ -143,7 +143,7 @@ class Moody(nn.Module):
         return self.layer(x.repeat(self.calls, 1)).sigmoid()
 
 
-def test_a_unit_that_recomputes_to_something_else_is_told(swap: DiskSwap) -> None:
+def test_a_unit_that_recomputes_to_something_else_is_reported(swap: DiskSwap) -> None:
     module = nn.Sequential(nn.Linear(512, 512), Moody())
     pieces = [Piece(f"{i}", module, (inner,), follows=i > 0) for i, inner in enumerate(module)]
     with pytest.raises(RunError, match="something else when it runs again, so it cannot be recomputed"):
@@ -188,7 +188,7 @@ def test_a_failed_step_leaves_nothing_in_the_scratch(swap: DiskSwap) -> None:
 
 
 def test_seconds_are_counted_for_every_segment(swap: DiskSwap) -> None:
-    letters = "R" * (len(case("vgg").units) - 1) + "K"
-    executor: Any = case("vgg").run(letters, swap)[1]
+    modes = "R" * (len(case("vgg").units) - 1) + "K"
+    executor: Any = case("vgg").run(modes, swap)[1]
     assert all(seconds > 0 for seconds in executor.forward_seconds[:-1])
     assert all(seconds > 0 for seconds in executor.backward_seconds[:-1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from idletrain.nn.outofcore.executing.measure import across_batch, measure_units
@@ -74,8 +76,36 @@ def test_optimizer_state_is_counted_for_what_is_trained() -> None:
         (nn.Linear(4, 3), lambda out, _y: torch.logsumexp(out.flatten(), 0), "not a mean over the batch's samples"),
     ],
 )
-def test_what_sees_the_whole_batch_is_told(module: nn.Module, loss: object, why: str) -> None:
+def test_what_sees_the_whole_batch_is_reported(module: nn.Module, loss: object, why: str) -> None:
     outputs, labels = torch.randn(8, 3), torch.randint(3, (8,))
-    found = across_batch(module.train(), loss, outputs, labels)  # type: ignore[arg-type]
-    assert (why in found) if why else found == ""
+    result = across_batch(module.train(), loss, outputs, labels)  # type: ignore[arg-type]
+    assert (why in result) if why else result == ""
     assert across_batch(module.eval(), functional.cross_entropy, outputs, labels) == ""
+
+
+def test_a_module_of_parts_by_name_with_a_loss_of_its_own_is_measured_as_the_plain_one_is() -> None:
+    @dataclass
+    class Outputs:
+        loss: Tensor
+        logits: Tensor
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+
+        def forward(self, x: Tensor, labels: Tensor) -> Outputs:
+            logits = self.inner(x)
+            return Outputs(functional.cross_entropy(logits, labels), logits)
+
+    module, x, labels = Named(), torch.randn(16, 64), torch.arange(16) % 8
+    _, plain = measure_units(
+        module.inner, pieces_of(module.inner), x, lambda out: functional.cross_entropy(out, labels)
+    )
+    batch = {"x": x, "labels": labels}
+    _, units = measure_units(module, pieces_of(module), batch, lambda outputs: outputs.loss)
+    assert [unit.name for unit in units] == [f"inner.{unit.name}" for unit in plain[:-1]] + ["loss"]
+    assert [unit.output_bytes for unit in units[:-1]] == [unit.output_bytes for unit in plain[:-1]]
+    assert across_batch(module, lambda out, _: out.loss, module(**batch), batch).startswith(
+        "outputs or labels are more"
+    )

@@ -11,10 +11,7 @@ import torch
 from idletrain.nn.outofcore.executing.disk import ScratchError
 from outofcore.networks import Case, plans
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 MIB = 1 << 20
 
 
@@ -45,10 +42,10 @@ def test_a_storage_comes_back_as_it_went_and_the_arena_is_bounded() -> None:
 def test_every_plan_has_the_bits_of_a_step_in_core(name: str) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     case, swap = Case(name, "cuda"), pinned(256 * MIB)
-    for letters in plans(case, 6):
-        module, _, value = case.run(letters, swap)
+    for modes in plans(case, 6):
+        module, _, value = case.run(modes, swap)
         torch.cuda.synchronize()
-        assert case.differences(module, value) == [], letters
+        assert case.differences(module, value) == [], modes
         assert swap.used_bytes == 0
     torch.use_deterministic_algorithms(False)
     swap.close()
@@ -57,13 +54,13 @@ def test_every_plan_has_the_bits_of_a_step_in_core(name: str) -> None:
 def test_swapping_takes_less_of_the_gpu() -> None:
     case, swap = Case("transformer", "cuda"), pinned(256 * MIB)
     peaks = []
-    for letters in ("K" * len(case.units), "S" * (len(case.units) - 1) + "K"):
+    for modes in ("K" * len(case.units), "S" * (len(case.units) - 1) + "K"):
         copy.deepcopy(case.module)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        budget = 1 << 40 if letters[0] == "K" else 1
-        case.run(letters, swap, budget)
+        budget = 1 << 40 if modes[0] == "K" else 1
+        case.run(modes, swap, budget)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] < peaks[0]
     swap.close()

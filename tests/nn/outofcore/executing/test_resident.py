@@ -22,7 +22,7 @@ def _resident() -> int:
 
 
 @pytest.fixture(autouse=True)
-def told() -> None:
+def notify() -> None:
     try:
         resident.RESET.write_text("5")
     except OSError:
@@ -41,19 +41,19 @@ def test_a_peak_is_seen_though_it_is_over() -> None:
 def test_free_pages_between_small_blocks_are_given_back() -> None:
     release_freed_memory()
     blocks = [torch.ones(4096) for _ in range(4096)]  # of 16 KiB each
-    kept = blocks[::8]
+    held = blocks[::8]
     del blocks
     before = _resident()
     give_back_pages()
     assert before - _resident() > 40 * MIB
-    assert len(kept) == 512
+    assert len(held) == 512
 
 
 def test_freed_blocks_are_given_back() -> None:
     release_freed_memory()
-    kept = [torch.ones(MIB // 16) for _ in range(256)]  # of 256 KiB each
+    held = [torch.ones(MIB // 16) for _ in range(256)]  # of 256 KiB each
     peak = ResidentPeak()
-    del kept
+    del held
     again = [torch.ones(MIB // 16) for _ in range(256)]
     assert peak.bytes < 16 * MIB  # in the place of those that were freed
     assert len(again) == 256

@@ -19,9 +19,9 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def swap(tmp_path: Path) -> Iterator[DiskSwap]:
-    made = DiskSwap(tmp_path, 64 << 20)
-    yield made
-    made.close()
+    disk_swap = DiskSwap(tmp_path, 64 << 20)
+    yield disk_swap
+    disk_swap.close()
 
 
 def saved_in(swap: DiskSwap, budget: int = ROOMY) -> SavedTensors:

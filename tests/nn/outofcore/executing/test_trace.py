@@ -28,7 +28,7 @@ class Net(nn.Module):
         return out
 
 
-def test_users_of_parameters_are_told_apart_though_they_lie_in_one_buffer() -> None:
+def test_users_of_parameters_are_distinguished_though_they_lie_in_one_buffer() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     offset = 0

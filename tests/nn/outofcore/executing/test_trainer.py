@@ -16,7 +16,7 @@ from idletrain.nn.outofcore.executing import trainer
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES
 from idletrain.nn.outofcore.executing.trainer import Known, MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
-from outofcore.executing.test_weights import home_of
+from outofcore.executing.test_weights import filled_state_file
 from outofcore.networks import Case
 
 STEPS = 5
@@ -30,14 +30,9 @@ def move(_number: int, p: nn.Parameter, _state: list[torch.Tensor]) -> None:
 def planned(
     case: Case, module: nn.Module, scratch: Path, budget: int, known: Known | None = None, resident: int = 0
 ) -> PlannedSteps:
-    home = home_of(scratch, module, 1)
+    state_file = filled_state_file(scratch, module, 1)
     return PlannedSteps(
-        module,
-        functional.cross_entropy,
-        home,
-        move,
-        MemoryRoom(budget, resident, scratch),
-        known=known,
+        module, functional.cross_entropy, state_file, move, MemoryRoom(budget, resident, scratch), known=known
     )
 
 
@@ -89,9 +84,9 @@ def test_units_may_be_named(tmp_path: Path) -> None:
     known: Known = {}
     for _ in range(2):  # the second takes what the first learnt
         module = copy.deepcopy(case.module)
-        home = home_of(tmp_path, module, 1)
+        state_file = filled_state_file(tmp_path, module, 1)
         room = MemoryRoom(1 << 30, 0, tmp_path)
-        steps = PlannedSteps(module, functional.cross_entropy, home, move, room, known=known, units=("0", "2"))
+        steps = PlannedSteps(module, functional.cross_entropy, state_file, move, room, known=known, units=("0", "2"))
         steps.step(case.x, case.y)
         assert steps.plan
         assert len(steps.plan.unit_modes) == 3  # and the loss
@@ -119,7 +114,7 @@ def test_a_profile_that_is_no_longer_true_is_taken_again(tmp_path: Path) -> None
     assert known[shapes].profile.compute_seconds < 0.7 * sum(u.forward_seconds + u.backward_seconds for u in slow)
 
 
-def test_a_budget_that_nothing_fits_is_told_with_the_smallest_that_does(tmp_path: Path) -> None:
+def test_a_budget_that_nothing_fits_is_reported_with_the_smallest_that_does(tmp_path: Path) -> None:
     case: Any = Case("mlp")
     steps = planned(case, case.module, tmp_path, 1 << 20)
     with pytest.raises(InfeasibleError, match=r"no plan fits 1.0 MiB: the smallest budget that one fits is"):
@@ -141,8 +136,8 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
     torch.manual_seed(0)
     plain, x, y = Tied(), torch.randn(64, 48), torch.randint(48, (64,))
     ours = copy.deepcopy(plain)
-    home = home_of(tmp_path, ours, 1)
-    steps = PlannedSteps(ours, functional.cross_entropy, home, move, MemoryRoom(1 << 30, 0, tmp_path))
+    state_file = filled_state_file(tmp_path, ours, 1)
+    steps = PlannedSteps(ours, functional.cross_entropy, state_file, move, MemoryRoom(1 << 30, 0, tmp_path))
     steps._choose_plan(x, y)
     assert steps._learnt
     assert steps._learnt.owners[0] is None
@@ -156,7 +151,7 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
             for i, p in enumerate(plain.parameters()):
                 move(i, p, [])
         plain.zero_grad()
-    steps.store(home)
+    steps.store(state_file)
     steps.close()
     for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
         assert torch.equal(a, b)

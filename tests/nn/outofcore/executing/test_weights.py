@@ -33,9 +33,9 @@ OPTIMIZERS: dict[str, tuple[int, Make]] = {
 
 @pytest.fixture
 def swap(tmp_path: Path) -> Iterator[DiskSwap]:
-    made = DiskSwap(tmp_path, 256 << 20)
-    yield made
-    made.close()
+    disk_swap = DiskSwap(tmp_path, 256 << 20)
+    yield disk_swap
+    disk_swap.close()
 
 
 def updater(name: str, count: int) -> Callable[[int, nn.Parameter, list[Tensor]], None]:
@@ -59,22 +59,22 @@ def updater(name: str, count: int) -> Callable[[int, nn.Parameter, list[Tensor]]
     return update
 
 
-def home_of(folder: Path, module: nn.Module, slots: int) -> StateFile:
-    """A home with a module's values, all there."""
+def filled_state_file(folder: Path, module: nn.Module, slots: int) -> StateFile:
+    """A state file with a module's values, all there."""
     parameters = list(module.parameters())
-    home = StateFile(folder, [tuple(p.shape) for p in parameters], slots)
+    state_file = StateFile(folder, [tuple(p.shape) for p in parameters], slots)
     for i, p in enumerate(parameters):
-        home.slot(i).copy_(p.detach())
-    home.mark_arrived(range(len(parameters)))
-    return home
+        state_file.slot(i).copy_(p.detach())
+    state_file.mark_arrived(range(len(parameters)))
+    return state_file
 
 
-def kept(
-    case: Case, letters: str, optimizer: str, swap: DiskSwap, folder: Path, *, streamed: bool
+def prepared(
+    case: Case, modes: str, optimizer: str, swap: DiskSwap, folder: Path, *, streamed: bool
 ) -> tuple[nn.Module, StateFile, Weights, Executor]:
     module, pieces = case.fresh()
     numbers = {p: i for i, p in enumerate(module.parameters())}
-    footprint = Footprint(case.units, letters, ROOMY, 0, streamed=streamed)
+    footprint = Footprint(case.units, modes, ROOMY, 0, streamed=streamed)
     groups = [
         [(numbers[p], p) for piece in pieces[s.first : s.last + 1] for p in piece.parameters()]
         for s in footprint.segments
@@ -82,9 +82,9 @@ def kept(
     ]
     within = {number for group in groups for number, _ in group}
     others = [(i, p) for p, i in numbers.items() if i not in within]
-    home = home_of(folder, module, 1 + OPTIMIZERS[optimizer][0])
-    weights = Weights(home, groups, others, swap, updater(optimizer, len(numbers)), streamed=streamed)
-    return module, home, weights, Executor(module, pieces, footprint, swap, weights)
+    state_file = filled_state_file(folder, module, 1 + OPTIMIZERS[optimizer][0])
+    weights = Weights(state_file, groups, others, swap, updater(optimizer, len(numbers)), streamed=streamed)
+    return module, state_file, weights, Executor(module, pieces, footprint, swap, weights)
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "kept"])
@@ -103,19 +103,19 @@ def test_steps_have_the_bits_of_steps_in_core(
         plain.zero_grad()
         case.loss(reference(case.x)).backward()
         plain.step()
-    for letters in ("K" * n, "S" * n, "R" * (n - 1) + "K", "Qm" + "S" * (n - 2)):
+    for modes in ("K" * n, "S" * n, "R" * (n - 1) + "K", "Qm" + "S" * (n - 2)):
         from idletrain.nn.outofcore.planning.plan import legal
 
-        module, home, weights, executor = kept(
-            case, legal(case.units, letters), optimizer, swap, tmp_path, streamed=streamed
+        module, state_file, weights, executor = prepared(
+            case, legal(case.units, modes), optimizer, swap, tmp_path, streamed=streamed
         )
         left: list[int] = []
-        midway = StateFile(tmp_path, [tuple(p.shape) for p in module.parameters()], home.slots)
+        midway = StateFile(tmp_path, [tuple(p.shape) for p in module.parameters()], state_file.slots)
         torch.manual_seed(5)
         for step in range(STEPS):
             if step == STEPS - 1:
-                weights.store(midway, home.slots)
-                weights.last(home.slots, left.extend)
+                weights.store(midway, state_file.slots)
+                weights.last(state_file.slots, left.extend)
             with executor.step():
                 case.loss(module(case.x)).backward()
             weights.finish()
@@ -123,11 +123,11 @@ def test_steps_have_the_bits_of_steps_in_core(
         weights.close()
         assert sorted(left) == list(range(len(list(module.parameters()))))
         for i, (p, its) in enumerate(zip(module.parameters(), reference.parameters(), strict=True)):
-            assert p.data_ptr() == home.slot(i).data_ptr()
-            assert torch.equal(p, its), (letters, i)
-            assert torch.equal(midway.slot(i), before[i]), (letters, i)
+            assert p.data_ptr() == state_file.slot(i).data_ptr()
+            assert torch.equal(p, its), (modes, i)
+            assert torch.equal(midway.slot(i), before[i]), (modes, i)
             for slot, theirs in enumerate(_state(plain, its), start=1):
-                assert torch.equal(home.slot(i, slot), theirs), (letters, i)
+                assert torch.equal(state_file.slot(i, slot), theirs), (modes, i)
         for (k, a), b in zip(module.named_buffers(), reference.buffers(), strict=True):
             assert torch.equal(a, b), k
     assert swap.used_bytes == 0
@@ -159,8 +159,8 @@ def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap, tmp_path: Pat
         here = sum(part is not None or a for g in weights._groups for part, a in zip(g.parts, g.arriving, strict=True))
         most = max(most, here)
 
-    home = home_of(tmp_path, module, 2)
-    weights = Weights(home, groups, [], swap, update, streamed=True)
+    state_file = filled_state_file(tmp_path, module, 2)
+    weights = Weights(state_file, groups, [], swap, update, streamed=True)
     executor = Executor(module, pieces, footprint, swap, weights)
     for layer in module:
         layer.register_forward_hook(lambda *_: look())
@@ -172,8 +172,8 @@ def test_no_more_than_three_segments_are_in_memory(swap: DiskSwap, tmp_path: Pat
     away = [p for p in module.parameters() if p.untyped_storage().nbytes() == 4]  # a placeholder each
     assert len(away) >= 2 * 8 - 3 * 2
     assert all(p.grad is None for p in module.parameters())
-    weights.store(home, 2)
-    assert math.isfinite(float(home.flat.sum()))
+    weights.store(state_file, 2)
+    assert math.isfinite(float(state_file.flat.sum()))
     executor.close()
     weights.close()
     assert swap.used_bytes == 0
@@ -183,9 +183,9 @@ def test_what_two_segments_share_stays_in_memory(swap: DiskSwap, tmp_path: Path)
     tied = nn.Linear(8, 8, bias=False)
     tied.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     expected = tied.weight.detach() - 0.5 * torch.ones(8, 8)
-    home = home_of(tmp_path, tied, 1)
+    state_file = filled_state_file(tmp_path, tied, 1)
     others = [(0, tied.weight)]
-    weights = Weights(home, [[]], others, swap, lambda _n, p, _s: p.sub_(p.grad, alpha=0.5), streamed=True)
+    weights = Weights(state_file, [[]], others, swap, lambda _n, p, _s: p.sub_(p.grad, alpha=0.5), streamed=True)
     assert weights.stand_in(tied.weight.t()).data_ptr() == tied.weight.data_ptr()
     tied(torch.eye(8)).sum().backward()
     assert torch.equal(tied.weight, expected)
@@ -199,11 +199,11 @@ def test_a_step_begins_before_all_parameters_are_there(streamed: bool, swap: Dis
     case = Case("mlp")
     module, pieces = case.fresh()
     numbers = {p: i for i, p in enumerate(module.parameters())}
-    home = StateFile(tmp_path, [tuple(p.shape) for p in numbers], 1)
+    state_file = StateFile(tmp_path, [tuple(p.shape) for p in numbers], 1)
     footprint = Footprint(case.units, "K" * len(case.units), ROOMY, 0, streamed=streamed)
     groups = [[(numbers[p], p) for p in piece.parameters()] for piece in pieces]
     values = [p.detach().clone() for p in numbers]
-    weights = Weights(home, groups, [], swap, lambda _n, _p, _s: None, streamed=streamed)
+    weights = Weights(state_file, groups, [], swap, lambda _n, _p, _s: None, streamed=streamed)
     executor = Executor(module, pieces, footprint, swap, weights)
     ran: list[str] = []
     for piece in pieces:
@@ -218,8 +218,8 @@ def test_a_step_begins_before_all_parameters_are_there(streamed: bool, swap: Dis
                     time.sleep(0.01)
                 before.extend(ran)
             for number, _ in group:
-                home.slot(number).copy_(values[number])
-            home.mark_arrived([number for number, _ in group])
+                state_file.slot(number).copy_(values[number])
+            state_file.mark_arrived([number for number, _ in group])
 
     before: list[str] = []
     thread = threading.Thread(target=arrive)

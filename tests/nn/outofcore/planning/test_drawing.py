@@ -40,7 +40,7 @@ def test_the_table_names_every_unit_what_is_done_with_it_and_every_single_techni
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(plan_text(PROFILE, plan))
     text = console.export_text()
-    for words in (
+    for expected in (
         *(unit.name for unit in UNITS),
         "swap",
         "recompute all",
@@ -48,4 +48,4 @@ def test_the_table_names_every_unit_what_is_done_with_it_and_every_single_techni
         "its BatchNorm uses batch",
         "/s out",
     ):
-        assert words in text
+        assert expected in text

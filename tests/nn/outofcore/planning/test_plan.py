@@ -51,9 +51,9 @@ def test_a_plan_fits_and_is_no_worse_than_any_single_technique(
 def test_the_search_ends_at_the_optimum_or_within_a_third_of_a_percent(seed: int) -> None:
     profile = made_up(5, seed, 60)
     budget = int(in_core_bytes(profile) * 0.75)
-    every = {legal(profile.units, letters) for letters in itertools.product("KSRQm", repeat=5)}
+    every = {legal(profile.units, modes) for modes in itertools.product("KSRQm", repeat=5)}
     costs = [simulate(Footprint(profile.units, c, usable(budget), 0, streamed=False), profile.link).cost for c in every]
-    fitting = [seconds for lacking, seconds in costs if not lacking]
+    fitting = [seconds for shortfall, seconds in costs if not shortfall]
     if not fitting:
         with pytest.raises(InfeasibleError):
             make_memory_plan(profile, budget)

@@ -16,8 +16,8 @@ import pytest
 from rehearsal import Sandbox, eventually
 
 from idletrain.cloud.aws.account import Account
-from idletrain.job import parse_job
-from idletrain.schedules import aws_resources
+from idletrain.cloud.aws.schedules import resources
+from idletrain.job_file import parse_job
 from idletrain.schedules.cron import Schedule
 
 SECONDS = 120.0  # a machine's boot is three imports of torch, one behind the other, on whatever else this machine does
@@ -56,22 +56,22 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox
 
 def fire(account: Account, schedule: Schedule, time: str) -> str:
     """Do what EventBridge does at a time; returns the instance."""
-    asked = account.client("scheduler").get_schedule(Name=f"idletrain-{schedule.name}")["Target"]["Input"]
-    started = account.ec2.run_instances(**json.loads(asked.replace("<aws.scheduler.scheduled-time>", time)))
+    target_input = account.client("scheduler").get_schedule(Name=f"idletrain-{schedule.name}")["Target"]["Input"]
+    started = account.ec2.run_instances(**json.loads(target_input.replace("<aws.scheduler.scheduled-time>", time)))
     id_: str = started["Instances"][0]["InstanceId"]
     return id_
 
 
-def told(account: Account, name: str) -> list[tuple[str, str]]:
-    return [(e.run, e.note) for e, _ in aws_resources.history(account, name, JOB, 5)]
+def notes(account: Account, name: str) -> list[tuple[str, str]]:
+    return [(e.run, e.note) for e, _ in resources.history(account, name, JOB, 5)]
 
 
 def test_a_starter_starts_a_head_and_ends_and_the_next_one_sees_that_it_still_runs(sandbox: Sandbox) -> None:
     account = Account(sandbox.region)
     weekly = replace(NIGHTLY, name="weekly")
     for schedule in (NIGHTLY, weekly):
-        aws_resources.install(account, schedule, JOB, None, "1.0")
-    aws_resources.prefix_of(account, "weekly", JOB).delete([aws_resources.JOB])
+        resources.install(account, schedule, JOB, None, "1.0")
+    resources.prefix_of(account, "weekly", JOB).delete([resources.JOB])
 
     first = fire(account, NIGHTLY, "2026-03-02T02:00:00Z")
     assert fire(account, NIGHTLY, "2026-03-02T02:00:00Z") == first  # its answer was lost, so it was sent again
@@ -82,15 +82,15 @@ def test_a_starter_starts_a_head_and_ends_and_the_next_one_sees_that_it_still_ru
 
     (head,) = eventually(heads, SECONDS)
     assert head.run == "nightly-20260302-0200"
-    eventually(lambda: told(account, "nightly") == [("nightly-20260302-0200", "")], SECONDS)
+    eventually(lambda: notes(account, "nightly") == [("nightly-20260302-0200", "")], SECONDS)
     eventually(lambda: sandbox.state(first)["State"]["Name"] == "terminated", SECONDS)
     eventually(lambda: sandbox.state(broken)["State"]["Name"] == "terminated", SECONDS)
-    ((_, why),) = told(account, "weekly")
+    ((_, why),) = notes(account, "weekly")
     assert why.startswith("not started: ")
     assert why.endswith("holds no job; remove the schedule and add it again")
 
     fire(account, NIGHTLY, "2026-03-03T02:00:00Z")
     skipped = ("nightly-20260303-0200", "skipped: still running")
-    eventually(lambda: told(account, "nightly")[1:] == [skipped], SECONDS)
+    eventually(lambda: notes(account, "nightly")[1:] == [skipped], SECONDS)
     assert [m.id for m in heads()] == [head.id]
-    assert [on for _, on in aws_resources.history(account, "nightly", JOB, 5)] == [True, False]
+    assert [on for _, on in resources.history(account, "nightly", JOB, 5)] == [True, False]

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from idletrain.cloud.aws.requests import LaunchSite, Pool
-from idletrain.schedules import eventbridge
+from idletrain.cloud.aws.schedules import eventbridge
+from idletrain.cloud.aws.schedules.eventbridge import SCHEDULED_TIME, NoAwsFormError, StarterSpec, schedule_expression
+from idletrain.cloud.machines import LaunchSite, Pool
 from idletrain.schedules.cron import Schedule, cron_fault
-from idletrain.schedules.eventbridge import SCHEDULED_TIME, NoAwsFormError, StarterSpec, schedule_expression
 
 REGION = "eu-west-1"
 SITE = LaunchSite(REGION, "vpc-1", {"eu-west-1b": "subnet-2", "eu-west-1a": "subnet-1"}, "ami-1", "sg-1", "lt-0123")
@@ -211,18 +211,18 @@ def test_the_same_schedule_has_the_same_token_and_another_one_another() -> None:
 def test_an_account_takes_it_and_gives_it_back(account: None) -> None:
     client = boto3.client("scheduler", region_name=REGION)
     eventbridge.install(client, nightly(), STARTER)
-    found = client.get_schedule(Name="idletrain-nightly")
-    assert found["State"] == "ENABLED"
-    assert found["ActionAfterCompletion"] == "NONE"
+    stored = client.get_schedule(Name="idletrain-nightly")
+    assert stored["State"] == "ENABLED"
+    assert stored["ActionAfterCompletion"] == "NONE"
     eventbridge.remove(client, "nightly")
     eventbridge.remove(client, "nightly")
     with pytest.raises(ClientError, match="ResourceNotFound"):
         client.get_schedule(Name="idletrain-nightly")
 
 
-def test_what_aws_cannot_do_is_told_all_at_once() -> None:
+def test_what_aws_cannot_do_is_reported_all_at_once() -> None:
     assert eventbridge.faults(nightly(), "image") == []
-    asked = nightly(cron="0 0 13 * FRI", cloud="local", if_running="queue")
-    faults = eventbridge.faults(asked, None)
+    wanted = nightly(cron="0 0 13 * FRI", cloud="local", if_running="queue")
+    faults = eventbridge.faults(wanted, None)
     assert [fault.split(":")[0] for fault in faults] == ["cloud.image", "--cloud", "--if-running", "--cron"]
     assert eventbridge.faults(nightly(cron="61 * * * *"), "image") == []  # told of where cron lines are read

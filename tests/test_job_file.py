@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import yaml
 
 from idletrain.errors import JobError
-from idletrain.job import OPEN_SETTINGS, Job, load_job, parse_bytes, parse_job, parse_seconds
+from idletrain.job import OPEN_SETTINGS, Job
+from idletrain.job_file import load_job, parse_job
 
 WORKFLOWS = sorted((Path(__file__).parent.parent / "workflows").glob("*.yaml"))
 
@@ -29,7 +31,7 @@ def test_a_job_of_three_fields_has_the_documented_defaults() -> None:
     job = parse_job(tree())
     training = job.training
     assert (training.method, training.subnets, training.local_steps, training.rounds) == ("ist", 4, 50, 120)
-    assert (training.batch_size, training.seed, training.loss) == (128, 0, "cross_entropy")
+    assert (training.batch_size, training.seed, training.loss) == (128, 0, None)
     assert (training.optimizer.name, training.optimizer.lr, training.optimizer.state) == ("sgd", 0.1, "travel")
     assert (job.preemption.policy, job.preemption.progress_every, job.preemption.lease) == ("reissue", 5, 10)
     assert (job.checkpoint.every, job.checkpoint.keep, job.nodes.count, job.stop.accuracy) == (60, 2, 4, None)
@@ -42,34 +44,6 @@ def test_units_are_read() -> None:
     )
     assert (job.preemption.progress_every, job.preemption.lease, job.checkpoint.every) == (0.5, 7, 3600)
     assert job.nodes.memory == 2 << 30
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("15s", 15), ("10m", 600), ("4h", 14400), ("1d", 86400), ("250ms", 0.25), (3, 3), ("1.5", 1.5)],
-)
-def test_durations(text: Any, seconds: float) -> None:
-    assert parse_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "s", "5 weeks", "-3s", True, None, "1e3"])
-def test_what_is_no_duration(text: Any) -> None:
-    with pytest.raises(ValueError, match="a duration such as 15s, 10m or 4h"):
-        parse_seconds(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("7", 7), (9, 9), ("1kb", 1000)],
-)
-def test_sizes(text: Any, count: int) -> None:
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "2 Gib/s", "-1GB", True, "2TiB"])
-def test_what_is_no_size(text: Any) -> None:
-    with pytest.raises(ValueError, match="a size such as 512MiB or 2GB"):
-        parse_bytes(text)
 
 
 @pytest.mark.parametrize("value", ["1.2.3s", "..s"])
@@ -88,9 +62,48 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             "training.optimizer.learning: is not a field of a job",
         ),
         (tree(training={"optimizer": {}}), "training.optimizer.lr: is missing; for example lr: 0.1"),
+        (
+            tree(training={"optimizer": {"lr": 1, "groups": [{"parameters": ["bias"]}, {"lr": 2}]}}),
+            "training.optimizer.groups.1.parameters: is missing; for example parameters: [bias, norm]",
+        ),
+        (
+            tree(training={"optimizer": {"lr": 1, "groups": [{"parameters": ["bias"], "weigth_decay": 0}]}}),
+            "training.optimizer.groups.0.weigth_decay: is not a field of a job; did you mean weight_decay?",
+        ),
+        (tree(training={"micro_batch": "all"}), "training.micro_batch: 'all' should be a number of samples, or auto"),
+        (tree(training={"micro_batch": 0}), "training.micro_batch: 0 should be a number of samples, or auto"),
+        (
+            tree(training={"micro_batch": "auto"}),
+            "training.micro_batch: auto needs memory.budget, what a worker's training may take; set it, or a number",
+        ),
+        (
+            tree(training={"micro_batch": 8}, memory={"out_of_core": "always"}),
+            "training.micro_batch: a subnet out of core takes each batch as a whole; leave one of the two out",
+        ),
+        (
+            tree(training={"optimizer": {"lr": 1, "clip_norm": 1}}, memory={"out_of_core": "always"}),
+            "training.optimizer.clip_norm: not all gradients are there at once out of core; leave one of the two out",
+        ),
+        (
+            tree(training={"optimizer": {"lr": 1, "schedule": "cosin"}}),
+            "training.optimizer.schedule: 'cosin' should be one of constant, linear, cosine, step, one-cycle, or pack",
+        ),
+        (
+            tree(training={"optimizer": {"lr": 1, "schedule": "step"}}),
+            "training.optimizer.step_every: goes with schedule: step, and that needs it; set both, or leave both out",
+        ),
+        (
+            tree(training={"optimizer": {"lr": 1, "schedule": "one-cycle", "warmup_steps": 5}}),
+            "training.optimizer.warmup_steps: a one-cycle schedule warms up by itself; leave it out",
+        ),
         (tree(stop={"xyz": 1}), "stop.xyz: is not a field of a job; known here: accuracy"),
         (tree(name="My Run"), "name: 'My Run' should be lower-case letters, digits and hyphens, at most 63"),
         (tree(training={"rounds": 0}), "training.rounds: 0 should be greater than or equal to 1"),
+        (tree(training={"epochs": 0}), "training.epochs: 0 should be greater than 0"),
+        (
+            tree(training={"epochs": 2, "rounds": 120}),
+            "training.epochs: 2 beside training.rounds: 120; give one of the two",
+        ),
         (tree(training={"rounds": "many"}), "training.rounds: 'many' should be a valid integer"),
         (tree(training={"method": "sgd"}), "training.method: 'sgd' should be 'ist' or 'local-sgd'"),
         (tree(stop={"accuracy": 1.5}), "stop.accuracy: 1.5 should be less than or equal to 1"),
@@ -159,6 +172,17 @@ def test_what_a_job_leaves_open_it_leaves_open_as_plain_values() -> None:
     assert again.training.model_fields_set & set(OPEN_SETTINGS) == {"subnets", "exchange"}
 
 
+@pytest.mark.parametrize("given", [{"rounds": 7}, {"epochs": 0.5}])
+def test_a_job_as_plain_values_has_its_rounds_or_its_epochs(given: dict[str, Any]) -> None:
+    job = parse_job(tree(training=given))
+    counted = job.model_copy(update={"training": job.training.model_copy(update={"rounds": 7})})
+    assert parse_job(counted.as_tree()).training.model_dump(include={"rounds", "epochs"}) == {
+        "rounds": 120,
+        "epochs": None,
+        **given,
+    }
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.stem for path in WORKFLOWS])
 def test_the_workflows_parse_and_are_named_after_their_files(path: Path) -> None:
     assert load_job(path).name == path.stem
@@ -209,10 +233,23 @@ def test_an_accuracy_that_is_never_measured_ends_no_run(sections: dict[str, Any]
     assert faults(tree(stop={"accuracy": 0.9}, **sections)) == (fault,)
 
 
-def test_adagrad_has_no_momentum() -> None:
-    optimizer = {"name": "adagrad", "lr": 0.1, "momentum": 0.9}
+def test_row_adagrad_has_no_momentum() -> None:
+    optimizer = {"name": "row-adagrad", "lr": 0.1, "momentum": 0.9}
     (reported,) = faults(tree(training={"optimizer": optimizer}))
-    assert reported == "training.optimizer: adagrad has neither momentum nor weight_decay; leave them out"
+    assert reported == "training.optimizer: row-adagrad has neither momentum nor weight_decay; leave them out"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        ({"name": "lion", "momentum": 0.9}, "momentum: is of sgd and rmsprop, not of lion; leave it out"),
+        ({"name": "adam", "nesterov": True}, "nesterov: needs sgd with momentum; set both, or leave it out"),
+        ({"name": "sgd", "nesterov": True}, "nesterov: needs sgd with momentum; set both, or leave it out"),
+    ],
+)
+def test_an_optimizer_has_its_own_settings_alone(optimizer: dict[str, Any], said: str) -> None:
+    (reported,) = faults(tree(training={"optimizer": {"lr": 0.1, **optimizer}}))
+    assert reported == f"training.optimizer.{said}"
 
 
 def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
@@ -297,3 +334,149 @@ def test_memory_is_read_in_bytes_and_its_ways_are_named() -> None:
         parse_job({**tree, "memory": {"out_of_core": "sometimes"}})
     with pytest.raises(JobError, match=r"memory.budget: 'much' should be a size such as 512MiB or 2GB"):
         parse_job({**tree, "memory": {"budget": "much"}})
+
+
+HUGE = 1_000_000
+
+
+def short(value: Any) -> str:
+    """A test's name, of a value that is too long for one."""
+    return ascii(value)[:20] if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * HUGE, "9" * HUGE, 10**5000, "1" * 5000 + "GB", ["x" * HUGE], {"x" * HUGE: 1}], ids=short
+)
+@pytest.mark.parametrize("section", ["name", "training", "nodes", "checkpoint"])
+def test_an_error_shows_no_more_of_a_value_than_fits_a_line(section: str, value: Any) -> None:
+    assert max(map(len, faults(tree(**{section: value})))) < 600
+
+
+def test_a_field_of_a_million_characters_is_one_short_line() -> None:
+    (reported,) = faults(tree(**{"x" * HUGE: 1}))
+    assert len(reported) < 600
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 10)}]\n" for n in range(12)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LAUGHS,
+        "name: &a [*a]",
+        "name: t\nmodel: &m {factory: x, args: *m}\ndata: {name: digits}",
+        "[" * 100_000,
+        "{" * 5000,
+        "- " * 50_000,
+        "name: " + "x" * (2 << 20),
+        "? [a]\n: b",
+        "name: !!python/object/apply:os.system [true]",
+        "name: !!binary x",
+        "name: !!int x",
+        "name: !!timestamp x",
+        "name: 0x",
+        "name: 9" + "9" * 5000,
+        "name: 2024-13-45",
+        "%YAML 9.9\n---\nname: t",
+        "\ufeffname: t",
+        'name: "\\ud800"',
+        "name: t\n--- \nname: u",
+        "<<: [1]",
+        "<<: *a",
+    ],
+    ids=short,
+)
+def test_a_file_of_any_kind_is_refused_in_a_sentence_and_at_once(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes(text.encode())
+    began = time.monotonic()
+    with pytest.raises(JobError) as caught:
+        load_job(file)
+    assert time.monotonic() - began < 20
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("training", "rounds", 10**400),
+        ("training", "subnets", 2**31),
+        ("training", "seed", 10**30),
+        ("training", "optimizer", {"lr": float("inf")}),
+        ("training", "optimizer", {"lr": float("nan")}),
+        ("nodes", "memory", "1e400GB"),
+        ("nodes", "memory", "9" * 39 + "GB"),
+        ("nodes", "budget_usd", float("inf")),
+        ("nodes", "gpu", 10**9),
+        ("checkpoint", "every", "9" * 39 + "d"),
+        ("stop", "accuracy", float("nan")),
+    ],
+    ids=short,
+)
+def test_a_number_that_nothing_could_count_is_a_fault_of_its_field(section: str, field: str, value: Any) -> None:
+    (reported,) = faults(tree(**{section: {field: value}}))
+    assert reported.startswith(f"{section}.{field}")
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"], ids=ascii)
+def test_text_that_no_path_can_have_is_refused(text: str) -> None:
+    for job in (tree(checkpoint={"to": text}), tree(data={"train": text}), tree(workdir=text)):
+        (reported,) = faults(job)
+        assert "characters that no name or path can have" in reported
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "/dev/null/x"], ids=short)
+def test_a_path_that_cannot_be_is_named_beside_other_faults(tmp_path: Path, path: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps({"name": "UPPER", "model": {"factory": "os:x"}, "data": {"train": path}}))
+    with pytest.raises(JobError) as caught:
+        load_job(file)
+    assert [fault.split(":")[0] for fault in caught.value.faults] == ["name", "data.train"]
+
+
+CONTRADICTORY: dict[str, Any] = {
+    "data": {"train": "x.npz"},
+    "stop": {"accuracy": 0.9},
+    "nodes": {"count": 2},
+    "preemption": {"policy": "reissue"},
+    "training": {
+        "loss": "mse",
+        "mode": "lockstep",
+        "subnets": 4,
+        "optimizer": {"name": "row-adagrad", "lr": 0.1, "momentum": 0.9},
+        "exchange": {"loss": 0.1},
+    },
+}
+CONTRADICTIONS = [
+    "stop.accuracy",
+    "stop.accuracy",
+    "training.optimizer",
+    "training.subnets",
+    *["training.exchange.loss"] * 2,
+]
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    assert [fault.split(":")[0] for fault in faults(tree(**CONTRADICTORY))] == CONTRADICTIONS
+
+
+def test_contradictions_are_told_beside_faults_of_other_fields() -> None:
+    reported = faults({**tree(**CONTRADICTORY), "name": "UPPER", "colour": "red"})
+    assert [fault.split(":")[0] for fault in reported] == ["name", "colour", *CONTRADICTIONS]
+
+
+def test_contradictions_are_told_beside_faults_of_an_item_of_a_list() -> None:
+    optimizer = {"name": "lion", "lr": 1, "momentum": 0.9, "groups": [{"parameters": ["bias"], "lr": -1}]}
+    reported = [fault.split(":")[0] for fault in faults(tree(training={"optimizer": optimizer}))]
+    assert reported == ["training.optimizer.groups.0.lr", "training.optimizer.momentum"]
+
+
+def test_a_field_that_is_wrong_itself_contradicts_none() -> None:
+    wrong = {**CONTRADICTORY, "preemption": {"policy": "salvag"}, "nodes": {"count": 0}, "stop": {"accuracy": 2}}
+    reported = [fault.split(":")[0] for fault in faults(tree(**wrong))]
+    assert sorted(reported) == sorted(
+        ["stop.accuracy", "nodes.count", "preemption.policy", "training.optimizer", "training.exchange.loss"]
+    )

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.cloud.aws.instance_types import (
+from idletrain.cloud.aws.pricing import parse_type
+from idletrain.cloud.instance_types import (
     GIB,
     MOST_TYPES,
     SEARCH_BOUNDS,
@@ -23,7 +24,6 @@ from idletrain.cloud.aws.instance_types import (
     memory_text,
     nearest,
     no_offer_reason,
-    parse_type,
     rank_offers,
     slots_of,
 )
@@ -205,7 +205,7 @@ def test_max_price_is_a_machines_and_inclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "max_price", "worst"),
+    ("candidate", "max_price", "worst"),
     [
         (offer("a.large", 0.1), None, 0.3),
         (offer("a.large", 0.1), 0.2, 0.2),
@@ -214,8 +214,8 @@ def test_max_price_is_a_machines_and_inclusive() -> None:
         (offer("a.large", 0.1, on_demand_usd_per_hour=0.05), None, 0.1),  # an estimate that is too low
     ],
 )
-def test_the_worst_price_of_a_spot_machine(made: Offer, max_price: float | None, worst: float) -> None:
-    assert made.worst_usd_per_hour(max_price) == pytest.approx(worst)
+def test_the_worst_price_of_a_spot_machine(candidate: Offer, max_price: float | None, worst: float) -> None:
+    assert candidate.worst_usd_per_hour(max_price) == pytest.approx(worst)
 
 
 def test_the_price_of_an_on_demand_machine_does_not_move() -> None:

@@ -13,13 +13,14 @@ import pytest
 from moto import mock_aws
 
 from idletrain.cloud import record
-from idletrain.cloud.aws.account import Account, Instance
-from idletrain.cloud.aws.requests import LaunchSite, Pool
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.schedules import resources
+from idletrain.cloud.machines import Instance, LaunchSite, Pool
 from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.cloud.record import RunRecord
 from idletrain.errors import JobError
-from idletrain.job import Job, parse_job
-from idletrain.schedules import aws_resources
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.schedules.cron import Schedule, result, run_name
 
 REGION = "eu-west-1"
@@ -97,21 +98,21 @@ def things(account: Account) -> dict[str, int]:
 
 def test_everything_is_made_and_taken_away_again(account: Account) -> None:
     nothing = dict.fromkeys(things(account), 0)
-    aws_resources.install(account, NIGHTLY, a_job(), b"code", "1.0")
+    resources.install(account, NIGHTLY, a_job(), b"code", "1.0")
     assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 2}
-    aws_resources.install(account, NIGHTLY, a_job(), None, "1.0")  # replaces what an earlier try may have left
+    resources.install(account, NIGHTLY, a_job(), None, "1.0")  # replaces what an earlier try may have left
     assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 1}
     assert account.remnants() == []  # nothing of it is a run's: what clears up after runs leaves it alone
-    aws_resources.remove(account, "nightly", a_job())
+    resources.remove(account, "nightly", a_job())
     assert things(account) == nothing
-    aws_resources.remove(account, "nightly", a_job())
+    resources.remove(account, "nightly", a_job())
 
 
 def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
-    aws_resources.install(account, NIGHTLY, a_job(), None, "1.0")
-    made = account.client("scheduler").get_schedule(Name="idletrain-nightly")
-    assert made["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/idletrain-schedule"
-    request = json.loads(made["Target"]["Input"])
+    resources.install(account, NIGHTLY, a_job(), None, "1.0")
+    eventbridge_schedule = account.client("scheduler").get_schedule(Name="idletrain-nightly")
+    assert eventbridge_schedule["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/idletrain-schedule"
+    request = json.loads(eventbridge_schedule["Target"]["Input"])
     del request["IamInstanceProfile"]  # there are no profiles in this account
     started = account.ec2.run_instances(**request)["Instances"][0]
     tags = {tag["Key"]: tag["Value"] for tag in started["Tags"]}
@@ -132,9 +133,9 @@ def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
 
 def test_a_bucket_or_an_image_that_is_not_there_is_a_sentence_and_makes_nothing(account: Account) -> None:
     nothing, image = things(account), f"123456789012.dkr.ecr.{REGION}.amazonaws.com/idletrain:9"
-    lacking = a_job(checkpoint={"to": "s3://another/"}, cloud={"image": image})
+    incomplete = a_job(checkpoint={"to": "s3://another/"}, cloud={"image": image})
     with pytest.raises(JobError) as refused:
-        aws_resources.install(account, NIGHTLY, lacking, None, "1.0")
+        resources.install(account, NIGHTLY, incomplete, None, "1.0")
     assert [fault.split(";")[0] for fault in refused.value.faults] == [
         "checkpoint.to: there is no bucket another",
         f"cloud.image: there is no {image}",
@@ -143,25 +144,25 @@ def test_a_bucket_or_an_image_that_is_not_there_is_a_sentence_and_makes_nothing(
 
 
 def test_runs_without_a_place_of_their_own_go_into_the_accounts_bucket(account: Account) -> None:
-    prefix = aws_resources.prefix_of(account, "nightly", a_job(checkpoint={"to": "runs/"}))
+    prefix = resources.prefix_of(account, "nightly", a_job(checkpoint={"to": "runs/"}))
     assert prefix.url == f"s3://idletrain-123456789012-{REGION}/runs/schedules/nightly/"
 
 
 def test_the_history_tells_what_came_of_each_time(account: Account) -> None:
-    runs = aws_resources.runs_of(account, a_job())
-    prefix = aws_resources.prefix_of(account, "nightly", a_job())
+    runs = resources.runs_of(account, a_job())
+    prefix = resources.prefix_of(account, "nightly", a_job())
     met = ((1, "ended", ""), (2, "ended", "no node came"), (3, "running", ""), (5, "ended", ""))
     for (day, state, failure), came_of_it in zip(met, ("completed", "failed", "", "stopped"), strict=True):
         due = CREATED.replace(day=day)
-        aws_resources.note(prefix, "nightly", due)
+        resources.note(prefix, "nightly", due)
         run = run_name("nightly", due)
         record.claim(runs.below(run), dataclasses.replace(RECORD, run=run, state=state, failure=failure))
         if came_of_it:
             runs.below(run).put(record.SUMMARY_KEY, json.dumps({"status": came_of_it}).encode())
-    aws_resources.note(prefix, "nightly", CREATED.replace(day=4), "skipped: still running")
-    told = [result(e, running=on) for e, on in aws_resources.history(account, "nightly", a_job(), 5)]
-    assert told == ["done", "failed with 1", "running", "skipped: still running", "failed with 1"]
-    assert len(aws_resources.history(account, "nightly", a_job(), 3)) == 3
+    resources.note(prefix, "nightly", CREATED.replace(day=4), "skipped: still running")
+    results = [result(e, running=on) for e, on in resources.history(account, "nightly", a_job(), 5)]
+    assert results == ["done", "failed with 1", "running", "skipped: still running", "failed with 1"]
+    assert len(resources.history(account, "nightly", a_job(), 3)) == 3
 
 
 def machine(run: str, role: str) -> Instance:
@@ -176,5 +177,5 @@ def test_only_heads_of_the_schedules_own_runs_keep_it_from_starting() -> None:
         machine("nightly-too-20260301-0200", "head"),
         machine("nightly", "head"),
     ]
-    assert aws_resources.going_on(machines, "nightly") == ["nightly-20260301-0200"]
-    assert aws_resources.going_on(machines[1:], "nightly") == []
+    assert resources.going_on(machines, "nightly") == ["nightly-20260301-0200"]
+    assert resources.going_on(machines[1:], "nightly") == []

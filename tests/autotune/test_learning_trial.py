@@ -1,0 +1,145 @@
+"""What a short trial teaches about settings, before a run takes them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from idletrain.autotune import choose, forecast, learning_trial
+from idletrain.autotune.forecast import AutotuneChoice, RoundForecast, TrainingOption
+from idletrain.autotune.learning_trial import Candidate, TrialResult
+from idletrain.job import Job
+from idletrain.job_file import parse_job
+from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.prepare import from_settings
+
+from .test_forecast import FLEET
+
+
+def job(rounds: int = 200, **training: Any) -> Job:
+    return parse_job(
+        {
+            "name": "t",
+            "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10]}},
+            "data": {"name": "digits"},
+            "training": {"batch_size": 32, "rounds": rounds, **training},
+        }
+    )
+
+
+def candidate(method: str, round_seconds: float = 0.1, step_seconds: float = 0.001, **training: Any) -> Candidate:
+    settings = job(method=method, local_steps=20, **training)
+    option = TrainingOption(method, settings.training.subnets, "fp32", "fp32", 1, 1, 1, step_seconds)
+    expected = RoundForecast(0.0, round_seconds, 0.0, 0.0)
+    prepared = from_settings(settings.model, settings.data, settings.training, settings.memory)
+    return Candidate(AutotuneChoice(option, 20, expected, ("a reason",)), prepared)
+
+
+def result(method: str, loss: float) -> TrialResult:
+    return TrialResult(candidate(method), 3, loss)
+
+
+def test_trials_take_a_fiftieth_of_the_run_s_time_and_equal_times_of_the_forecast() -> None:
+    slow, quick = candidate("local-sgd", round_seconds=0.2), candidate("ist", round_seconds=0.1)
+    seconds = learning_trial.comparison_seconds([quick, slow], rounds=1000)
+    assert slow.rounds_in(seconds) == pytest.approx(quick.rounds_in(seconds) / 2, abs=1)
+    spent = sum(c.rounds_in(seconds) * c.computation for c in (quick, slow))
+    assert spent == pytest.approx(0.02 * 1000 * 0.1, rel=0.1)
+
+
+def test_no_run_is_tried_for_more_than_a_minute() -> None:
+    both = [candidate("ist", round_seconds=10, step_seconds=0.1), candidate("local-sgd", 10, 0.1)]
+    seconds = learning_trial.comparison_seconds(both, rounds=10**6)
+    assert sum(c.rounds_in(seconds) * c.computation for c in both) <= 60 + 2 * both[0].computation
+
+
+def test_a_run_that_is_too_short_to_compare_anything_takes_the_fastest_and_says_so() -> None:
+    both, said = [candidate("ist"), candidate("local-sgd")], list[str]()
+    choice, why = learning_trial.pick(both, 5, said.append)
+    assert choice is both[0].choice
+    assert "too short" in why
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ((0.50, 0.50), "ist"),
+        ((0.505, 0.50), "ist"),  # within two per cent
+        ((0.52, 0.50), "local-sgd"),
+        ((math.inf, 0.50), "local-sgd"),
+        ((0.50, math.inf), "ist"),
+        ((math.inf, math.inf), "ist"),
+    ],
+)
+def test_ist_is_taken_unless_local_sgd_learns_more_in_the_same_time(losses: tuple[float, float], chosen: str) -> None:
+    results = [result("ist", losses[0]), result("local-sgd", losses[1])]
+    assert learning_trial.best_result(results).candidate.choice.option.method == chosen
+
+
+def test_a_trial_trains_as_a_run_does_without_the_held_out_samples() -> None:
+    own = candidate("ist", step_seconds=1.0, copies=2)
+    drawn: list[int] = []
+    program = own.prepared.program
+    opened = program.source.open()
+
+    class Watched:
+        def __len__(self) -> int:
+            return len(opened)
+
+        def batch(self, index: Any) -> Any:
+            drawn.extend(index.tolist()) if torch.is_grad_enabled() else None
+            return opened.batch(index)
+
+        def open(self) -> Any:
+            return self
+
+    watched = replace(own, prepared=replace(own.prepared, program=replace(program, source=Watched())))
+    (tried,) = learning_trial.try_candidates([watched], 40 * 0.1)
+    assert tried.rounds == 40 * 10
+    assert tried.loss < 1.0  # 2.3 without training
+    assert len(set(drawn)) == len(opened) - len(opened) // 10
+    assert len(drawn) == 40 * 4 * 20 * 32
+    assert program.subnets(0, by_neurons(program.training.equal_shares, 2))[0].parameters > 0
+
+
+def test_a_trial_whose_steps_take_much_longer_than_forecast_is_given_up() -> None:
+    (tried,) = learning_trial.try_candidates([candidate("ist", step_seconds=1e-9)], 1e4)
+    assert tried.loss == math.inf
+
+
+def test_settings_that_diverge_are_left_for_local_sgd() -> None:
+    diverging = candidate("ist", step_seconds=0.1, optimizer={"name": "sgd", "lr": 1e6})
+    sound = candidate("local-sgd", step_seconds=0.1, optimizer={"name": "sgd", "lr": 0.05})
+    said: list[str] = []
+    choice, why = learning_trial.pick([diverging, sound], 100_000, said.append)
+    assert choice is sound.choice
+    assert "ist inf" in why
+    assert [line.split(" for ")[0] for line in said] == ["trying ist and local-sgd"]
+
+
+def test_a_job_that_leaves_the_method_open_is_tried_where_a_run_begins_and_told_of_in_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_forecast(option: TrainingOption, steps: int, fleet: forecast.FleetFigures) -> float:
+        del steps, fleet
+        return 2.0 if option.method == "ist" else 1.0
+
+    monkeypatch.setattr(forecast, "progress", by_forecast)
+    monkeypatch.setattr(
+        learning_trial,
+        "try_candidates",
+        lambda both, _: [TrialResult(both[0], 3, 0.9), TrialResult(both[1], 3, 0.5)],
+    )
+    said: list[str] = []
+    decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
+    assert decided.training.method == choice.option.method == "local-sgd"
+    assert "held-out loss" in choice.why[0]
+    assert said
+    planned, choice = choose.choose_settings(job(rounds=5000), FLEET)
+    assert planned.training.method == "ist"
+    assert "first tries ist and" in choice.why[0]

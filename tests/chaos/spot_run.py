@@ -1,0 +1,86 @@
+"""A run in the rehearsal cloud as a test launches it, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rehearsal import Sandbox
+
+from idletrain.cloud.aws.account import Account
+from idletrain.rounds.durable import s3_mirror
+from idletrain.storage import S3Prefix
+
+from .helpers import until
+
+IDLETRAIN = (sys.executable, "-m", "idletrain")
+
+
+def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
+    """Digits, in rounds of about a second on two cores."""
+    training = {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}}
+    return {
+        "name": name,
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},
+        "data": {"name": "digits"},
+        "training": {"method": "ist", **training},
+        "nodes": {"count": 3, "memory": "1GiB"},
+        "preemption": {"progress_every": "200ms"},
+    }
+
+
+class Launcher:
+    """`idletrain launch --spot --cloud sandbox` as a process, and its run seen through its prefix."""
+
+    def __init__(self, cloud: Sandbox, account: Account, tree: dict[str, Any], place: Path, *options: str) -> None:
+        self.cloud, self.account, self.name = cloud, account, tree["name"]
+        (place / "job.yaml").write_text(yaml.safe_dump(tree))
+        self.prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{self.name}", account.s3)
+        self._out = (place / f"out-{time.monotonic_ns()}").open("w+")
+        self.process = subprocess.Popen(
+            [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options],
+            env={**os.environ, **cloud.environment, "HOME": str(place)},
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            cwd=place,
+        )
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = []
+        s3_mirror.tail(self.prefix, "events.jsonl", lambda lines: records.extend(map(json.loads, lines.splitlines())))
+        return [event for event in records if kind in ("", event["kind"])]
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        def check() -> Any:
+            assert self.process.poll() is None, self.output()
+            return condition()
+
+        return until(what, check)
+
+    def output(self) -> str:
+        self._out.seek(0)
+        return self._out.read()
+
+    def last(self) -> dict[str, Any]:
+        lines = [line for line in self.output().splitlines() if line.startswith("{")]
+        records: dict[str, Any] = json.loads(lines[-1])
+        return records
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._out.close()
+
+    def workers(self) -> dict[str, str]:
+        """Instances whose workers are there, and the workers' addresses."""
+        there = {e["worker"]: e["name"].rsplit("-", 2)[0] for e in self.events("worker_joined")}
+        for event in self.events("worker_left"):
+            there.pop(event["worker"], None)
+        return {instance: worker for worker, instance in there.items()}

@@ -1,0 +1,154 @@
+"""A run in a rehearsal cloud of its own, with random faults until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+from rehearsal import Sandbox
+
+from idletrain.cloud.aws.account import Account
+from idletrain.cloud.machines import RUNNING_STATES
+from idletrain.cloud.worker_node import SCHEDULER_SECONDS
+
+from .helpers import PATIENCE_SECONDS, until
+from .spot_run import Launcher, job_tree
+
+NAME, ROUNDS = "storm", 40
+FAULTS = 12
+MOST_SECONDS = 900.0
+NOTICE_SECONDS = 3.0
+REFUSALS: tuple[dict[str, Any], ...] = (
+    {"mode": "empty", "status": 503},
+    {"mode": "html", "status": 500},
+    {"mode": "drop-reply"},
+    {"code": "RequestLimitExceeded", "status": 503},
+    {"code": "ExpiredToken"},
+)
+
+
+def spot_tree() -> dict[str, Any]:
+    """Return the job of every such run, as plain values."""
+    return job_tree(NAME, rounds=ROUNDS)
+
+
+class SpotStorm:
+    """One disturbed run.
+
+    Args:
+        scratch: A directory of its own.
+        dice: Chooses faults and moments.
+        digests: What the parameters must be after each round.
+    """
+
+    def __init__(self, scratch: Path, dice: random.Random, digests: list[str]) -> None:
+        self.faults: Counter[str] = Counter()
+        self._scratch, self._dice, self._digests = scratch, dice, digests
+        self._cloud = Sandbox(scratch / "machines")
+        self._environment = mock.patch.dict(os.environ, self._cloud.environment)
+        self._environment.start()
+        self._run = Launcher(self._cloud, Account(), spot_tree(), scratch)
+
+    def end(self) -> None:
+        """End the run and its cloud, whatever became of them."""
+        self._run.end()
+        self._cloud.close()
+        self._environment.stop()
+
+    def weather(self) -> None:
+        """Disturb the run until it has had its faults, then let it end, and check it."""
+        began = time.monotonic()
+        self._run.until("a round", lambda: self._run.events("round_committed"))
+        kinds = self._kinds()
+        while sum(self.faults.values()) < FAULTS and self._run.process.poll() is None:
+            assert time.monotonic() - began < MOST_SECONDS, f"the run does not go on:\n{self._run.output()}"
+            time.sleep(self._dice.uniform(0.2, 2.0))
+            kind = self._dice.choice(sorted(kinds))
+            if kinds[kind]():
+                self.faults[kind] += 1
+        self._check(self._run.process.wait(MOST_SECONDS))
+
+    def _kinds(self) -> dict[str, Callable[[], bool]]:
+        return {
+            "spot node given notice": lambda: self._ask("notice", seconds=NOTICE_SECONDS),
+            "spot node taken": lambda: self._ask("take"),
+            "spot node at risk": lambda: self._ask("rebalance"),
+            "spot node taken, its replacement refused": self._take_and_refuse,
+            "spot node's worker killed": lambda: self._signal(signal.SIGKILL),
+            "spot node's worker stopped and continued": self._pause,
+            "head's machine ended": self._end_head,
+        }
+
+    def _node(self) -> str | None:
+        """Return one of the spot instances whose worker has joined, while another trains, else nothing."""
+        spot = {i.id for i in self._run.account.instances(NAME, RUNNING_STATES) if i.pool.market == "spot"}
+        there = sorted(spot & self._run.workers().keys())
+        return self._dice.choice(there) if len(there) > 1 else None
+
+    def _ask(self, what: str, **body: Any) -> bool:
+        if (node := self._node()) is None:
+            return False
+        with contextlib.suppress(OSError):  # it may be gone since
+            self._cloud.ask("POST", what, instance=node, **body)
+            return True
+        return False
+
+    def _take_and_refuse(self) -> bool:
+        if self._cloud.ask("GET", "faults") or self._node() is None:
+            return False
+        self._cloud.ask("POST", "fault", action="CreateFleet", **self._dice.choice(REFUSALS))
+        return self._ask("take")
+
+    def _workers_of(self, node: str) -> list[psutil.Process]:
+        found = []
+        for pid in self._cloud.pids(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                found += [process] if "worker" in process.cmdline() else []
+        return found
+
+    def _signal(self, number: signal.Signals) -> bool:
+        workers = self._workers_of(node) if (node := self._node()) else []
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.send_signal(number)
+        return bool(workers)
+
+    def _pause(self) -> bool:
+        workers = self._workers_of(node) if (node := self._node()) else []
+        for number, seconds in ((signal.SIGSTOP, self._dice.uniform(0.5, 4.0)), (signal.SIGCONT, 0.0)):
+            for worker in workers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.send_signal(number)
+            time.sleep(seconds if workers else 0.0)
+        return bool(workers)
+
+    def _end_head(self) -> bool:
+        """End the machine of the head, at most once a run, and go on from what it left."""
+        heads = [i for i in self._run.account.instances(NAME, RUNNING_STATES) if i.role == "head"]
+        if not heads or self.faults["head's machine ended"]:
+            return False
+        self._run.account.terminate([head.id for head in heads])
+        until("the launcher's end", lambda: self._run.process.poll() is not None)
+        # A node that has just booted waits for its head to boot, too.
+        seconds = SCHEDULER_SECONDS + PATIENCE_SECONDS
+        until("the nodes' own end", lambda: not self._cloud.inventory()["processes"], seconds)
+        self._run.end()
+        self._run = Launcher(self._cloud, self._run.account, spot_tree(), self._scratch, "--resume")
+        self._run.until("a round", lambda: self._run.events("run_started")[1:])
+        return True
+
+    def _check(self, code: int) -> None:
+        assert code == 0, f"after {dict(self.faults)}:\n{self._run.output()}"
+        assert self._run.last()["params_sha256"] == self._digests[ROUNDS], f"other bits after {dict(self.faults)}"
+        until("the end of every machine", lambda: not self._cloud.inventory()["processes"])
+        assert not self._cloud.inventory()["instances"]

@@ -1,0 +1,100 @@
+"""Nothing that a command started outlives it, whenever and however it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from .helpers import Control, Process, Run, until
+from .test_cloud import IDLETRAIN, job_tree
+from .test_head import ORPHAN_SECONDS
+
+
+def left(place: Path) -> list[str]:
+    """All processes of this machine that have a place in their environment: those of a launch that began with it."""
+    orphans = []
+    for process in psutil.process_iter():
+        try:
+            if str(place) in " ".join(process.environ().values()) and process.status() != psutil.STATUS_ZOMBIE:
+                orphans.append(f"{process.pid} {' '.join(process.cmdline())}")
+        except psutil.Error:  # it has just ended, or is another user's
+            continue
+    return orphans
+
+
+# Moments of a launch, in their order, by what can be seen from outside.
+MOMENTS: dict[str, Callable[[Path, Process], bool]] = {
+    "it starts its first processes": lambda place, _: len(left(place)) >= 3,
+    "its cloud answers": lambda place, _: any(place.glob(".cache/idletrain/sandboxes/*/address.json")),
+    "its machines boot": lambda place, _: any(place.glob(".cache/idletrain/sandboxes/*/i-*.log")),
+    "it trains": lambda _, launch: '"rounds": 1' in launch.text,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_a_launch_in_a_sandbox(
+    moment: str, number: signal.Signals, tmp_path: Path, started: list[Process]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_tree("orphans", rounds=1000)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    command = [*IDLETRAIN, "launch", "job.yaml", "--spot", "--cloud", "sandbox", "--json"]
+    launch = Process(command, environment, tmp_path / "launch.log", tmp_path)
+    started.append(launch)
+    until(moment, lambda: MOMENTS[moment](tmp_path, launch))
+    assert launch.running, launch.text
+    assert len(left(tmp_path)) >= 2
+    launch.send(number)
+    until(f"the end of {left(tmp_path)}", lambda: not left(tmp_path), ORPHAN_SECONDS)
+    assert launch.exit_code() == (-signal.SIGKILL if number == signal.SIGKILL else 130), launch.text
+
+
+def running(place: Path, module: str) -> int:
+    """How many of its processes run a module."""
+    return sum(f" {module} " in f"{line} " for line in left(place))
+
+
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("its scheduler starts", "launch"),
+        ("its workers start", "launch"),
+        ("its workers are in a step", "launch"),
+        ("it measures the workers", "plan"),
+    ],
+)
+def test_nothing_outlives_a_killed_command_with_workers_here(
+    moment: str,
+    command: str,
+    make_run: Callable[..., Run],
+    control: Control,
+    tmp_path: Path,
+    started: list[Process],
+) -> None:
+    run = make_run(rounds=3)
+    control.pace(2 * ORPHAN_SECONDS)  # a step takes longer than a worker may take to notice
+    head = Process(
+        [sys.executable, "-m", "idletrain", command, run.file], control.environment, tmp_path / "head.log", tmp_path
+    )
+    started.append(head)
+    if moment == "its scheduler starts":
+        until(moment, lambda: running(tmp_path, "idletrain.cluster.dask_scheduler") == 1)
+    elif moment == "its workers are in a step":
+        run.wait(moment, "leased", count=2)
+        time.sleep(1)  # from the lease into the step
+    else:
+        until(moment, lambda: running(tmp_path, "idletrain worker") == 2)
+        time.sleep(2)  # into their imports
+    assert head.running, head.text
+    assert len(left(tmp_path)) >= (2 if moment == "its scheduler starts" else 4)
+    head.send(signal.SIGKILL)
+    until(f"the end of {left(tmp_path)}", lambda: not left(tmp_path), ORPHAN_SECONDS)

@@ -1,0 +1,195 @@
+"""Layers of every kind are trained, or refused by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Given
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from idletrain.errors import JobError
+from idletrain.job import TrainingSettings
+from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.local_steps import assemble
+from idletrain.nn.module_checks import check_steps
+from idletrain.nn.prepare import Prepared, prepare
+from idletrain.nn.program import cross_entropy, mse, sampled_softmax
+from idletrain.nn.wide import SparseLinear
+
+DATA = Given(np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32), np.arange(64) % 3)
+
+
+def prepared(module: nn.Module, data: Any = DATA, **settings: Any) -> Prepared:
+    training = TrainingSettings.model_validate({"subnets": 2, "batch_size": 4, **settings})
+    return prepare(module, data, None, "cross_entropy", training)
+
+
+def fault(module: nn.Module, data: Any = DATA, **settings: Any) -> str:
+    with pytest.raises(JobError) as caught:
+        prepared(module, data, **settings)
+    (only,) = caught.value.faults
+    return only
+
+
+def test_lazy_layers_get_their_sizes_in_a_copy_with_the_same_values_every_time() -> None:
+    module = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+    first, second = prepared(module), prepared(module)
+    assert [group.name for group in first.program.layout.groups] == ["0"]
+    assert all(torch.equal(a, b) for a, b in zip(first.network, second.network, strict=True))
+    assert isinstance(module[0].weight, nn.UninitializedParameter)
+
+
+def test_a_lazy_layer_that_the_data_does_not_fit_is_refused() -> None:
+    assert fault(nn.Sequential(nn.LazyConv2d(3, 3))).startswith("model: its lazy layers cannot take their sizes")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_module_is_refused_by_name() -> None:
+    scripted = torch.jit.script(nn.Linear(8, 8))
+    assert fault(nn.Sequential(nn.Linear(6, 8), scripted, nn.Linear(8, 3))) == (
+        "model: 1 is compiled by torch.jit and cannot be cut or sent; give the module it was made from"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [parametrizations.spectral_norm, parametrizations.orthogonal], ids=lambda k: k.__name__
+)
+def test_a_weight_that_needs_all_of_itself_keeps_its_group_whole_and_says_so(kind: Any) -> None:
+    module = nn.Sequential(kind(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    layout = prepared(module).program.layout
+    assert [group.name for group in layout.groups] == ["2"]
+    assert "0.weight is computed by" in dict(layout.kept_whole)["0"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_cut_by_their_hidden_units(kind: Any) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.read, self.out = nn.Embedding(9, 4, padding_idx=0), kind(4, 64, 1), nn.Linear(64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.out(self.read(self.tokens(x))[0].mean(1))
+            return logits
+
+    data = Given(np.random.default_rng(0).integers(0, 9, (64, 5)), np.arange(64) % 3)
+    found = prepared(Reader(), data)
+    assert {group.name: group.size for group in found.program.layout.groups} == {"tokens": 4, "read": 64}
+    subnet = found.program.subnets(0, by_neurons([0.5, 0.5]))[0]
+    narrow = assemble(found.program.module, subnet, torch.zeros(subnet.parameters))
+    assert narrow.read.hidden_size == 32
+    assert tuple(narrow(torch.zeros(3, 5, dtype=torch.long)).shape) == (3, 3)
+    asked = prepared(Reader(), data, method="local-sgd")
+    assert (asked.program.layout.groups, asked.fallback) == ((), "")
+
+
+def test_outputs_without_a_gradient_are_refused() -> None:
+    class Detached(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).detach()
+
+    assert "its outputs have no gradient" in fault(Detached(nn.Linear(6, 8), nn.Linear(8, 3)))
+
+
+class Bag(nn.Module):
+    """An embedding whose gradients are row-sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.words(x))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "fields", "told"),
+    [
+        (
+            nn.Linear(2, 2),
+            mse,
+            {"label_smoothing": 0.1},
+            ["training.label_smoothing: is for loss: cross_entropy alone"],
+        ),
+        (nn.BatchNorm1d(2), cross_entropy, {"micro_batch": 2}, ["training.micro_batch: it is a BatchNorm, whose stat"]),
+        (nn.BatchNorm1d(2), cross_entropy, {"micro_batch": 2, "ghost_batches": True}, []),
+        (
+            nn.BatchNorm1d(2).eval(),
+            cross_entropy,
+            {"micro_batch": 2},
+            ["training.micro_batch: it is a BatchNorm, whos"],
+        ),
+        (nn.Sequential(nn.BatchNorm1d(2).eval()), cross_entropy, {"micro_batch": 2}, []),
+        (nn.LayerNorm(2), cross_entropy, {"micro_batch": 2, "label_smoothing": 0.1}, []),
+        (
+            Bag(),
+            cross_entropy,
+            {"optimizer": {"lr": 1, "clip_norm": 1}},
+            ["training.optimizer.clip_norm: the gradients of words are row-sparse and are not clipped; leave it out"],
+        ),
+        (
+            nn.Sequential(SparseLinear(4, 8)),
+            sampled_softmax,
+            {"micro_batch": 2, "optimizer": {"lr": 1, "clip_norm": 1}},
+            ["training.optimizer.clip_norm: the gradients of 0 are row-sp", "training.micro_batch: a very wide output"],
+        ),
+    ],
+)
+def test_settings_of_a_step_that_do_not_suit_the_module_are_told(
+    module: nn.Module, loss: Any, fields: dict[str, Any], told: list[str]
+) -> None:
+    training = TrainingSettings.model_validate(fields)
+    if not told:
+        check_steps(module, loss, training)
+        return
+    with pytest.raises(JobError) as error:
+        check_steps(module, loss, training)
+    assert len(error.value.faults) == len(told)
+    assert all(fault.startswith(start) for fault, start in zip(error.value.faults, told, strict=True))
+
+
+def test_a_module_that_cannot_be_copied_is_refused_by_that_reason() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    assert fault(module) == (
+        "model: cannot be copied (cannot pickle '_thread.lock' object); keep locks, open files and generators out of "
+        "its attributes"
+    )
+
+
+class InPlace(nn.Module):
+    """Changes its input, as `nn.ReLU(inplace=True)` in front does, or works on a copy of it."""
+
+    def __init__(self, *, copies: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.copies = copies
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone() if self.copies else x
+        logits: torch.Tensor = self.last(torch.relu(self.first(x.mul_(0.1).relu_())))
+        return logits
+
+
+def test_a_module_that_changes_its_input_is_tried_with_the_same_input_every_time() -> None:
+    changing, copying = (prepared(InPlace(copies=copies), DATA) for copies in (False, True))
+    assert changing.program.layout.contractions == copying.program.layout.contractions
+    assert [c.scaling for c in changing.program.layout.contractions] == ["weights"]
+    seen: list[float] = []
+
+    def note(_module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if not inputs[0].is_meta:
+            seen.append(float(inputs[0].sum()))
+
+    module = InPlace(copies=False)
+    module.register_forward_pre_hook(note)
+    prepared(module, Given(np.ones((64, 6), np.float32), DATA.y))
+    assert len(seen) > 4
+    assert set(seen) == {2 * 6.0, 8 * 6.0}
