@@ -14,6 +14,7 @@ from sphinx.pycode import ModuleAnalyzer
 from idletrain.job import Job
 from idletrain.observe import records
 from idletrain.observe.metrics import COUNTERS, GAUGES
+from idletrain.optimizer_settings import OptimizerSettings
 
 FEWEST_EVENTS = 20  # kinds of events; fewer mean that the docstring has another form
 KINDS = (("Seconds", "duration"), ("parse_bytes", "size"), ("MinimumBytes", "size"), ("Paths", "path, or two paths"))
@@ -22,8 +23,10 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 def job_fields() -> str:
     """Every section of a job file with its fields: type, default and docstring."""
-    docs = ModuleAnalyzer.for_module(Job.__module__).find_attr_docs()
-    texts = {place: " ".join(line.strip() for line in lines).strip() for place, lines in docs.items()}
+    docs = [ModuleAnalyzer.for_module(kind.__module__).find_attr_docs() for kind in (Job, OptimizerSettings)]
+    texts = {
+        place: " ".join(line.strip() for line in lines).strip() for found in docs for place, lines in found.items()
+    }
     return "\n".join(_section(Job, "", texts))
 
 
@@ -81,7 +84,8 @@ def _kind(annotation: str, schema: dict[str, Any]) -> str:
 def _one_kind(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    kind = {"integer": "integer", "number": "number", "string": "text", "array": "list", "object": "mapping"}
+    kind = {"integer": "integer", "number": "number", "string": "text", "array": "list"}
+    kind |= {"object": "mapping", "boolean": "`true` or `false`"}
     bounds = [f"{sign} {schema[bound]:g}" for bound, sign in BOUNDS.items() if bound in schema]
     return " ".join([kind[schema["type"]], ", ".join(bounds)]).strip()
 
@@ -92,4 +96,6 @@ def _yaml(value: object, kind: str) -> str:
         return f"{value:g}s"
     if isinstance(value, tuple):
         return f"[{', '.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else str(value)
