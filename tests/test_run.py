@@ -286,7 +286,7 @@ def test_a_run_trains_at_a_scheduler_with_an_ipv6_address(tmp_path: Path) -> Non
     async def check() -> None:
         async with dask_scheduler.started(tmp_path, host="[::1]") as address:
             assert address.startswith("tcp://[::1]:")
-            command = [sys.executable, "-m", "idletrain", "worker", address, "--memory", "500MB"]
+            command = [sys.executable, "-m", "idletrain", "worker", address, "--memory", "1GB"]
             worker = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             try:
                 wanted = job(
