@@ -16,11 +16,13 @@ import json
 import secrets
 import socket
 import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import unquote
 
 from idletrain.cloud.sandbox.signatures import Keys
@@ -112,6 +114,11 @@ class MetadataServer(socketserver.ThreadingTCPServer):
         self._secret = secrets.token_urlsafe(30)
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print what a request broke on, but for a caller that was killed while it waited."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def endpoint(self) -> str:

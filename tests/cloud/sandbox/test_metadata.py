@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 import http.client
 import json
+import socket
+import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -160,6 +164,29 @@ def test_a_machine_shuts_itself_down_here(service: Service) -> None:
     assert service.send("POST", path, {}, "60.0")[0] == 200
     assert service.send("POST", path, {}, "soon")[0] == 400
     assert service.shutdowns == [60.0]
+
+
+def test_a_caller_that_is_killed_while_it_waits_leaves_no_trace(
+    service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken, handled = [], threading.Event()
+
+    def shut_down(seconds: float) -> None:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a killed process ends
+        caller.close()
+        broken.append(seconds)
+
+    def finish(request: Any) -> None:
+        handled.set()
+        close(request)
+
+    close, service.server.shut_down = service.server.shutdown_request, shut_down
+    service.server.shutdown_request = finish  # type: ignore[method-assign]
+    caller = socket.create_connection((service.address.hostname, service.address.port))
+    lines = (f"POST {service.address.path}/shutdown HTTP/1.1", f"Host: {service.address.netloc}", "Content-Length: 4")
+    caller.sendall("\r\n".join([*lines, "", "60.0"]).encode())
+    assert handled.wait(5)
+    assert (broken, capfd.readouterr().err) == ([60.0], "")
 
 
 def test_a_closed_service_takes_no_calls(service: Service) -> None:
