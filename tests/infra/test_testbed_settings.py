@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from idletrain_testbed.settings import Settings, TestbedError, rate, settings
+from idletrain_testbed.settings import Settings, TestbedError, parse_settings, rate
 
 DEFAULTS: dict[str, Any] = {
     "nodes": 2,
@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def settings_of(**given: Any) -> Settings:
-    return settings(**DEFAULTS | given)
+    return parse_settings(**DEFAULTS | given)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`idletrain-testbed`: reads arguments, calls, prints."""
+"""Read the arguments of `idletrain-testbed`, call the package, and print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from idletrain_testbed import lifecycle, network, processes, rights
 from idletrain_testbed.instance import Instance, chosen, recorded
-from idletrain_testbed.settings import Settings, TestbedError, rate, settings
+from idletrain_testbed.settings import Settings, TestbedError, parse_settings, rate
 
 app = typer.Typer(no_args_is_help=True, help="A slow cluster on one machine: namespaces, shaped links, cgroups.")
 
@@ -23,20 +23,30 @@ Name = Annotated[str | None, typer.Option(help="The instance, where more than on
 
 @app.command()
 def up(
-    nodes: Annotated[int, typer.Option(help="How many, on top of the head.")] = 8,
-    link: Annotated[str | None, typer.Option(help="Each link's rate, both ways: 100mbit.", show_default=False)] = None,
-    head_link: Annotated[str | None, typer.Option(help="The head's: 1gbit.", show_default="--link")] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes beside the head.")] = 8,
+    link: Annotated[
+        str | None, typer.Option(help="Each link's rate in each direction: 100mbit.", show_default=False)
+    ] = None,
+    head_link: Annotated[
+        str | None, typer.Option(help="The rate of the head's link: 1gbit.", show_default="--link")
+    ] = None,
     cpus: Annotated[float | None, typer.Option(help="CPUs of each node: 0.25.", show_default=False)] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of each node: 1GiB.", show_default=False)] = None,
-    delay: Annotated[str | None, typer.Option(help="Node to node, one way: 2ms.", show_default=False)] = None,
-    loss: Annotated[str | None, typer.Option(help="Node to node, one way: 1%.", show_default=False)] = None,
-    queue: Annotated[str | None, typer.Option(help="What waits before a link: 64KiB.", show_default="50 ms")] = None,
+    delay: Annotated[
+        str | None, typer.Option(help="Delay from node to node, one way: 2ms.", show_default=False)
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Share of packets lost from node to node, one way: 1%.", show_default=False)
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="The most bytes that wait for a link: 64KiB.", show_default="50 ms")
+    ] = None,
     congestion: Annotated[str, typer.Option(help="TCP's congestion control: cubic, bbr.")] = "cubic",
     name: Annotated[str | None, typer.Option(help="The instance's name.", show_default="a free one")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make a head and nodes; they stay until `down`."""
-    asked = settings(
+    """Create a head and nodes, which exist until `down`."""
+    settings = parse_settings(
         nodes=nodes,
         link=link,
         head_link=head_link,
@@ -48,13 +58,13 @@ def up(
         congestion=congestion,
     )
     signal.signal(signal.SIGTERM, lifecycle.leave)
-    made = lifecycle.up(asked, name)
-    dataclasses.replace(made, owner=None).record()
+    instance = lifecycle.up(settings, name)
+    dataclasses.replace(instance, owner=None).record()
     if as_json:
-        nodes_json = {node: {"address": made.address(node), "link": asked.rate(node)} for node in made.nodes}
-        typer.echo(json.dumps({"name": made.name, "nodes": nodes_json}))
+        nodes_json = {node: {"address": instance.address(node), "link": settings.rate(node)} for node in instance.nodes}
+        typer.echo(json.dumps({"name": instance.name, "nodes": nodes_json}))
     else:
-        _show(made, asked)
+        _show(instance, settings)
 
 
 @app.command(
@@ -71,12 +81,12 @@ def exec_(
     instance = _reached(name)
     argv = [*processes.into(instance, instance.known(node)), *command, *context.args]
     sys.stdout.flush()
-    os.execv(argv[0], argv)  # noqa: S606 - in its place: signals, standard files and exit code are its own
+    os.execv(argv[0], argv)  # noqa: S606 - the command takes this process's place
 
 
 @app.command()
 def cut(node: Node, name: Name = None) -> None:
-    """Let nothing through a node's link."""
+    """Drop all packets of a node's link."""
     network.cut(_reached(name), node)
 
 
@@ -92,19 +102,19 @@ def link(
     to: Annotated[str, typer.Argument(metavar="RATE", help="10mbit, 1gbit.", show_default=False)],
     name: Name = None,
 ) -> None:
-    """Give a node's link another rate, both ways."""
+    """Change the rate of a node's link in both directions."""
     network.shape(_reached(name), node, rate(to))
 
 
 @app.command()
 def down(name: Name = None) -> None:
-    """End what runs on an instance's nodes, and remove it."""
+    """End the processes on an instance's nodes, and remove it."""
     lifecycle.down(_reached(name))
 
 
 @app.command(name="list")
 def list_() -> None:
-    """Show the instances that are up, and sweep up those whose owner died."""
+    """Show the instances that are up, and remove those whose owner died."""
     from rich.console import Console
     from rich.table import Table
 
@@ -117,7 +127,7 @@ def list_() -> None:
 
 
 def main() -> None:
-    """Run a command; what a user can mend is one line and exit code 1."""
+    """Run a command; print a user's error as one line and exit with 1."""
     try:
         app()
     except TestbedError as fault:
@@ -126,17 +136,17 @@ def main() -> None:
 
 
 def _reached(name: str | None) -> Instance:
-    if lacking := rights.missing_capabilities():
-        raise TestbedError("\n".join(lacking))
+    if faults := rights.missing_capabilities():
+        raise TestbedError("\n".join(faults))
     return chosen(name)
 
 
-def _show(instance: Instance, asked: Settings) -> None:
+def _show(instance: Instance, settings: Settings) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("node", "address", "link", title=instance.name, title_justify="left")
     for node in instance.nodes:
-        bits = asked.rate(node)
+        bits = settings.rate(node)
         table.add_row(node, instance.address(node), f"{bits / 1e6:g} Mbit/s" if bits else "not shaped")
     Console().print(table)

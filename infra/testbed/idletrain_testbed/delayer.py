@@ -1,8 +1,8 @@
 """Delays packets where the kernel has no netem: `python -m idletrain_testbed.delayer SECONDS NAMESPACE...`.
 
-Each node's netfilter hands what came over its link to queue 0 (NFQUEUE) and keeps it in the kernel. This process hears
-of each packet by its number, waits, and lets all up to a number go on: packets are never copied, and one message
-releases many. It returns once it listens; a child goes on until it is killed.
+Each node's netfilter puts the packets that arrive over its link into queue 0 (NFQUEUE) and keeps them in the kernel.
+This process receives each packet's number, waits, and accepts all packets up to a number: packets are never copied, and
+one message releases many. It returns once it listens; a child continues until it is killed.
 Messages: linux/netfilter/nfnetlink_queue.h.
 """
 
@@ -30,11 +30,11 @@ CFG_CMD, CFG_PARAMS, CFG_QUEUE_MAXLEN, CFG_MASK, CFG_FLAGS = range(1, 6)
 VERDICT_HDR = 2
 CMD_BIND = 1
 COPY_META = 1
-FLAG_GSO = 1 << 2  # large segments wait as they came, not cut up
+FLAG_GSO = 1 << 2  # large segments wait whole
 ACCEPT = 1
 SO_RCVBUFFORCE = 33
 MOST_WAITING = 1 << 17  # packets of a link: 1.5 s at 1 Gbit/s
-MESSAGES_BYTES = 64 << 20  # of memory for what the kernel has told and was not read yet, at about 0.5 kB a packet
+MESSAGES_BYTES = 64 << 20  # of memory for the kernel's unread messages, at about 0.5 kB a packet
 PACKET_ID = struct.Struct(">I")
 PACKET_ID_OFFSET = 24  # nlmsghdr 16, nfgenmsg 4, the header of the first attribute 4
 TYPE = struct.Struct("=H")
@@ -42,26 +42,26 @@ TYPE_OFFSET = 4
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """A netlink attribute, padded to four bytes."""
+    """Return a netlink attribute, padded to four bytes."""
     return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
 
 def message(kind: int, flags: int, attributes: bytes) -> bytes:
-    """A netlink message to queue 0."""
+    """Return a netlink message to queue 0."""
     return struct.pack("=IHHIIBBH", 20 + len(attributes), kind, NLM_F_REQUEST | flags, 0, 0, 0, 0, 0) + attributes
 
 
 def accept(last: int) -> bytes:
-    """Lets all packets up to number `last` go on."""
+    """Return the message that accepts all packets up to number `last`."""
     return message(VERDICT_BATCH, 0, attribute(VERDICT_HDR, struct.pack(">II", ACCEPT, last)))
 
 
 def listen(namespace: Path) -> socket.socket:
-    """A socket that hears of the packets that wait in a namespace."""
+    """Open a socket that receives the numbers of the packets that wait in a namespace."""
     enter(namespace)
-    heard = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-    heard.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, MESSAGES_BYTES)
-    heard.bind((0, 0))
+    listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+    listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, MESSAGES_BYTES)
+    listener.bind((0, 0))
     settings = (
         attribute(CFG_CMD, struct.pack(">BBH", CMD_BIND, 0, 0)),
         attribute(CFG_PARAMS, struct.pack(">IB", 0, COPY_META))
@@ -70,23 +70,23 @@ def listen(namespace: Path) -> socket.socket:
         + attribute(CFG_FLAGS, struct.pack(">I", FLAG_GSO)),
     )
     for setting in settings:
-        heard.send(message(CONFIG, NLM_F_ACK, setting))
-        (fault,) = struct.unpack_from("=i", heard.recv(4096), 16)
+        listener.send(message(CONFIG, NLM_F_ACK, setting))
+        (fault,) = struct.unpack_from("=i", listener.recv(4096), 16)
         if fault:
             raise OSError(-fault, os.strerror(-fault), str(namespace))
-    heard.setblocking(False)
-    return heard
+    listener.setblocking(False)
+    return listener
 
 
-def drain(heard: socket.socket, buffer: bytearray) -> int | None:
-    """Read all that was told; the number of the last packet that came."""
+def drain(listener: socket.socket, buffer: bytearray) -> int | None:
+    """Read all messages; return the number of the last packet, or None if there is none."""
     last = None
     with contextlib.suppress(BlockingIOError):
         while True:
             try:
-                heard.recv_into(buffer)
+                listener.recv_into(buffer)
             except OSError as fault:
-                if fault.errno != errno.ENOBUFS:  # told more than was read in time: the kernel dropped those packets
+                if fault.errno != errno.ENOBUFS:  # the kernel dropped packets, as its messages were not read in time
                     raise
                 continue
             if TYPE.unpack_from(buffer, TYPE_OFFSET)[0] == PACKET:
@@ -95,15 +95,15 @@ def drain(heard: socket.socket, buffer: bytearray) -> int | None:
 
 
 def forward(links: Sequence[socket.socket], delay_seconds: float) -> None:
-    """Delay every link's packets, for ever."""
+    """Delay every link's packets, forever."""
     queues = {link: DelayQueue(delay_seconds) for link in links}
     buffer = bytearray(4096)
     while True:
         nexts = [when for queue in queues.values() if (when := queue.next()) is not None]
         wait = max(min(nexts) - time.monotonic(), 0) if nexts else None
-        told, _, _ = select.select(links, (), (), wait)
+        readable, _, _ = select.select(links, (), (), wait)
         now = time.monotonic()
-        for link in told:
+        for link in readable:
             if (last := drain(link, buffer)) is not None:
                 queues[link].add(last, now)
         for link, queue in queues.items():
@@ -112,18 +112,18 @@ def forward(links: Sequence[socket.socket], delay_seconds: float) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Listen, then go on in a child that belongs to nobody's terminal."""
+    """Listen, then continue in a child without a terminal."""
     delay_seconds, namespaces = float(argv[0]), [Path(path) for path in argv[1:]]
-    with Path("/proc/self/ns/net").open("rb") as home:
+    with Path("/proc/self/ns/net").open("rb") as original:
         links = [listen(namespace) for namespace in namespaces]
-        enter(Path(f"/proc/self/fd/{home.fileno()}"))  # where those that end this instance look for it
+        enter(Path(f"/proc/self/fd/{original.fileno()}"))  # where `processes.end` looks for it
     if os.fork():
         return
     os.setsid()
     with Path(os.devnull).open("r+b", buffering=0) as nothing:
         for standard in range(3):
             os.dup2(nothing.fileno(), standard)
-    os.setpriority(os.PRIO_PROCESS, 0, -20)  # a late packet is a delay that nobody asked for
+    os.setpriority(os.PRIO_PROCESS, 0, -20)  # a packet that is released late has too long a delay
     forward(links, delay_seconds)
 
 

@@ -1,4 +1,4 @@
-"""An instance's names, and its record in /run: who owns it, so that others can clean up after a dead owner."""
+"""Name an instance's parts, and record it with its owner in /run, so that others can clean up after a dead owner."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SWITCH = "switch"  # the namespace of the bridge; no node is called so
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process, told from later ones with its number by when it started (clock ticks since boot)."""
+    """A process, by its id and the time at which it started (clock ticks since boot), as ids are used again."""
 
     pid: int
     started: int
 
     @staticmethod
     def this() -> Owner:
-        """The process that asks."""
+        """Return the calling process."""
         return Owner(pid=os.getpid(), started=_started(os.getpid()) or 0)
 
     def alive(self) -> bool:
@@ -39,7 +39,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One testbed: all that is made of it bears names that follow from its own."""
+    """One testbed; the names of all its parts follow from its own."""
 
     name: str
     nodes: tuple[str, ...]
@@ -48,29 +48,33 @@ class Instance:
 
     @staticmethod
     def of(name: str, nodes: int, owner: Owner | None, queue: int | None) -> Instance:
-        """A head and `nodes` nodes."""
+        """Return an instance of a head and `nodes` nodes.
+
+        Raises:
+            TestbedError: the name has other characters than small letters, digits and hyphens.
+        """
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", name):
             raise TestbedError(f"name {name!r}: use up to 31 small letters, digits and hyphens.")
         return Instance(name=name, nodes=(HEAD, *(f"n{i}" for i in range(nodes))), owner=owner, queue=queue)
 
     def namespace(self, node: str) -> str:
-        """The network namespace of a node or of the switch."""
+        """Return the name of the network namespace of a node or of the switch."""
         return f"idletrain-{self.name}-{node}"
 
     def namespace_path(self, node: str) -> Path:
         return NAMESPACES / self.namespace(node)
 
     def namespaces(self) -> list[str]:
-        """Those that are there, the switch's included."""
+        """Return the nodes, and the switch, whose namespaces exist."""
         return [node for node in (SWITCH, *self.nodes) if self.namespace_path(node).exists()]
 
     def address(self, node: str) -> str:
-        """A node's IPv4 address, in a /24 that follows from the instance's name."""
+        """Return a node's IPv4 address, in a /24 that follows from the instance's name."""
         high, low = divmod(zlib.crc32(self.name.encode()) & 0xFFFF, 256)
         return f"10.{high}.{low}.{self.nodes.index(self.known(node)) + 1}"
 
     def known(self, node: str) -> str:
-        """`node`, if it is one of this instance."""
+        """Return `node`, or raise TestbedError if the instance has none of that name."""
         if node not in self.nodes:
             raise TestbedError(
                 f"{self.name} has no node {node!r}: name one of {self.nodes[0]}, n0 to {self.nodes[-1]}."
@@ -78,7 +82,7 @@ class Instance:
         return node
 
     def record(self, *, first: bool = False) -> None:
-        """Write the record, whole or not at all; `first` refuses a name that is taken."""
+        """Write the record atomically; with `first`, raise TestbedError if the name is taken."""
         RECORDS.mkdir(mode=0o755, exist_ok=True)
         whole = RECORDS / f"{self.name}.{os.getpid()}.new"
         whole.write_text(json.dumps(dataclasses.asdict(self)))
@@ -93,13 +97,13 @@ class Instance:
             whole.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Remove the record: nothing of the instance is left."""
+        """Remove the record, once nothing of the instance is left."""
         (RECORDS / f"{self.name}.json").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Keep other processes of testbeds out meanwhile; not to be entered twice."""
+    """Hold the lock of all testbeds on this machine while the context lasts; it is not reentrant."""
     RECORDS.mkdir(mode=0o755, exist_ok=True)
     with (RECORDS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,25 +111,29 @@ def alone() -> Iterator[None]:
 
 
 def recorded() -> list[Instance]:
-    """All instances on this machine, by name."""
-    found = []
+    """Return all instances on this machine, by name."""
+    instances = []
     for path in sorted(RECORDS.glob("*.json")):
-        with contextlib.suppress(FileNotFoundError):  # taken down meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             fields = json.loads(path.read_text())
             owner = fields["owner"] and Owner(**fields["owner"])
-            found.append(Instance(**fields | {"nodes": tuple(fields["nodes"]), "owner": owner}))
-    return found
+            instances.append(Instance(**fields | {"nodes": tuple(fields["nodes"]), "owner": owner}))
+    return instances
 
 
 def chosen(name: str | None) -> Instance:
-    """The instance called `name`, or the only one."""
-    found = recorded()
-    names = ", ".join(instance.name for instance in found) or "none"
-    matching = [instance for instance in found if name in {None, instance.name}]
+    """Return the instance called `name`, or the only one.
+
+    Raises:
+        TestbedError: there is none, or no name is given and there are several.
+    """
+    instances = recorded()
+    names = ", ".join(instance.name for instance in instances) or "none"
+    matching = [instance for instance in instances if name in {None, instance.name}]
     if len(matching) == 1:
         return matching[0]
-    if name is not None or not found:
-        raise TestbedError(f"No instance {name or ''} is up ({names}): `idletrain-testbed up` makes one.")
+    if name is not None or not instances:
+        raise TestbedError(f"No instance {name or ''} is up ({names}): `idletrain-testbed up` creates one.")
     raise TestbedError(f"Several instances are up ({names}): choose one with --name.")
 
 

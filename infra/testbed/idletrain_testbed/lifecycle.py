@@ -1,4 +1,4 @@
-"""Instances come and go: made whole or not at all, taken down whole, swept up where their owner died."""
+"""Create instances whole or not at all, remove them whole, and remove those whose owner died."""
 
 from __future__ import annotations
 
@@ -12,21 +12,28 @@ from idletrain_testbed.instance import Instance, Owner, alone, recorded
 from idletrain_testbed.settings import Settings, TestbedError
 
 
-def up(asked: Settings, name: str | None) -> Instance:
-    """Make an instance that this process owns."""
-    lacking = rights.missing(
-        cpus=asked.cpus is not None, memory=asked.memory is not None, delay=asked.delay > 0, loss=asked.loss > 0
+def up(settings: Settings, name: str | None) -> Instance:
+    """Create an instance that this process owns.
+
+    Raises:
+        TestbedError: something is missing on this machine, or the name is taken.
+    """
+    faults = rights.missing(
+        cpus=settings.cpus is not None,
+        memory=settings.memory is not None,
+        delay=settings.delay > 0,
+        loss=settings.loss > 0,
     )
-    if lacking:
-        raise TestbedError("\n".join(lacking))
+    if faults:
+        raise TestbedError("\n".join(faults))
     sweep()
-    instance = Instance.of(name or f"t{secrets.token_hex(3)}", asked.nodes, Owner.this(), asked.queue)
+    instance = Instance.of(name or f"t{secrets.token_hex(3)}", settings.nodes, Owner.this(), settings.queue)
     instance.record(first=True)
     try:
-        found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+        mounted = cgroups.hierarchies(cgroups.MOUNTS.read_text())
         for node in instance.nodes:
-            cgroups.limit(found, instance.name, node, asked.cpus, asked.memory)
-        network.build(instance, asked)
+            cgroups.limit(mounted, instance.name, node, settings.cpus, settings.memory)
+        network.build(instance, settings)
     except BaseException:
         down(instance)
         raise
@@ -34,8 +41,8 @@ def up(asked: Settings, name: str | None) -> Instance:
 
 
 def down(instance: Instance) -> None:
-    """End what runs in an instance and remove all of it; harmless where parts of it are gone."""
-    with alone():  # two that take the same one down do not trip over each other
+    """End the processes of an instance and remove it; do nothing for parts that are gone."""
+    with alone():  # two processes may remove the same instance
         processes.end(instance)
         network.remove(instance)
         cgroups.remove(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
@@ -43,13 +50,13 @@ def down(instance: Instance) -> None:
 
 
 def sweep() -> None:
-    """Take down the instances whose owner is dead."""
+    """Remove the instances whose owner is dead."""
     for instance in recorded():
         if instance.owner and not instance.owner.alive():
-            with contextlib.suppress(TestbedError):  # what hangs does not keep others from starting; swept again later
+            with contextlib.suppress(TestbedError):  # one that hangs must not block others; tried again later
                 down(instance)
 
 
 def leave(number: int, _frame: FrameType | None) -> NoReturn:
-    """Handles a signal by unwinding, and so by cleaning up."""
+    """Handle a signal by raising SystemExit, so that the testbed is removed."""
     raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
-"""Namespaces, a switch, and links that are shaped both ways; nothing of it in the machine's own namespace.
+"""Build namespaces, a switch, and links shaped in both directions, outside of the machine's own namespace.
 
-A node's `eth0` leads to a port of the switch that is called like the node. What the node sends waits in eth0's queue,
-what it receives in the port's, as before the two ends of a cable.
+A node's `eth0` leads to a port of the switch that has the node's name. Packets that the node sends wait in eth0's
+queue, packets for it in the port's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from idletrain_testbed.instance import SWITCH, Instance, alone
 from idletrain_testbed.rights import netfilter
 from idletrain_testbed.settings import Settings, TestbedError
 
-# How long a link may be idle, for want of a CPU, and still catch up: enough for a timer that is late on a busy machine,
+# How long a link may stay idle for lack of a CPU and still catch up: enough for a timer that is late on a busy machine,
 # too short to be seen in a transfer of 0.1 s.
 BURST_SECONDS = 0.002
 LEAST_BURST = 5_000  # bytes: tbf drops what is larger than its burst; three packets
@@ -27,7 +27,7 @@ LEAST_QUEUE = (
     256_000  # bytes: one socket hands over two segments of 64 kB at once; a queue of 64 kB lost five packets a flow
 )
 CONGESTION = "ipv4/tcp_congestion_control"
-# Of devices to come, so not of lo: IPv6's advertisements would be counted as a node's traffic.
+# Of devices to come, so not of lo: IPv6's advertisements would count as a node's traffic.
 QUIET = {"ipv6/conf/default/disable_ipv6": "1"}
 
 
@@ -39,18 +39,18 @@ class Counters(NamedTuple):
 
 
 def tbf(rate: int, queue: int | None) -> str:
-    """`tc`'s words for a link of `rate` bits per second before which up to `queue` bytes wait."""
+    """Return `tc`'s arguments for a link of `rate` bits per second with a queue of up to `queue` bytes."""
     burst = max(round(rate / 8 * BURST_SECONDS), LEAST_BURST)
     limit = queue or max(round(rate / 8 * QUEUE_SECONDS), LEAST_QUEUE)
     return f"tbf rate {rate}bit burst {burst} limit {limit}"
 
 
-def build(instance: Instance, asked: Settings) -> None:
-    """Make the instance's namespaces, its switch and its links."""
+def build(instance: Instance, settings: Settings) -> None:
+    """Create the instance's namespaces, its switch and its links."""
     _batch(["ip"], (f"netns add {instance.namespace(node)}" for node in (SWITCH, *instance.nodes)))
-    with _allowed(asked.congestion):
+    with _allowed(settings.congestion):
         for node in (SWITCH, *instance.nodes):
-            processes.write_settings(instance.namespace_path(node), {CONGESTION: asked.congestion} | QUIET)
+            processes.write_settings(instance.namespace_path(node), {CONGESTION: settings.congestion} | QUIET)
     ports = [
         f"link add name {node} type veth peer name eth0 netns {instance.namespace(node)}\nlink set {node} master br0 up"
         for node in instance.nodes
@@ -58,26 +58,26 @@ def build(instance: Instance, asked: Settings) -> None:
     switch = ("link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0", "link set br0 up")
     _batch(["ip", "-n", instance.namespace(SWITCH)], (*switch, *ports))
     # A segment of 64 kB travels as one: one loss would take all of it, and a short queue has no room for any.
-    segments = " gso_max_segs 1" if asked.loss or asked.queue else ""
+    segments = " gso_max_segs 1" if settings.loss or settings.queue else ""
     for node in instance.nodes:
         lines = ("link set lo up", f"address add {instance.address(node)}/24 dev eth0", f"link set eth0{segments} up")
         _batch(["ip", "-n", instance.namespace(node)], lines)
-    _shape(instance, {node: rate for node in instance.nodes if (rate := asked.rate(node))})
-    if asked.delay or asked.loss:
-        rules = netfilter(bool(asked.delay), asked.loss)
+    _shape(instance, {node: rate for node in instance.nodes if (rate := settings.rate(node))})
+    if settings.delay or settings.loss:
+        rules = netfilter(bool(settings.delay), settings.loss)
         for node in instance.nodes:
             _run([*processes.nsenter(instance, node), "iptables-restore"], rules)
-    if asked.delay:
-        processes.start_delayer(instance, asked.delay)
+    if settings.delay:
+        processes.start_delayer(instance, settings.delay)
 
 
 def shape(instance: Instance, node: str, rate: int) -> None:
-    """Give a node's link another rate, both ways."""
+    """Change the rate of a node's link in both directions, in bits per second."""
     _shape(instance, {instance.known(node): rate})
 
 
 def cut(instance: Instance, node: str) -> None:
-    """Let nothing through a node's link; nobody is told, as when a cable somewhere else breaks."""
+    """Drop all packets of a node's link; its device stays up, as when a cable elsewhere breaks."""
     _plug(instance, node, "nomaster")
 
 
@@ -87,7 +87,7 @@ def heal(instance: Instance, node: str) -> None:
 
 
 def counters(instance: Instance, node: str) -> Counters:
-    """What a node's link has carried since it was made."""
+    """Return the bytes that a node's link has carried since it was created."""
     sent, received = instance.namespace(instance.known(node)), instance.namespace(SWITCH)
     (up,), (down,) = (
         json.loads(_run(["tc", "-n", space, "-s", "-j", "qdisc", "show", "dev", device, "root"]))
@@ -101,19 +101,19 @@ def counters(instance: Instance, node: str) -> Counters:
 
 
 def delivered(instance: Instance) -> int:
-    """What all shaped links together have brought to their nodes, in bytes: one look for all of them."""
+    """Return the bytes that all shaped links together have delivered to their nodes, by one call of `tc`."""
     ports = json.loads(_run(["tc", "-n", instance.namespace(SWITCH), "-s", "-j", "qdisc", "show"]))
     return sum(port["bytes"] for port in ports if port["kind"] == "tbf")
 
 
 def remove(instance: Instance) -> None:
-    """Remove what is there of the instance's namespaces, and with them all that is in them."""
+    """Remove the instance's namespaces that exist, with all devices in them."""
     _batch(["ip"], (f"netns del {instance.namespace(node)}" for node in instance.namespaces()))
 
 
 @contextlib.contextmanager
 def _allowed(congestion: str) -> Iterator[None]:
-    """Meanwhile, a namespace may have this congestion control: Linux forbids it while the machine's users may not."""
+    """Allow a congestion control while the context lasts: Linux refuses to namespaces what users may not choose."""
     sysctl = processes.SYSCTL / "ipv4"
     if congestion not in (sysctl / "tcp_available_congestion_control").read_text().split():
         raise TestbedError(f"congestion {congestion!r}: this kernel does not have it; try `modprobe tcp_{congestion}`.")
@@ -138,7 +138,7 @@ def _shape(instance: Instance, rates: dict[str, int]) -> None:
 
 
 def _plug(instance: Instance, node: str, port: str) -> None:
-    # Disabled, a port is enabled again by whatever happens to the device; and a device that is down tells its node.
+    # A disabled port is enabled again by any change of the device, and the node sees a device that is down.
     _batch(["ip", "-n", instance.namespace(SWITCH)], [f"link set {instance.known(node)} {port}"])
 
 

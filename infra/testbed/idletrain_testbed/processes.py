@@ -1,4 +1,4 @@
-"""Processes in an instance: how they get in, and how all of them are ended."""
+"""Start processes in an instance, and end all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from idletrain_testbed import cgroups
 from idletrain_testbed.instance import SWITCH, Instance
 from idletrain_testbed.settings import TestbedError
 
-SYSCTL = Path("/proc/sys/net")  # as the namespace of the thread that looks has it
+SYSCTL = Path("/proc/sys/net")  # of the calling thread's namespace
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 ENDING_SECONDS = 10.0  # a process that does not die of SIGKILL for so long hangs in the kernel
 # Becomes the program in place, so that its process keeps the number: first into the cgroups named before --.
@@ -26,15 +26,15 @@ ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift;
 
 
 def into(instance: Instance, node: str) -> list[str]:
-    """What to put before a command so that it runs on a node; the process that starts it becomes it."""
-    found = cgroups.hierarchies(cgroups.MOUNTS.read_text())
-    files = [str(file) for file in cgroups.entrances(found, instance.name, node)]
+    """Return the prefix of a command that runs on a node, in the process that starts it."""
+    mounted = cgroups.hierarchies(cgroups.MOUNTS.read_text())
+    files = [str(file) for file in cgroups.entrances(mounted, instance.name, node)]
     join = ["/bin/sh", "-c", ENTER, "sh", *files, "--"] if files else []
     return [*join, *nsenter(instance, node)]
 
 
 def nsenter(instance: Instance, node: str) -> list[str]:
-    """The same without a node's limits."""
+    """Return the prefix of a command that runs in a node's namespace without the node's limits."""
     return [shutil.which("nsenter") or "nsenter", f"--net={instance.namespace_path(node)}", "--"]
 
 
@@ -67,7 +67,7 @@ def write_settings(namespace: Path, settings: Mapping[str, str]) -> None:
 
 
 def start_delayer(instance: Instance, delay_seconds: float) -> None:
-    """Start the process that holds packets back; it lives in the switch's namespace and ends with it."""
+    """Start the process that delays packets; it runs in the switch's namespace and ends with it."""
     spaces = [str(instance.namespace_path(node)) for node in instance.nodes]
     argv = [sys.executable, "-m", "idletrain_testbed.delayer", str(delay_seconds), *spaces]
     started = subprocess.run([*nsenter(instance, SWITCH), *argv], capture_output=True, text=True, check=False)
@@ -76,21 +76,23 @@ def start_delayer(instance: Instance, delay_seconds: float) -> None:
 
 
 def end(instance: Instance) -> None:
-    """End every process that runs in the instance, and wait until all are gone."""
+    """Kill every process in the instance, and wait until all are gone.
+
+    Raises:
+        TestbedError: some do not end.
+    """
     deadline = time.monotonic() + ENDING_SECONDS
-    while found := _inside(instance):
-        _kill(instance, found)
+    while pids := _inside(instance):
+        _kill(instance, pids)
         if time.monotonic() > deadline:
-            raise TestbedError(
-                f"Processes {sorted(found)} do not end: they hang in the kernel; run `down` again later."
-            )
+            raise TestbedError(f"Processes {sorted(pids)} do not end: they hang in the kernel; run `down` again later.")
         time.sleep(0.005)
 
 
-def _kill(instance: Instance, found: set[int]) -> None:
+def _kill(instance: Instance, pids: set[int]) -> None:
     with contextlib.ExitStack() as closing:
         handles = {}
-        for pid in found:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 handles[pid] = os.pidfd_open(pid)
                 closing.callback(os.close, handles[pid])
@@ -100,16 +102,16 @@ def _kill(instance: Instance, found: set[int]) -> None:
 
 
 def _inside(instance: Instance) -> set[int]:
-    """Who is in one of the instance's namespaces, or in its cgroups alone: on the way there, or put there by hand."""
+    """Return the processes in the instance's namespaces, or only in its cgroups: just starting, or moved by hand."""
     spaces = {_identity(instance.namespace_path(node)) for node in instance.namespaces()} - {None}
     pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    found = {pid for pid in pids if _identity(Path(f"/proc/{pid}/ns/net")) in spaces}
-    return found | cgroups.inhabitants(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
+    in_namespaces = {pid for pid in pids if _identity(Path(f"/proc/{pid}/ns/net")) in spaces}
+    return in_namespaces | cgroups.inhabitants(cgroups.hierarchies(cgroups.MOUNTS.read_text()), instance.name)
 
 
 def _identity(namespace: Path) -> tuple[int, int] | None:
     try:
-        found = namespace.stat()
+        status = namespace.stat()
     except OSError:  # ended, or a zombie
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

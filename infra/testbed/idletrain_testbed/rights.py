@@ -1,4 +1,4 @@
-"""What this machine lacks for a testbed: rights, tools, parts of the kernel. Found by trying, in passing namespaces."""
+"""Check what this machine lacks for a testbed: rights, tools, parts of the kernel; tried in temporary namespaces."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # their bits, linux/c
 
 
 def missing(*, cpus: bool = False, memory: bool = False, delay: bool = False, loss: bool = False) -> list[str]:
-    """Sentences that name what is missing for a testbed, and for the limits, delay and loss that are asked for."""
-    lacking = missing_capabilities()
+    """Return a sentence for everything that is missing for a testbed with these limits, delay and loss."""
+    faults = missing_capabilities()
     tools = TOOLS | ({"iptables-restore": "iptables"} if delay or loss else {})
-    lacking += [f"{tool} is missing: install {package}." for tool, package in tools.items() if not shutil.which(tool)]
-    if not lacking:
-        lacking += _kernel_lacks(delay, loss)
-    return lacking + cgroups.missing(cpus=cpus, memory=memory)
+    faults += [f"{tool} is missing: install {package}." for tool, package in tools.items() if not shutil.which(tool)]
+    if not faults:
+        faults += _missing_in_kernel(delay, loss)
+    return faults + cgroups.missing(cpus=cpus, memory=memory)
 
 
 def missing_capabilities() -> list[str]:
-    """The first of them, which reaching an instance needs too."""
+    """Return a sentence for each missing capability; commands on an existing instance need them, too."""
     held = int(re.findall(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[0], 16)
     return [f"{name} is missing: run as root." for name, bit in CAPABILITIES.items() if not held >> bit & 1]
 
 
 def netfilter(delay: bool, loss: float) -> str:
-    """Rules for iptables-restore at a node's end of its link: packets get lost, those that are left wait in queue 0."""
+    """Return iptables-restore's rules for a node's end of its link: drop packets at random, queue the others."""
     lose = f"-A PREROUTING -i eth0 -m statistic --mode random --probability {loss:.9f} -j DROP\n" if loss else ""
     wait = "-A PREROUTING -i eth0 -j NFQUEUE --queue-num 0\n" if delay else ""
     return f"*raw\n{lose}{wait}COMMIT\n"
 
 
 @functools.cache
-def _kernel_lacks(delay: bool, loss: bool) -> tuple[str, ...]:
+def _missing_in_kernel(delay: bool, loss: bool) -> tuple[str, ...]:
     trials: dict[str, tuple[str, str]] = {
         "Network namespaces": ("true", ""),
         "veth": ("ip link add name veth0 type veth peer name veth1", ""),
@@ -56,7 +56,7 @@ def _kernel_lacks(delay: bool, loss: bool) -> tuple[str, ...]:
     if delay:
         trials["iptables' NFQUEUE target"] = ("iptables-restore", netfilter(delay=True, loss=0))
     return tuple(
-        f"{what} cannot be had here: use a kernel, and a container, that allow it."
+        f"{what} are not available here: use a kernel, and a container, that allow them."
         for what, (command, text) in trials.items()
         if not _succeeds(["unshare", "--net", *command.split()], text)
     )

@@ -1,4 +1,4 @@
-"""What is asked of a testbed, checked before anything is made: rates, durations, shares, sizes as people write them."""
+"""Parse and check a testbed's settings before anything is created: rates, durations, shares, sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}  # as tc writes 
 DURATIONS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MOST_NODES = 250  # with the head they fit a /24
-LEAST_RATE, MOST_RATE = 8_000, 10**11  # bits per second: one packet takes 1.5 s; what no machine emulates
+LEAST_RATE, MOST_RATE = 8_000, 10**11  # bits per second: one packet takes 1.5 s; more than a machine can emulate
 LEAST_MEMORY, MOST_MEMORY = 2**20, 2**50  # bytes: below, no program starts
 LEAST_QUEUE, MOST_QUEUE = 1_514, 2**30  # bytes: one packet of Ethernet
 MOST_DELAY = 10.0  # seconds: above, TCP gives up connecting
-LEAST_CPUS = 0.05  # one millisecond in the scheduler's period of ours (cgroups.py), its least
+LEAST_CPUS = 0.05  # one millisecond in a period of 20 ms (cgroups.py), the scheduler's minimum
 
 
 class TestbedError(Exception):
-    """An instance cannot be made or reached as asked; the text ends in what to do."""
+    """An instance cannot be created or reached; the text ends in what to do."""
 
     __test__ = False  # pytest takes names that start with Test for its own
 
@@ -41,11 +41,11 @@ class Settings:
     congestion: str  # TCP's congestion control
 
     def rate(self, node: str) -> int | None:
-        """The rate that `node`'s link starts with."""
+        """Return the initial rate of a node's link in bits per second, or None if it is not limited."""
         return self.head_link if node == "head" else self.link
 
 
-def settings(
+def parse_settings(
     *,
     nodes: int,
     link: str | None,
@@ -57,7 +57,11 @@ def settings(
     queue: str | None,
     congestion: str,
 ) -> Settings:
-    """Settings from what a user wrote; `TestbedError` holds a sentence for every fault."""
+    """Parse the settings that a user wrote.
+
+    Raises:
+        TestbedError: some are wrong; its text has a sentence for each.
+    """
     reading = _Reading()
     if not 1 <= nodes <= MOST_NODES:
         reading.faults.append(f"{nodes} nodes: ask for 1 to {MOST_NODES}.")
@@ -85,12 +89,12 @@ def settings(
 
 
 def rate(text: str) -> int:
-    """Bits per second from `100mbit`."""
+    """Parse a rate such as `100mbit` into bits per second."""
     return round(_number("link", text, RATES, LEAST_RATE, MOST_RATE))
 
 
 class _Reading:
-    """Reads numbers and collects what is wrong with them."""
+    """Parse numbers and collect their faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -106,10 +110,10 @@ class _Reading:
 
 
 def _number(what: str, text: str, units: Mapping[str, float], least: float, most: float) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z%]+)", text.strip())
-    if not found or found[2] not in units:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z%]+)", text.strip())
+    if not match or match[2] not in units:
         raise TestbedError(f"{what} {text!r}: write a number and one of {', '.join(units)}.")
-    value = float(found[1]) * units[found[2]]
+    value = float(match[1]) * units[match[2]]
     if not least <= value <= most:
         unit, size = next(iter(units.items()))
         raise TestbedError(f"{what} {text!r}: ask for {least / size:.10g}{unit} to {most / size:.10g}{unit}.")

@@ -1,4 +1,4 @@
-"""A testbed as a context manager: it lives as long as the block, or as its process at most."""
+"""A testbed as a context manager: it exists until the block ends, or its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from idletrain_testbed import lifecycle, network, processes
 from idletrain_testbed.network import Counters
-from idletrain_testbed.settings import rate, settings
+from idletrain_testbed.settings import parse_settings, rate
 
 
 class Testbed:
@@ -20,18 +20,19 @@ class Testbed:
 
     Args:
         nodes: `n0`, `n1`, ...; the `head` comes on top.
-        link: each link's rate on the wire, both ways (`100mbit`); None leaves links as fast as the machine.
+        link: each link's rate on the wire, in each direction (`100mbit`); None leaves links as fast as the machine.
         head_link: the head's; `link` otherwise.
         cpus: of the machine's CPUs, what each node may use.
         memory: what each node may use (`1GiB`); a node that takes more is killed by the kernel.
         delay: from any node to any other, one way (`2ms`).
-        loss: share of the packets that get lost from any node to any other (`1%`).
-        queue: what may wait before a link, each way (`64KiB`); what comes then is lost. By default 50 ms.
+        loss: share of the packets that are lost from any node to any other (`1%`).
+        queue: the most bytes that wait for a link in each direction (`64KiB`); further packets are lost. By
+            default 50 ms of traffic.
         congestion: TCP's congestion control.
         name: the instance's, for the command line; a free one by default.
 
     Raises:
-        TestbedError: something asked for is wrong, or missing here (`missing()` tells which).
+        TestbedError: a setting is wrong, or something is missing on this machine (`missing()` returns what).
     """
 
     __test__ = False  # not one of pytest's
@@ -50,7 +51,7 @@ class Testbed:
         congestion: str = "cubic",
         name: str | None = None,
     ) -> None:
-        asked = settings(
+        settings = parse_settings(
             nodes=nodes,
             link=link,
             head_link=head_link,
@@ -63,7 +64,7 @@ class Testbed:
         )
         self._started: list[subprocess.Popen[Any]] = []
         self._owner = os.getpid()
-        # SIGTERM unwinds the owner, and so cleans up, where nobody has decided otherwise.
+        # SIGTERM raises SystemExit in the owner, so that the testbed is removed, unless the program handles it itself.
         self._handles_sigterm = (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -71,7 +72,7 @@ class Testbed:
         )
         self._open = True
         try:
-            self.instance = lifecycle.up(asked, name)
+            self.instance = lifecycle.up(settings, name)
         except BaseException:
             self._restore()
             raise
@@ -83,18 +84,18 @@ class Testbed:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes' names, the head's first."""
+        """Return the nodes' names, the head's first."""
         return self.instance.nodes
 
     def address(self, node: str) -> str:
-        """A node's IPv4 address; the other nodes of this instance reach it, nobody else."""
+        """Return a node's IPv4 address, which only the other nodes of this instance can reach."""
         return self.instance.address(node)
 
     def popen(self, node: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on a node; `options` are those of `subprocess.Popen` (not `shell`, not `executable`).
 
-        It has the number that is returned, gets the signals that are sent to it, and is killed when the testbed closes.
-        A command that cannot be started exits with 127.
+        The process that is returned is the command's own; it is killed when the testbed closes. A command that cannot
+        be started exits with 127.
         """
         self._started = [process for process in self._started if process.poll() is None]
         before = processes.into(self.instance, self.instance.known(node))
@@ -103,11 +104,11 @@ class Testbed:
         return process
 
     def link(self, node: str, to: str) -> None:
-        """Give a node's link another rate, such as `10mbit`."""
+        """Change the rate of a node's link, such as `10mbit`."""
         network.shape(self.instance, node, rate(to))
 
     def cut(self, node: str) -> None:
-        """Let nothing through a node's link; nobody is told."""
+        """Drop all packets of a node's link; its device stays up."""
         network.cut(self.instance, node)
 
     def heal(self, node: str) -> None:
@@ -115,18 +116,18 @@ class Testbed:
         network.heal(self.instance, node)
 
     def counters(self, node: str) -> Counters:
-        """What a node's link has carried since it was made, in bytes."""
+        """Return the bytes that a node's link has carried since it was created."""
         return network.counters(self.instance, node)
 
     def delivered(self) -> int:
-        """What all shaped links together have brought to their nodes, in bytes."""
+        """Return the bytes that all shaped links together have delivered to their nodes."""
         return network.delivered(self.instance)
 
     def close(self) -> None:
-        """End all processes on the nodes and remove everything; harmless if done before."""
+        """End all processes on the nodes and remove everything; do nothing if that is done."""
         if not self._open or os.getpid() != self._owner:  # a fork of the owner owns nothing
             return
-        for process in self._started:  # also one that is still on its way into its node
+        for process in self._started:  # also one that has not entered its node yet
             process.kill()
         lifecycle.down(self.instance)
         for process in self._started:
