@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pytest
 
 from idletrain.export import load_run
 
@@ -114,11 +115,14 @@ def test_notices(make_run: Callable[..., Run], control: Control, undisturbed: Ca
         assert following["step"] == reported_steps[event["subnet"], event["round"], event["attempt"]]
 
 
+@pytest.mark.parametrize(
+    ("pull", "push", "smaller"), [("int8", "int4", 4), ("bf16", "bf16", 1.7), ("int4", "int8", 2.5)], ids=str
+)
 def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
-    make_run: Callable[..., Run], control: Control
+    make_run: Callable[..., Run], control: Control, pull: str, push: str, smaller: float
 ) -> None:
     """A replacement that goes on from a checkpoint pulls the initial values, to encode its update as a delta."""
-    exchange = {"pull": "int8", "push": "int4"}
+    exchange = {"pull": pull, "push": push}
     training = {"exchange": exchange, "optimizer": {"name": "sgd", "lr": 0.05}}
     run = make_run(rounds=2, model={"args": {"widths": [64, 256, 256, 10]}}, training=training)
     control.pace(0.1)
@@ -137,7 +141,7 @@ def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
     updates = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
     whole = 2 * 4 * sum(128 * n for n in (64, 128, 10))  # of a round, fp32
     assert len(updates) == 4
-    assert sum(event["push_bytes"] for event in updates) < 2 * whole / 4
+    assert sum(event["push_bytes"] for event in updates) < 2 * whole / smaller
 
 
 def test_a_warned_worker_ends_well(

@@ -125,18 +125,24 @@ def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_dir
     codes = [main(("launch", "job.yaml", "--json"), monkeypatch, capsys)[0]]
     sys.modules.pop("own_factory")
     messages = []
-    for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), ("export", "t", "--to", "t.safetensors")):
+    export = ("export", "t", "--to", "t.safetensors")
+    for command in (("status", "t", "--json"), ("evaluate", "t", "--json"), export, ("evaluate", "t")):
         monkeypatch.setattr(sys, "path", bare.copy())
         monkeypatch.setattr(sys, "argv", ["idletrain", *command])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         codes.append(ended.value.code)
         messages.append(capsys.readouterr().out)
-    assert codes == [None] * 4
+    assert codes == [None] * 5
     status, evaluated = (json.loads(line) for line in messages[:2])
     assert (status["status"], status["rounds"], evaluated["rounds"]) == ("completed", 2, 2)
-    assert evaluated["accuracy"] == pytest.approx(status["accuracy"])
     assert messages[2] == "t.safetensors: the network after round 2\n"
+    calibration = (
+        f"calibration error {evaluated['calibration_error']:.4f}, best temperature {evaluated['temperature']:.2f}"
+    )
+    assert calibration in messages[3]
+    for field in ("accuracy", "calibration_error", "temperature"):
+        assert evaluated[field] == pytest.approx(status[field])
     assert load_file(tmp_path / "t.safetensors")["1.weight"].shape == (16, 64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from idletrain.cli.plan_table import plan_table
 from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.job_file import load_job, parse_job
+from idletrain.nn.ist.groups import Contraction, Scaling
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.prepare import Prepared, from_settings
 
@@ -60,6 +62,23 @@ def test_sums_over_cut_neurons_are_listed_with_what_becomes_of_them_and_whole_gr
     assert re.search(r"4\.weight +│ as they are: a normalization", sums)
     assert re.search(r"7\.weight +│ multiplied by 1/share", sums)
     assert re.search(r"7 +│ its neurons are the network's outputs", whole)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "text"),
+    [
+        ("unknown", "multiplied by 1/share, untested: the network's outputs with random weights are not finite"),
+        ("unused", "as they are: no output depends on them"),
+        ("inputs", "inputs of 7 multiplied by 1/share, as the weights have another use"),
+    ],
+)
+def test_a_sum_that_no_trial_decides_or_that_is_scaled_at_its_use_is_told_as_that(
+    prepared: Prepared, scaling: Scaling, text: str
+) -> None:
+    contraction = Contraction("7.weight", 1, scaling, ("7",) if scaling == "inputs" else ())
+    layout = replace(prepared.program.layout, contractions=(contraction,))
+    table = shown(replace(prepared, program=replace(prepared.program, layout=layout)), 1 << 30)
+    assert re.search(rf"7\.weight +│ {re.escape(text)}", table)
 
 
 def test_workers_too_small_for_any_subnet_are_refused(prepared: Prepared) -> None:

@@ -134,6 +134,10 @@ def test_the_last_lines_hold_every_number_of_the_record() -> None:
 def test_scores_are_reported_as_far_as_there_are_any() -> None:
     assert score_text(0.5, 1.25) == "accuracy 0.5000, loss 1.2500"
     assert score_text(None, 1.25) == "loss 1.2500"
+    assert (
+        score_text(0.5, 1.25, 0.03, 1.1)
+        == "accuracy 0.5000, loss 1.2500, calibration error 0.0300, best temperature 1.10"
+    )
     assert score_text(None, None) == "not evaluated"
 
 

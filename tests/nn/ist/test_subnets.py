@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from idletrain.nn.ist.groups import Group, Layout, TensorLayout
 from idletrain.nn.ist.partition import draw as draw_masks
-from idletrain.nn.ist.subnets import Subnet, cut, gather, merge, views
+from idletrain.nn.ist.subnets import Subnet, add_change, cut, gather, merge, views
 
 
 def tensor_of(name: str, *dimensions: np.ndarray | int, trainable: bool = True) -> TensorLayout:
@@ -150,6 +151,29 @@ def test_subnets_of_some_neurons_leave_the_rest_as_it_is() -> None:
     merge(network, [(subnet, torch.zeros(6), 10)])
     assert network[0][[0, 3]].abs().sum() == 0
     assert torch.equal(network[0][[1, 2, 4, 5, 6, 7]], before[[1, 2, 4, 5, 6, 7]])
+
+
+def test_a_change_that_comes_late_moves_the_network_as_much_as_in_time() -> None:
+    """A scaled weight by the change over its factor; what every subnet has by its share of the steps."""
+    tensors = (
+        tensor_of("up", np.arange(8), 3),
+        replace(tensor_of("down", 2, np.arange(8)), scaled=((1, 1.0),)),
+        replace(tensor_of("beside", 2, np.append(np.arange(8), [-1, -1])), scaled=((1, 1.0),)),
+        tensor_of("shared", 2),
+    )
+    layout = Layout((Group("h", 8),), tensors)
+    network = random_network(layout)
+    in_time, late = [t.clone() for t in network], [t.clone() for t in network]
+    subnets = [cut(layout, mask) for mask in draw_masks(0, 0, layout.sizes, [0.25, 0.75])]
+    flats = [extracted(network, subnet) for subnet in subnets]
+    steps, change = (10, 30), torch.randn(subnets[0].parameters)
+    merge(in_time, [(subnets[0], flats[0] + change, steps[0]), (subnets[1], flats[1], steps[1])])
+    merge(late, list(zip(subnets, flats, steps, strict=True)))
+    add_change(late, subnets[0], change, steps[0] / sum(steps))
+    for one, other in zip(late, in_time, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    _, down, _, _ = views(change, subnets[0].shapes)
+    torch.testing.assert_close((late[1] - network[1])[:, subnets[0].positions[1][1]], down / 4, rtol=1e-5, atol=1e-6)
 
 
 def test_views_share_the_flat_buffer_s_memory() -> None:

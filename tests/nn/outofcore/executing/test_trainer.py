@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from idletrain.nn.ist.subnets import ScaledInputs
 from idletrain.nn.outofcore.executing import trainer
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES
 from idletrain.nn.outofcore.executing.trainer import Known, MemoryRoom, PlannedSteps
@@ -144,6 +145,36 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
     assert steps._learnt.owners[2] is not None
     assert steps.plan
     steps.plan = replace(steps.plan, streamed=True)
+    for _ in range(STEPS):
+        steps.step(x, y)
+        functional.cross_entropy(plain(x), y).backward()
+        with torch.no_grad():
+            for i, p in enumerate(plain.parameters()):
+                move(i, p, [])
+        plain.zero_grad()
+    steps.store(state_file)
+    steps.close()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_layer_whose_inputs_are_scaled_computes_the_same_streamed_and_recomputed(tmp_path: Path) -> None:
+    """As of tied embeddings, whose table is not scaled but what their other use adds up is."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(48, 48), nn.ReLU())]
+    plain, x, y = nn.Sequential(*layers, nn.Linear(48, 10)), torch.randn(64, 48), torch.randint(10, (64,))
+    plain[4].register_forward_pre_hook(ScaledInputs(torch.linspace(1, 4, 48), plain[4]))
+    ours, unscaled = copy.deepcopy(plain), copy.deepcopy(plain)
+    unscaled[4]._forward_pre_hooks.clear()
+    assert not torch.equal(unscaled(x), plain(x))
+    state_file = filled_state_file(tmp_path, ours, 1)
+    steps = PlannedSteps(ours, functional.cross_entropy, state_file, move, MemoryRoom(1 << 30, 0, tmp_path))
+    steps._choose_plan(x, y)
+    assert steps.plan
+    units = len(steps.plan.unit_modes) - 1
+    steps.plan = replace(
+        steps.plan, unit_modes=("K", *"R" * (units - 2), "K", steps.plan.unit_modes[-1]), streamed=True
+    )
     for _ in range(STEPS):
         steps.step(x, y)
         functional.cross_entropy(plain(x), y).backward()
