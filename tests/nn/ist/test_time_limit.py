@@ -26,7 +26,24 @@ def test_a_line_says_what_takes_time(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert [record.getMessage() for record in caplog.records] == ["thinking (for at most 10 s)"]
 
 
-def test_a_function_without_end_is_ended_although_it_swallows_errors() -> None:
+def test_the_limit_is_of_cpu_time_so_that_others_on_the_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert within(0.5, lambda: time.sleep(0.7) or 3, "waiting") == 3  # as a thread that gets no core
+
+    def busy() -> None:
+        while True:
+            pass
+
+    started = time.thread_time()
+    with pytest.raises(TimeoutError):
+        within(0.2, busy, "thinking")
+    assert time.thread_time() - started < 0.2  # the caller only waits
+    monkeypatch.setattr(time_limit, "CROWDED", 2.0)
+    with pytest.raises(TimeoutError):
+        within(0.05, lambda: time.sleep(0.5), "waiting")
+
+
+def test_a_function_without_end_is_ended_although_it_swallows_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "CROWDED", 1.0)
     threads: list[threading.Thread] = []
     swallowed: list[Any] = []
 
