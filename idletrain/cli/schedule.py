@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from idletrain.errors import IdletrainError, JobError
+from idletrain.schedules.cron import LocalTrigger
 
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
     from idletrain.job import Job
@@ -29,17 +30,6 @@ LAST_SHOWN = 3
 MINUTES_FROM = 120.0  # seconds: longer durations are printed in minutes
 PROGRAM = (sys.executable, "-m", "idletrain")
 app = typer.Typer(no_args_is_help=True, help="Run jobs repeatedly, at set times.")
-
-
-class TriggerName(enum.StrEnum):
-    """A program on this machine that starts scheduled runs."""
-
-    crontab = "crontab"
-    systemd = "systemd"
-    loop = "loop"
-
-
-_LOCAL = tuple(name.value for name in TriggerName)
 
 
 class IfRunning(enum.StrEnum):
@@ -95,7 +85,7 @@ def add(
         tz=machine_zone(os.environ.get("TZ", "")) if tz is None else tz,
         job=str(job.absolute()),
         directory=str(Path.cwd()),
-        cloud=cloud or ("local" if trigger in _LOCAL else trigger),
+        cloud=cloud or ("local" if trigger in set(LocalTrigger) else trigger),
         on=trigger,
         if_running=if_running.value,
         created=utc_now(),
@@ -111,9 +101,9 @@ def add(
         raise
     following = next(times.times(cron, schedule.tz, schedule.created))
     typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger}")
-    if trigger == TriggerName.loop:
+    if trigger == LocalTrigger.loop:
         typer.echo("keep `idletrain schedule run` running: it starts what is due")
-    if trigger == TriggerName.systemd:
+    if trigger == LocalTrigger.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
 
@@ -206,14 +196,14 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
         job = load_job(Path(schedule.job))
     except JobError as error:
         faults += error.faults
-    if schedule.on not in _LOCAL:
+    if schedule.starts_in_cloud:
         try:
             faults += _cloud_schedules(schedule.on).faults(schedule, job.cloud.image if job else "unknown")
         except JobError as error:
             faults += error.faults
     else:
         faults += _provider_faults(schedule.cloud, job)
-        if schedule.on != TriggerName.loop and (fault := _triggers()[schedule.on].fault()):
+        if schedule.on != LocalTrigger.loop and (fault := _triggers()[schedule.on].fault()):
             faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
@@ -235,21 +225,21 @@ def _provider_faults(name: str, job: Job | None) -> tuple[str, ...]:
 def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
     from idletrain.schedules.cron import wake_minutes
 
-    if schedule.on not in _LOCAL:
+    if schedule.starts_in_cloud:
         from importlib.metadata import version
 
         store.path(schedule.name, "job").write_text(
             json.dumps(job.as_tree())
         )  # the job that the cloud runs from now on
         _cloud_schedules(schedule.on).install(schedule, job, _packed(job), version("idletrain"))
-    elif schedule.on != TriggerName.loop:
+    elif schedule.on != LocalTrigger.loop:
         _triggers()[schedule.on].install(schedule.name, wake_minutes(schedule.cron), _command(schedule.name, store))
 
 
 def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
-    if schedule.on not in _LOCAL:
+    if schedule.starts_in_cloud:
         _cloud_schedules(schedule.on).remove(schedule.name, _job_in_cloud(schedule, store))
-    elif schedule.on != TriggerName.loop:
+    elif schedule.on != LocalTrigger.loop:
         _triggers()[schedule.on].remove(schedule.name)
 
 
@@ -282,7 +272,7 @@ def _cloud_schedules(name: str) -> CloudSchedules:
     except JobError:
         schedules = None
     if schedules is None:
-        raise JobError(f"--on: {name} starts no runs; use {', '.join(_LOCAL)}, or a cloud such as aws")
+        raise JobError(f"--on: {name} starts no runs; use {', '.join(LocalTrigger)}, or a cloud such as aws")
     return schedules
 
 
@@ -291,8 +281,8 @@ def _triggers() -> dict[str, Trigger]:
     from idletrain.schedules.systemd import SystemdTimers
 
     return {
-        TriggerName.crontab.value: crontab,
-        TriggerName.systemd.value: SystemdTimers(_config_home() / "systemd" / "user"),
+        LocalTrigger.crontab.value: crontab,
+        LocalTrigger.systemd.value: SystemdTimers(_config_home() / "systemd" / "user"),
     }
 
 
@@ -302,7 +292,7 @@ def _default_trigger(faults: list[str]) -> str:
         if trigger.fault() is None:
             return name
     faults.append("--on: there is neither cron nor systemd for you here; use --on loop")
-    return TriggerName.loop.value
+    return LocalTrigger.loop.value
 
 
 def _command(name: str, store: ScheduleStore) -> list[str]:
@@ -328,7 +318,7 @@ def _last(schedule: Schedule, store: ScheduleStore) -> list[tuple[Execution, boo
     """Return a schedule's last executions, each with True if it is still running."""
     from idletrain.schedules.execute import running
 
-    if schedule.on not in _LOCAL:
+    if schedule.starts_in_cloud:
         return _cloud_schedules(schedule.on).history(schedule.name, _job_in_cloud(schedule, store), LAST_SHOWN)
     history, held = store.history(schedule.name), running(store, schedule.name)
     newest = next((e for e in reversed(history) if e.started), None)

@@ -33,6 +33,14 @@ STOPPED_EXITS = (130, 143)  # after a SIGINT (a launch turns every request to en
 ZONE_OFFSETS_MINUTES = (0, 15, 30, 45)  # all of today's zones differ by multiples of 15 minutes
 
 
+class LocalTrigger(enum.StrEnum):
+    """A program on this machine that starts scheduled runs; any other trigger is a cloud's name."""
+
+    crontab = "crontab"
+    systemd = "systemd"
+    loop = "loop"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A job that runs at the times of a cron line.
@@ -41,8 +49,8 @@ class Schedule:
         cron: Five fields, in the time zone `tz`.
         job: Absolute path of the job file.
         directory: Working directory of its runs.
-        cloud: Where its nodes come from: local, sandbox or aws.
-        on: What starts it: crontab, systemd, loop or aws.
+        cloud: Name of the provider of its nodes: local, sandbox, aws, ...
+        on: What starts it: a `LocalTrigger`, or a cloud's name.
         if_running: What to do while the previous run is still running: skip or queue.
         created: When it was created; earlier times are never due.
     """
@@ -56,6 +64,11 @@ class Schedule:
     on: str
     if_running: str
     created: datetime
+
+    @property
+    def starts_in_cloud(self) -> bool:
+        """Return True if a cloud starts its runs, False if this machine does."""
+        return self.on not in set(LocalTrigger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ def serve_schedules(store: ScheduleStore, command: Callable[[str], Sequence[str]
         for name in store.names():
             with contextlib.suppress(JobError, DamageError):  # removed meanwhile, or shown by `schedule list`
                 schedule = store.get(name)
-                if schedule.on == "aws":
+                if schedule.starts_in_cloud:
                     continue
                 at = due(schedule, store.history(name), now)
                 if at and started.get(name) != at:
