@@ -140,7 +140,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for cut in preset.cuts:
             result = measure(preset, cut, policy)
             runs.append(result)
-            name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps, marks {cut.progress_every}"
+            name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps"
+            name += f", progress every {cut.progress_every}"
             figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
             if cut == preset.cuts[0]:
                 worst = sorted(result["shares"].items(), key=lambda item: -item[1])

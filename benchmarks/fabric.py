@@ -128,7 +128,7 @@ def verdicts(nodes: int) -> Iterator[Figure]:
     ):
         verdict = compare.overall(compare.compare(first, other))
         sys.stderr.write(f"{name}: {verdict}\n")
-        yield at_least(f"{name}, {nodes} nodes: the right verdict", float(verdict.startswith(wanted)), "", 1)
+        yield at_least(f"{name}, {nodes} nodes: the right conclusion", float(verdict.startswith(wanted)), "", 1)
 
 
 def round_trip_seconds(fabric: Fabric) -> float | None:

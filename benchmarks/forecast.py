@@ -50,7 +50,7 @@ from idletrain.observe.time_use import ROUND_PARTS
 from idletrain.providers.scheduler import RunningCluster
 from idletrain.run import RunOptions, launch
 
-OFF, LOOK_SECONDS = 0.15, 10.0
+OFF, MEASUREMENT_SECONDS = 0.15, 10.0
 REPEATS = 5
 STEADY = 0.05  # of the CPU time: what a host may take more or less of in a measurement than in the rounds behind
 WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each measurement, at least; the first loads the program
@@ -97,11 +97,11 @@ class Ticks(NamedTuple):
 
 async def measure_with_steal(seen: Awaitable[tuple[FleetFigures, float]]) -> tuple[FleetFigures, float, float]:
     """Return a measurement, its seconds, and the share of time stolen while it timed steps, which it does last."""
-    ticks, looking = [Ticks.now()], asyncio.ensure_future(seen)
-    while not looking.done():
-        await asyncio.wait([looking], timeout=TICK_SECONDS)
+    ticks, measuring = [Ticks.now()], asyncio.ensure_future(seen)
+    while not measuring.done():
+        await asyncio.wait([measuring], timeout=TICK_SECONDS)
         ticks.append(Ticks.now())
-    return *looking.result(), ticks[-round(STEP_SECONDS / TICK_SECONDS) :][0].share_until(ticks[-1])
+    return *measuring.result(), ticks[-round(STEP_SECONDS / TICK_SECONDS) :][0].share_until(ticks[-1])
 
 
 def is_steady(line: Line) -> bool:
@@ -125,7 +125,7 @@ async def lead(host: str, nodes: int, tree: dict[str, Any], repeats: int) -> Non
                 and len(measurements) < TRIES * repeats
                 and time.monotonic() < until
             ):
-                own_job = job.model_copy(update={"name": f"look-{len(measurements)}"})
+                own_job = job.model_copy(update={"name": f"measurement-{len(measurements)}"})
                 measurements.append(await measure_and_train(address, nodes, own_job, prepared))
                 print_line(measurements[-1])
             print_line({"kind": "ended"})
@@ -189,9 +189,9 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
     ratios = [_expected(rounds) / _measured(rounds) for rounds in counted]
     yield Figure(f"{name}: off by", abs(statistics.median(ratios) - 1), "", samples=ratios)
     first, *later = (line["seconds"] for line in lines)
-    yield Figure(f"{name}: the first look", first, "s")
-    yield Figure(f"{name}: later looks", statistics.median(later or [first]), "s", samples=later)
-    for which, place in (("looks", 0), ("rounds", 1)):
+    yield Figure(f"{name}: the first measurement", first, "s")
+    yield Figure(f"{name}: later measurements", statistics.median(later or [first]), "s", samples=later)
+    for which, place in (("measurements", 0), ("rounds", 1)):
         shares = [line["stolen"][place] for line in lines]
         yield Figure(f"{name}: stolen from {which}", statistics.median(shares), "", samples=shares)
     for part in ROUND_PARTS:
@@ -201,7 +201,7 @@ def figures_of(name: str, lines: Sequence[Line]) -> Iterator[Figure]:
 
 
 def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
-    """Return a case's name for the table."""
+    """Return a case's row of the table."""
     counted = counting(lines)
     seconds = (statistics.median(map(each, counted)) for each in (_expected, _measured))
     steady = sum(map(is_steady, lines))
@@ -211,10 +211,12 @@ def row_of(name: str, lines: Sequence[Line], off: float) -> list[str]:
 def overall(where: str, figures: Sequence[Figure]) -> Iterator[Figure]:
     """Return the figures over all cases."""
     off = [figure.value for figure in figures if figure.what.endswith(": off by")]
-    firsts = [figure.value for figure in figures if figure.what.endswith(": the first look")]
+    firsts = [figure.value for figure in figures if figure.what.endswith(": the first measurement")]
     yield at_least(f"{where}: cases within 15 %", sum(value <= OFF for value in off), "", len(off), off)
-    yield at_most(f"{where}: a first look, in the median", statistics.median(firsts), "s", LOOK_SECONDS, firsts)
-    yield at_most(f"{where}: a first look, at worst", max(firsts), "s", LOOK_SECONDS, firsts)
+    yield at_most(
+        f"{where}: a first measurement, in the median", statistics.median(firsts), "s", MEASUREMENT_SECONDS, firsts
+    )
+    yield at_most(f"{where}: a first measurement, at worst", max(firsts), "s", MEASUREMENT_SECONDS, firsts)
 
 
 def _expected(rounds: Sequence[Record]) -> float:
@@ -245,7 +247,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 figures += figures_of(name, lines)
                 rows.append(row_of(name, lines, next(f.value for f in figures if f.what == f"{name}: off by")))
                 print(": ".join(rows[-1]), flush=True)
-    head = ["case", "expected s a round", "measured", "off by", "looks at a steady machine"]
+    head = ["case", "expected s a round", "measured", "off by", "measurements on a steady machine"]
     tables = [{"title": f"Links of {link}", "head": head, "rows": rows}]
     return report("forecast", options, [*overall(link, figures), *figures], tables=tables)
 

@@ -1,8 +1,8 @@
 """Check that a worker's memory stays in proportion to its subnet.
 
-Real runs of a network of 1.2 GB (an MLP 3072-16000-16000-10) in 8 subnets on two worker processes: one with a mark
-pushed after every step that it can be, which is the worst case, and one without marks. Of every worker: its peak
-resident memory (VmHWM) minus what it held when it had imported everything and joined, before its first subnet.
+Real runs of a network of 1.2 GB (an MLP 3072-16000-16000-10) in 8 subnets on two worker processes: one that
+pushes a progress checkpoint after every step that it can, which is the worst case, and one without. Of every worker:
+its peak resident memory (VmHWM) minus what it held when it had imported everything and joined, before its first subnet.
 
     python -m benchmarks.memory [--tiny] [--json FILE]
 
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, watch and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
-    for what, progress_every in (("with marks", "1ms"), ("without marks", "1h")):
+    for what, progress_every in (("with checkpoints", "1ms"), ("without checkpoints", "1h")):
         watch, sizes = measure(preset, progress_every)
         growth = watch.growth()
         most, ratios = max(growth), [each / sizes["subnet"] for each in growth]

@@ -2,7 +2,7 @@
 
 The events of a churned run of 100 workers are fed to a head's summary at the pace of a real run, ten rounds a minute;
 the head publishes them to a real scheduler in a process of its own, as `idletrain launch` does. Its CPU time is
-measured while nobody looks, and while three browsers' worth of requests do, twice a second each; so is the head's.
+measured while nobody views the page, and while three viewers load it, twice a second each; so is the head's.
 
     python -m benchmarks.page [--tiny] [--json FILE]
 
@@ -33,7 +33,7 @@ from idletrain.observe.records import Record
 from idletrain.observe.summary import Summary
 
 ROUND_SECONDS = 6.0
-LOOKERS = 3
+VIEWERS = 3
 LOOK_SECONDS = 0.5  # as page.js does
 PAGE_SECONDS = 60  # until the scheduler has imported Dask's pages
 
@@ -148,9 +148,9 @@ async def measure(preset: Preset, folder: Path) -> dict[str, Any]:
             head = _cpu_seconds(me)
             shares["published"] = await _share(process, preset.phase_seconds)
             head_share = (_cpu_seconds(me) - head) / preset.phase_seconds
-            seen: list[list[tuple[float, str]]] = [[] for _ in range(LOOKERS)]
+            seen: list[list[tuple[float, str]]] = [[] for _ in range(VIEWERS)]
             polls = [asyncio.ensure_future(poll_page(url, list_)) for list_ in seen]
-            shares["looked at"] = await _share(process, preset.phase_seconds)
+            shares["viewed"] = await _share(process, preset.phase_seconds)
             for task in (*polls, feeding):
                 task.cancel()
             await asyncio.gather(*polls, feeding, return_exceptions=True)
@@ -197,10 +197,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         measured = asyncio.run(measure(preset, Path(folder)))
     shares, gaps = measured["shares"], measured["gaps"]
-    page = shares["looked at"] - shares["idle"]
+    page = shares["viewed"] - shares["idle"]
     figures = [
-        at_most(f"scheduler, {preset.workers} workers, {LOOKERS} lookers", 100 * page, "% of a core", 5.0),
-        Figure("scheduler, nobody looks", 100 * (shares["published"] - shares["idle"]), "% of a core"),
+        at_most(f"scheduler, {preset.workers} workers, {VIEWERS} viewers", 100 * page, "% of a core", 5.0),
+        Figure("scheduler, no viewer", 100 * (shares["published"] - shares["idle"]), "% of a core"),
         Figure("scheduler without a run", 100 * shares["idle"], "% of a core"),
         Figure("head: summing up, publishing", 100 * measured["head_share"], "% of a core"),
         at_least("updates", len(gaps) / sum(gaps), "a second", 1.0, gaps),

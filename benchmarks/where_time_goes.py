@@ -5,7 +5,7 @@
 
 Over shaped links: `python -m benchmarks.time_to_accuracy --methods ist --link 100mbit --events RUN_DIR`.
 Every second of every worker is one part of its round (idletrain.observe.time_use): compute, pull, push, control, lost,
-wait for the slowest, look (an evaluation or a snapshot), commit. A run of its own is case (b) of the comparison, MLP
+wait for the slowest, evaluate (or write a snapshot), commit. A run of its own is case (b) of the comparison, MLP
 784-4096-4096-10 on Fashion-MNIST, with as many workers as cores, on loopback.
 
 Targets: at least 90 % of the workers' time is compute, with links of 1 Gbit/s or more; with --link, at least 85 % of a
