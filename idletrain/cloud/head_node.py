@@ -1,4 +1,4 @@
-"""Lead one run in a cloud from start to end: `idletrain node` in the role of the head, on an on-demand machine.
+"""Run the head node of one run in a cloud: `idletrain node` in the role of the head, on an on-demand machine.
 
 Nobody needs to watch it: its durable state is below the run's prefix, it starts and ends the run's nodes itself, and it
 stops at the deadline, at the budget, and when no node comes.

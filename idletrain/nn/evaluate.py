@@ -44,7 +44,8 @@ class Score:
         loss: Mean loss over all labels that are not ignored.
         calibration_error: Expected calibration error: the mean distance of confidence from accuracy over bins of
             confidence, weighted by their size (Guo et al., arXiv 1706.04599); None without class probabilities.
-        temperature: Divisor of the logits that gives the lowest loss; above 1 the network is overconfident.
+        temperature: Best temperature: the divisor of the logits that gives the lowest loss; above 1 the network is
+            overconfident.
         metrics: The job's metrics by name; None where one is no number.
     """
 

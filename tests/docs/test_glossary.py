@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def test_every_row_has_a_word_a_sentence_and_a_place() -> None:
 def test_word_stands_where_it_says(word: str, sentence: str, module: str, name: str) -> None:
     check(module, name)
     assert sentence[0].isupper(), word
+    source = re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]|\s+", " ", inspect.getsource(importlib.import_module(module))).lower()
+    assert word.lower().replace("-", " ").removesuffix("s") in source
 
 
 def test_the_newcomers_map_leads_somewhere() -> None:

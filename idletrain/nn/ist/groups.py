@@ -36,7 +36,7 @@ class UnsplitError(JobError):
 
 @dataclass(frozen=True)
 class Group:
-    """A set of neurons that is partitioned; a neuron is a unit, a channel, a label or an attention head.
+    """A neuron group: neurons that a round partitions; a neuron is a unit, a channel, a label or an attention head.
 
     Attributes:
         name: The first layer whose outputs its neurons are, or the name in a table written by hand.
@@ -77,7 +77,7 @@ class TensorLayout:
 
     @property
     def shared(self) -> bool:
-        """Return True if every subnet trains a copy of the whole tensor."""
+        """Return True for a shared tensor: every subnet trains a copy of all of it."""
         return all(dimension is None for dimension in self.neurons)
 
 

@@ -18,7 +18,7 @@ LAST_FACTOR = FIRST_FACTOR / 1e4
 
 
 def factor(settings: OptimizerSettings, step: int, steps: int, function: Schedule | None = None) -> float:
-    """Return the factor of the learning rate at a step.
+    """Return the factor of the learning rate at a step by the job's learning-rate schedule.
 
     Args:
         settings: The job's optimizer.

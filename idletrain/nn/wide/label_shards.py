@@ -23,7 +23,7 @@ from idletrain.nn.wide.layers import SparseLinear
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Names a subnet of a round."""
+    """The place of a label shard: its round and subnet."""
 
     round: int
     subnet: int

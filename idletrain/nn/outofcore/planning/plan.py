@@ -45,7 +45,7 @@ class Technique:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The way one step is to be run.
+    """A plan of one step out of core.
 
     Attributes:
         unit_modes: A mode letter for each unit (see `simulate`).
