@@ -13,13 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from idletrain.nn.ist.modules import copied
-
-
-def for_any_width(module: nn.Module) -> nn.Module:
-    """Return a copy whose layers take their widths from their parameters."""
-    return take_widths(copied(module))
-
 
 def take_widths(module: nn.Module) -> nn.Module:
     """Change a module's layers to take their widths from their parameters; return it."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 from torch.nn.utils import parametrize
@@ -138,20 +137,6 @@ def computed_weights(module: nn.Module) -> list[ComputedWeight]:
         for path, layer in module.named_modules()
         for short, sources, kinds in (*_parametrized(layer), *_hooked(layer))
     ]
-
-
-def without_computed_weights(module: nn.Module) -> nn.Module:
-    """Return a copy whose computed weights are parameters of their own, with the values that they have now."""
-    result = copied(module)
-    for weight in computed_weights(result):
-        if parametrize.is_parametrized(weight.layer, weight.short):
-            with torch.enable_grad():  # otherwise what it leaves is no parameter
-                parametrize.remove_parametrizations(weight.layer, weight.short)
-        elif weight.has_fixed_length:
-            nn.utils.remove_weight_norm(weight.layer, weight.short)
-        else:
-            nn.utils.remove_spectral_norm(weight.layer, weight.short)
-    return result
 
 
 def _parametrized(layer: nn.Module) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:

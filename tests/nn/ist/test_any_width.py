@@ -11,7 +11,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from idletrain.nn.ist.any_width import for_any_width
+from idletrain.nn.ist.any_width import take_widths
+from idletrain.nn.ist.modules import copied
 
 X = torch.randn(2, 4, 12)
 PADDING = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1]]).bool()
@@ -33,7 +34,7 @@ def test_attention_computes_what_torch_s_does(case: str) -> None:
     options, inputs, arguments = ATTENTION[case]
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(12, 3, **options)
-    expected, got = layer(*inputs, **arguments), for_any_width(layer)(*inputs, **arguments)
+    expected, got = layer(*inputs, **arguments), take_widths(copied(layer))(*inputs, **arguments)
     for one, other in zip(tree_leaves(expected), tree_leaves(got), strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -53,13 +54,13 @@ LAYERS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_compute_what_torch_s_do_also_after_a_pickle(name: str) -> None:
     layer, x = LAYERS[name]
-    changed = pickle.loads(pickle.dumps(for_any_width(layer)))
+    changed = pickle.loads(pickle.dumps(take_widths(copied(layer))))
     assert type(changed) is not type(layer)
     torch.testing.assert_close(changed(x), layer(x))
 
 
 def test_fewer_groups_heads_and_hidden_units_run() -> None:
-    attention = for_any_width(nn.MultiheadAttention(12, 3, batch_first=True))
+    attention = take_widths(nn.MultiheadAttention(12, 3, batch_first=True))
     fewer = {
         "in_proj_weight": torch.randn(24, 12),
         "in_proj_bias": torch.randn(24),
@@ -68,14 +69,14 @@ def test_fewer_groups_heads_and_hidden_units_run() -> None:
     }
     out, weights = functional_call(attention, fewer, (X, X, X))
     assert (tuple(out.shape), tuple(weights.shape)) == ((2, 4, 12), (2, 4, 4))
-    lstm = for_any_width(nn.LSTM(12, 8))
+    lstm = take_widths(nn.LSTM(12, 8))
     narrow = dict(nn.LSTM(12, 5).named_parameters())
     assert tuple(functional_call(lstm, narrow, (X,))[0].shape) == (2, 4, 5)
-    conv = for_any_width(nn.Conv1d(4, 4, 3, groups=4))
+    conv = take_widths(nn.Conv1d(4, 4, 3, groups=4))
     assert tuple(
         functional_call(conv, {"weight": torch.randn(3, 1, 3), "bias": torch.zeros(3)}, (X[:, :3],)).shape
     ) == (2, 3, 10)
 
 
 def test_attention_with_tokens_of_its_own_is_left_as_it_is() -> None:
-    assert type(for_any_width(nn.MultiheadAttention(12, 3, add_bias_kv=True))) is nn.MultiheadAttention
+    assert type(take_widths(nn.MultiheadAttention(12, 3, add_bias_kv=True))) is nn.MultiheadAttention

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError
 from idletrain.nn import models
-from idletrain.nn.ist.any_width import for_any_width
+from idletrain.nn.ist.any_width import take_widths
 from idletrain.nn.ist.discovery import find_groups
 from idletrain.nn.ist.groups import Layout, UnsplitError, to_meta, without_statistics
 from idletrain.nn.ist.partition import draw
@@ -27,7 +27,7 @@ def layout_of(module: nn.Module, sample: Tensor, exclude: Sequence[str] = ()) ->
 def check_subnets_run(module: nn.Module, sample: Tensor, layout: Layout) -> None:
     """Every subnet of an uneven split computes and differentiates outputs of the network's shape."""
     expected = module(sample).shape
-    meta = for_any_width(without_statistics(to_meta(module)))
+    meta = take_widths(without_statistics(to_meta(module)))
     count = min(3, *layout.sizes)
     shares = [0.5 / (count - 1)] * (count - 1) + [0.5] if count > 1 else [1.0]
     for mask in draw(0, 0, layout.sizes, shares):

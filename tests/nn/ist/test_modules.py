@@ -8,9 +8,9 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
-from idletrain.nn.ist.modules import computed_weights, copied, set_buffer, tensor_of, without_computed_weights
+from idletrain.nn.ist.modules import computed_weights, copied, set_buffer, tensor_of
 
 MAKERS: list[Callable[[nn.Module], nn.Module]] = [
     parametrizations.weight_norm,
@@ -56,15 +56,6 @@ def test_what_a_weight_is_computed_from_is_named() -> None:
     assert (normed.name, normed.has_fixed_length) == ("0.weight", True)
     assert normed.sources == ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1")
     assert (orthogonal.kinds, orthogonal.has_fixed_length) == (("_Orthogonal",), False)
-
-
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: f"{make.__module__}.{make.__name__}")
-def test_without_computed_weights_the_values_are_the_same_and_parameters(make: object) -> None:
-    module = nn.Sequential(make(nn.Linear(4, 4))).eval()  # type: ignore[operator]
-    plain = without_computed_weights(module)
-    assert [name for name, _ in plain.named_parameters()] in (["0.weight", "0.bias"], ["0.bias", "0.weight"])
-    torch.testing.assert_close(plain(X), module(X))
-    assert not parametrize.is_parametrized(plain[0])
 
 
 def test_a_buffer_is_replaced_wherever_the_module_has_it_in_its_own_format() -> None:
