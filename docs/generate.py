@@ -25,7 +25,7 @@ def job_fields() -> str:
     """Every section of a job file with its fields: type, default and docstring."""
     docs = [ModuleAnalyzer.for_module(kind.__module__).find_attr_docs() for kind in (Job, OptimizerSettings)]
     texts = {
-        place: " ".join(line.strip() for line in lines).strip() for found in docs for place, lines in found.items()
+        place: " ".join(line.strip() for line in lines).strip() for module in docs for place, lines in module.items()
     }
     return "\n".join(_section(Job, "", texts))
 
@@ -40,15 +40,15 @@ def metrics() -> str:
 
 def events() -> str:
     """The kinds of events and their fields, from the docstring of the module that writes them."""
-    found: list[list[str]] = []
+    rows: list[list[str]] = []
     for line in (records.__doc__ or "").splitlines():
         if match := re.match(r"    (\w+(?:, \w+)*)  +(\S.*)", line):
-            found.append([match[1], match[2]])
-        elif found and line.startswith("     "):
-            found[-1][1] += " " + line.strip()
-    if len(found) < FEWEST_EVENTS:
+            rows.append([match[1], match[2]])
+        elif rows and line.startswith("     "):
+            rows[-1][1] += " " + line.strip()
+    if len(rows) < FEWEST_EVENTS:
         raise ValueError(f"the docstring of {records.__name__} does not list `kind  fields` any more")
-    return "\n".join(["| kind | fields |", "|---|---|", *(f"| `{kind}` | {fields} |" for kind, fields in found)])
+    return "\n".join(["| kind | fields |", "|---|---|", *(f"| `{kind}` | {fields} |" for kind, fields in rows)])
 
 
 def _section(settings: type[BaseModel], path: str, texts: dict[tuple[str, str], str]) -> Iterator[str]:

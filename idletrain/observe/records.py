@@ -6,7 +6,7 @@ and `kind`. The kinds and their fields:
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
                      run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, and with a
                      forecast expected (a round's seconds: pull, compute, push, commit) and why; of sparse rows data
-                     (rows, features, labels, without_labels, mended)
+                     (rows, features, labels, without_labels, repaired_rows)
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid
@@ -26,8 +26,8 @@ and `kind`. The kinds and their fields:
     attempt_ended    round, subnet, attempt, worker, ended, and the worker's report, if it lives: steps, reply,
                      pull_seconds, wait_seconds (until it could train), train_seconds, push_seconds, pull_bytes,
                      push_bytes, pull_wait_seconds and push_wait_seconds (while the worker moves another subnet),
-                     transport, late_bytes (left out of its push), repaid_bytes (of earlier pushes, sent now)
-                     and given_up_bytes (no longer accepted); of a very wide output sampler_draws and
+                     transport, unsent_bytes (left out of its push), late_bytes (of earlier pushes, sent now)
+                     and dropped_bytes (no longer accepted); of a very wide output sampler_draws and
                      sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), loss (mean training loss of the subnets' last steps), and with a

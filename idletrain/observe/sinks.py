@@ -79,8 +79,8 @@ def metrics_of(summary: Summary, event: Record) -> Metric | None:
     match event["kind"]:
         case "evaluated":
             names = ("accuracy", "loss", "calibration_error", "temperature")
-            found = {**event, **event.get("metrics", {})}
-            known = {name: found[name] for name in (*names, *event.get("metrics", ())) if found.get(name) is not None}
+            values = {**event, **event.get("metrics", {})}
+            known = {name: values[name] for name in (*names, *event.get("metrics", ())) if values.get(name) is not None}
             return Metric("evaluated", event["round"], event["t"], known, record)
         case "round_committed":
             values = {

@@ -187,14 +187,14 @@ class Transfers:
         rows_RB = payload[codec.first_row :].view(-1, ROW_BYTES)
         bits = np.unpackbits(np.frombuffer(missing, np.uint8), count=codec.rows, bitorder="little").astype(bool)
         rows = rows_RB[torch.from_numpy(bits)].flatten()
-        self.account |= {"late_bytes": rows.nbytes}
+        self.account |= {"unsent_bytes": rows.nbytes}
         self._run.unsent_rows.append(UnsentRows(self._spec.lease, rows))
 
     def has_unsent_rows(self) -> bool:
         """Return whether rows of an earlier round's update wait to be sent, after dropping those that are too old."""
         unsent, current = self._run.unsent_rows, self._spec.lease.round
         while unsent and unsent[0].lease.round < current - ROUNDS_KEPT:
-            self._count("given_up_bytes", unsent.popleft())
+            self._count("dropped_bytes", unsent.popleft())
         return bool(unsent) and unsent[0].lease.round < current
 
     async def send_late_rows(self) -> None:
@@ -207,7 +207,7 @@ class Transfers:
         except ConnectionError:
             self._run.unsent_rows.appendleft(oldest)
             raise
-        self._count("repaid_bytes" if reply is Reply.ACCEPTED else "given_up_bytes", oldest)
+        self._count("late_bytes" if reply is Reply.ACCEPTED else "dropped_bytes", oldest)
 
     def _count(self, field: str, unsent: UnsentRows) -> None:
         self.account[field] = self.account.get(field, 0) + unsent.rows.nbytes
