@@ -1,4 +1,4 @@
-"""How many rounds a job's passes over the data take."""
+"""Convert a job's passes over the data into rounds."""
 
 from __future__ import annotations
 

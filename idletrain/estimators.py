@@ -41,7 +41,7 @@ class _Arrays:
 
 
 class _Estimator(BaseEstimator):
-    """What classifier and regressor share: the settings, and the training of `[N, F]` to `[N, C]`."""
+    """Base of classifier and regressor, with the settings and the training from `[N, F]` to `[N, C]`."""
 
     def __init__(  # noqa: PLR0913 (scikit-learn's estimators have all of their settings here)
         self,

@@ -77,10 +77,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a candidate has learned.
+    """The result of training a candidate for a while.
 
     Attributes:
-        rounds: How many rounds were trained.
+        rounds: Number of rounds trained.
         loss: The held-out loss; infinite if it is no number, or if time ran out.
     """
 

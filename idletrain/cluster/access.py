@@ -29,7 +29,7 @@ TOKEN_FILE = "token"  # noqa: S105 (a name)
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a run that trains on this machine.
+    """The address and the certificates of a run that trains on this machine.
 
     Attributes:
         scheduler: The scheduler's address.

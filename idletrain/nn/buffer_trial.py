@@ -26,7 +26,7 @@ STAYED = 1e-4  # relative: what is left of an added value after STEPS; a momentu
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a module keeps a buffer or an attribute."""
+    """The place of a buffer or an attribute in a module."""
 
     name: str
     holder: dict[str, Any]

@@ -20,13 +20,13 @@ LARGEST_WHOLE_NUMBER = 1 << 24  # float32, in which values travel, holds every w
 
 @dataclass(frozen=True)
 class Observed:
-    """What a trial of a few steps saw of one buffer, or of a number or tensor that is a plain attribute.
+    """The observations of a trial of a few steps on one buffer, or on a plain attribute that holds a number or tensor.
 
     Attributes:
         name: Its dotted name in the module.
         is_buffer: False for a plain attribute.
         dtype: Its number format.
-        reshaped: How its shape or format changed, in words; empty if it did not.
+        reshaped: The change of its shape or format, in words; empty if there was none.
         read: Other values of it change the outputs or the gradients of the steps that follow.
         accumulates: A value added to it stays in it for ever, as in a counter or a sum.
         feeds: Other values of it change other buffers.

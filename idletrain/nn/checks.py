@@ -180,8 +180,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     """Check that the loss returns one number for outputs and labels."""
     logits, labels = prediction(outputs), labels_of(pair[1])
     kind = f" of {labels.dtype}" if hasattr(labels, "dtype") else ""
-    told = f"labels {described(labels)}{kind}" if labels is not None else f"a batch {described(pair[1])}"
-    given = f"outputs {described(outputs)} and {told}"
+    target = f"labels {described(labels)}{kind}" if labels is not None else f"a batch {described(pair[1])}"
+    given = f"outputs {described(outputs)} and {target}"
     fault = f"training.loss: {name} does not fit {given}: "
     if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
         raise JobError(f"{fault}they should have one shape")

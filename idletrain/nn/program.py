@@ -163,7 +163,7 @@ class Program:
 
     @property
     def powers(self) -> tuple[int, ...]:
-        """For each persistent slot, the power of a subnet's factors that it is multiplied by (see `StateSlot`)."""
+        """Return, for each persistent slot, the power of a subnet's factors that multiplies it (see `StateSlot`)."""
         power_of = {"value": 1, **{slot.name: slot.power for slot in self._state}}
         slots, row_slots = self.persistent_slots
         return tuple(power_of[name] for name in (*self.slots[:slots], *self.row_slots[:row_slots]))

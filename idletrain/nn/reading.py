@@ -47,7 +47,7 @@ class FittedSource:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a run reads its samples.
+    """A run's way of reading its samples.
 
     Attributes:
         changes: Values of fields of the samples, see `FittedSource`.

@@ -164,7 +164,7 @@ class RunTotals:
 
     @property
     def everybody(self) -> list[WorkerView]:
-        """All workers that ever joined, in order."""
+        """Return all workers that ever joined, in order."""
         return sorted([*self.former, *self.workers.values()], key=lambda worker: worker.joined)
 
     @property

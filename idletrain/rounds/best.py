@@ -1,4 +1,4 @@
-"""Which evaluation found the best network, and how many have passed since: pure functions of the scores by round."""
+"""Find the evaluation with the best network, and count those since: pure functions of the scores by round."""
 
 from __future__ import annotations
 

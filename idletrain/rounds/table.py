@@ -181,7 +181,7 @@ class RunStage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What tells the best network.
+    """The rule that tells the best network.
 
     Attributes:
         metric: Its name.

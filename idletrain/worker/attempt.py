@@ -131,9 +131,9 @@ class Attempt:
         """Do the remaining steps, sending progress checkpoints and late rows meanwhile."""
         all_steps, initial_steps = loaded.program.training.local_steps, self.steps
         transfers, samples = self._transfers, loaded.samples
-        if loaded.ahead:
-            loaded.ahead.start(work.reads(order, self.steps))
-            samples = loaded.ahead
+        if loaded.read_ahead:
+            loaded.read_ahead.start(work.reads(order, self.steps))
+            samples = loaded.read_ahead
         started = saved_at = time.perf_counter()
         while self.steps < all_steps and not transfers.is_unwanted():
             self._doing = "train"

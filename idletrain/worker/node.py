@@ -49,7 +49,7 @@ class Loaded:
     samples: Samples
     order: BatchOrder
     plans: Known
-    ahead: ReadAhead | None = None
+    read_ahead: ReadAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class WorkerRun:
                 if training.exchange.transport == "udp":
                     call(self.client.use_datagrams())
                 readers = loading_of(samples).num_workers if can_read_ahead() else 0
-                ahead = ReadAhead(program.source, samples, readers) if readers else None
-                self._loaded = Loaded(program, samples, order, {}, ahead)
+                read_ahead = ReadAhead(program.source, samples, readers) if readers else None
+                self._loaded = Loaded(program, samples, order, {}, read_ahead)
         return self._loaded
 
 

@@ -199,8 +199,8 @@ class Account(Clients):
         """
         path, _, name = run_resources.parameter_name(run, "head").rpartition("/")
         with explained():
-            found = self.ssm.get_parameters_by_path(Path=path, WithDecryption=True)["Parameters"]
-        for parameter in found:
+            parameters = self.ssm.get_parameters_by_path(Path=path, WithDecryption=True)["Parameters"]
+        for parameter in parameters:
             if parameter["Name"] == f"{path}/{name}":
                 return Identity.from_json(parameter["Value"]).dashboard_token
         raise RunError(f"run {run} has no secrets any more: it has ended; see `idletrain status {run}`")

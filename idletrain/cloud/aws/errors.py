@@ -53,7 +53,7 @@ ABSENT_PROFILE = "Invalid IAM Instance Profile"  # EC2 reports it as an invalid 
 
 
 class ErrorKind(enum.Enum):
-    """What helps against an error."""
+    """A kind of error, by what helps against it."""
 
     CAPACITY = "another pool, or the same one in a while"
     QUOTA = "another pool, or a higher limit of the account"

@@ -21,11 +21,11 @@ PASSING_KINDS = (ErrorKind.PASSING, ErrorKind.ABSENT)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request is repeated, and who hears what is waited for.
+    """A limit on repeating a request that gets no answer.
 
     Attributes:
         report: Gets a line before each pause.
-        seconds: How long one request is repeated.
+        seconds: Time for which one request is repeated.
     """
 
     report: Callable[[str], None] = logger.info

@@ -28,7 +28,7 @@ MOST_TRIES = 64  # sets of a layer's buffers that are tried
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a module does not run without some neurons, and the name of the innermost layer that failed."""
+    """The reason why a module does not run without some neurons, and the name of the innermost layer that failed."""
 
     reason: str
     layer: str

@@ -192,8 +192,8 @@ def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
     neurons_at = {at: traced.couplings.find(ids.numpy()) for at, ids in traced.places.items()}
     unsaid = np.array([neuron for neuron, reason in reasons.items() if not reason], dtype=np.int64)
     counts: dict[int, Counter[Place]] = defaultdict(Counter)
-    for at, found in neurons_at.items():
-        for neuron, count in zip(*np.unique(found[~np.isin(found, unsaid)], return_counts=True), strict=True):
+    for at, ids in neurons_at.items():
+        for neuron, count in zip(*np.unique(ids[~np.isin(ids, unsaid)], return_counts=True), strict=True):
             counts[int(neuron)][at] = int(count)
     kinds: dict[tuple[tuple[Place, int], ...], list[int]] = defaultdict(list)
     for neuron, count_of in counts.items():
@@ -214,10 +214,10 @@ def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
     return _with_own_names(result)
 
 
-def _numbers(found: NDArray[np.int64], neurons: NDArray[np.int64]) -> NDArray[np.int64]:
+def _numbers(ids: NDArray[np.int64], neurons: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the place of each neuron among sorted ones, -1 for others."""
-    places = np.minimum(np.searchsorted(neurons, found), len(neurons) - 1)
-    return np.where(neurons[places] == found, places, -1)
+    places = np.minimum(np.searchsorted(neurons, ids), len(neurons) - 1)
+    return np.where(neurons[places] == ids, places, -1)
 
 
 def _with_own_names(kinds: Sequence[NeuronKind]) -> list[NeuronKind]:

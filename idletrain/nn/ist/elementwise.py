@@ -1,4 +1,4 @@
-"""How operators that work element by element, and normalizations, carry neurons from inputs to outputs."""
+"""Carry neurons from inputs to outputs of operators that work element by element, and of normalizations."""
 
 from __future__ import annotations
 

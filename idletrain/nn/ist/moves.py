@@ -1,4 +1,4 @@
-"""How operators that only move elements carry neurons from inputs to outputs."""
+"""Carry neurons from inputs to outputs of operators that only move elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rule carries neurons through which of torch's operators; without one, they go element by element."""
+"""List the rule that carries neurons through each of torch's operators; without one, they go element by element."""
 
 from __future__ import annotations
 

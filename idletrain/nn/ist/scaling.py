@@ -129,7 +129,7 @@ def _with_contractions(subject: Subject, layout: Layout, choice: Choice) -> Layo
 
 
 def _places(layout: Layout) -> list[Place]:
-    """All cut dimensions of weights with two dimensions or more."""
+    """Return all cut dimensions of weights with two dimensions or more."""
     return [
         (tensor.name, d)
         for tensor in layout.tensors

@@ -1,4 +1,4 @@
-"""How a round divides the network: a subnet is planned as a `SubnetSpec`, and placed and drawn by its kind's scheme.
+"""Divide the network in a round: a subnet is planned as a `SubnetSpec`, and placed and drawn by its kind's scheme.
 
 A new kind of partition is a class with the methods of `PartitionScheme` and one line in `SCHEMES`. Specs stand in the
 write-ahead log, so all subnets of a past round can be drawn again.

@@ -1,4 +1,4 @@
-"""How reductions, products of matrices and convolutions carry neurons from inputs to outputs.
+"""Carry neurons from inputs to outputs of reductions, products of matrices and convolutions.
 
 Letters: B batch, C channels, O outputs, G groups; N rows, K the summed dimension, M columns of a product.
 """

@@ -22,7 +22,7 @@ _FACTORIES = ("empty", "zeros", "ones", "full", "new_", "rand", "normal", "arang
 
 @dataclass(frozen=True)
 class Trace:
-    """What a run shows.
+    """The couplings of neurons that a run of a module shows.
 
     Attributes:
         couplings: Which neurons are one.

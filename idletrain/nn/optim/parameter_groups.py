@@ -25,13 +25,13 @@ class ParameterSettings:
 def settings_of(module: nn.Module, names: Iterable[str], optimizer: OptimizerSettings) -> list[ParameterSettings]:
     """Return each named parameter's settings: those of the first group that fits it, else the optimizer's."""
     norms = norm_parameters(module)
-    found = []
+    settings = []
     for name in names:
         group = next((g for g in optimizer.groups if any(fits(p, name, norms) for p in g.parameters)), None)
         lr = optimizer.lr if group is None or group.lr is None else group.lr
         decay = optimizer.weight_decay if group is None or group.weight_decay is None else group.weight_decay
-        found.append(ParameterSettings(lr, decay))
-    return found
+        settings.append(ParameterSettings(lr, decay))
+    return settings
 
 
 def fits(pattern: str, name: str, norms: Collection[str]) -> bool:

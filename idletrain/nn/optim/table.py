@@ -63,7 +63,7 @@ class StepSettings:
 
     @property
     def eps(self) -> float:
-        """What is added to denominators: the job's, or torch's."""
+        """Return the number that is added to denominators: the job's, or torch's."""
         if self.optimizer.eps is not None:
             return self.optimizer.eps
         return ADAGRAD_EPS if self.optimizer.name == "adagrad" else ADAM_EPS

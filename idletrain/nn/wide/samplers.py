@@ -77,7 +77,7 @@ class All:
         return labels
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
-        """Nothing to build."""
+        """Do nothing: this sampler has no tables."""
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         return ActiveSet(NONE, NONE, _zero, everything=True)
@@ -96,7 +96,7 @@ class Uniform:
         return self._negatives
 
     def build(self, rows_CH: Tensor, order_C: Ids | None, seed: int) -> None:
-        """Nothing to build."""
+        """Do nothing: this sampler has no tables."""
 
     def draw(self, hidden_BH: Tensor, rows_CH: Tensor) -> ActiveSet:  # noqa: ARG002
         labels, negatives = len(rows_CH), self._negatives

@@ -1,4 +1,4 @@
-"""What makes a state_dict of a snapshot without the module's code: `state.safetensors` in the snapshot's folder.
+"""Store what a snapshot's state_dict needs without the module's code: `state.safetensors` in the snapshot's folder.
 
 It holds the tensors of the module's state_dict that are no parameters or do not train, and, as metadata, where the
 other parameters are in the snapshot's `network`: the name, the first of its numbers and the shape of each.
