@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import resource
+import sys
+from types import BuiltinMethodType, MethodType
 
 import dask
 
@@ -40,6 +43,23 @@ def apply() -> None:
     """Apply the settings to this process."""
     dask.config.set(DASK_SETTINGS)
     handshakes.limit()
+
+
+def draw_apart() -> None:
+    """Let Dask and tornado draw from a generator of their own in this process, and not from that of module `random`.
+
+    A worker's event loop draws whenever it estimates the size of a message of more than ten items, such as a heartbeat.
+    From a generator that a training step seeds in another thread, it would take some of the step's numbers.
+    """
+    shared = vars(random)["_inst"]
+    own = type(shared)()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("dask", "distributed", "tornado"):
+            for key, value in list(vars(module).items()):
+                if value is random:
+                    setattr(module, key, own)
+                elif isinstance(value, MethodType | BuiltinMethodType) and value.__self__ is shared:
+                    setattr(module, key, getattr(own, value.__name__))
 
 
 def lift_file_limit() -> None:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import itertools
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from idletrain.job import TrainingSettings
-from idletrain.nn.checks import READ_SEED, TRIAL_SAMPLES, first_samples, open_samples, very_wide
+from idletrain.nn.checks import first_samples, open_samples, very_wide
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import call, tensors_of
-from idletrain.nn.data.datasets import MapStyleSource, kept_names, loading_of
-from idletrain.nn.data.seeding import seeded
-from idletrain.nn.data.streams import StreamSource, begun, check_stream
+from idletrain.nn.data.datasets import kept_names, loading_of
+from idletrain.nn.data.streams import StreamSource, check_stream
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.orders import unrepeatable
 
@@ -69,8 +65,8 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
     """Decide how samples are read.
 
     Of the rows of a `datasets.Dataset` those columns are kept that the module takes. Bytes stay integers if they are
-    looked up in an embedding. Samples that draw from `random` are read by a process of their own. Sparse inputs stay
-    sparse if a layer takes them so. The batch size and the order are a DataLoader's, if the samples are.
+    looked up in an embedding. Sparse inputs stay sparse if a layer takes them so. The batch size and the order are a
+    DataLoader's, if the samples are.
 
     Raises:
         JobError: the samples cannot be opened, or a sampler fails.
@@ -85,8 +81,6 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
     note = unrepeatable(loading, training)
     if note:
         loading = replace(loading, sampler=None)
-    if not loading.num_workers and _draws_from_random(samples):
-        loading = replace(loading, num_workers=1)
     if loading != loading_of(samples):
         changes["loading"] = loading
     if hasattr(samples, "dense") and any(getattr(layer, "sparse_input", False) for layer in module.modules()):
@@ -96,23 +90,6 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
     elif not very_wide(module) and _looks_up_bytes(module, samples, training.batch_size):
         changes["integers"] = True
     return Reading(changes, training, (*loading.notes, *([note] if note else [])))
-
-
-def _draws_from_random(samples: Samples) -> bool:
-    """Return True if reading samples draws from the module `random`.
-
-    A process of its own then reads them: in a worker's, other threads were seen to draw from it in between.
-    """
-    if not isinstance(samples, MapStyleSource | StreamSource):
-        return False
-    with seeded(READ_SEED), contextlib.suppress(Exception):  # what fails is told later
-        before = random.getstate()
-        if isinstance(samples, StreamSource):
-            samples.joined(list(itertools.islice(begun(samples.dataset, 0), TRIAL_SAMPLES)))
-        else:
-            samples.batch(np.arange(min(TRIAL_SAMPLES, len(samples))))
-        return random.getstate() != before
-    return False
 
 
 def _taken(module: nn.Module) -> tuple[str, ...] | None:

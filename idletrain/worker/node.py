@@ -18,6 +18,7 @@ import torch
 from distributed import Worker, get_worker
 from torch import Tensor
 
+from idletrain.cluster import dask_settings
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
 from idletrain.exchange.peers import Mailbox
@@ -119,6 +120,8 @@ class WorkerNode:
     @classmethod
     def of(cls, worker: Worker) -> WorkerNode:
         """Return the node of a Dask worker, creating it the first time."""
+        if "idletrain" not in worker.extensions:
+            dask_settings.draw_apart()
         node: WorkerNode = worker.extensions.setdefault("idletrain", cls())
         return node
 

@@ -1,16 +1,22 @@
-"""Data that draw random numbers of every kind as they are read, for runs that are disturbed."""
+"""Data and a module that draw random numbers of every kind as they are read and run, for runs that are disturbed."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from idletrain.nn.data.known import digits
+
+from .steered import worker_name
+
+FORWARD_SECONDS = 0.1  # in a worker: long enough that its other threads work meanwhile
 
 
 def noisy(image: Any) -> torch.Tensor:
@@ -41,3 +47,23 @@ def load(kind: str) -> Any:
     if kind == "stream":
         return Stream()
     return DataLoader(Numbered(), batch_size=32, shuffle=True, num_workers=1 if kind == "read ahead" else 0)
+
+
+class NoisyNetwork(nn.Module):
+    """An MLP that draws numbers of every kind before and after its slow first layer, in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self._noisy(torch.relu(self.first(x)))
+        if self.training and worker_name():
+            time.sleep(FORWARD_SECONDS)
+        y: Tensor = self.last(self._noisy(hidden))
+        return y
+
+    def _noisy(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * (1 + 0.1 * (random.random() + float(np.random.rand()))) + 0.1 * torch.rand(())

@@ -30,7 +30,7 @@ def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
 
 
 def faulty_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    value, name = functional.cross_entropy(outputs, labels), _worker_name()
+    value, name = functional.cross_entropy(outputs, labels), worker_name()
     if name is None:
         return value
     control = Path(os.environ["CHAOS_CONTROL"])
@@ -55,7 +55,7 @@ class Deadly(nn.Module):
         self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.device.type != "meta" and _worker_name():
+        if self.training and x.device.type != "meta" and worker_name():
             self.steps += 1
             if self.steps > 2:
                 print("about to die of step 3", flush=True)
@@ -64,7 +64,7 @@ class Deadly(nn.Module):
         return y
 
 
-def _worker_name() -> str | None:
+def worker_name() -> str | None:
     """The name of the worker that this runs in; None outside of one."""
     try:
         return str(get_worker().name)
@@ -74,7 +74,7 @@ def _worker_name() -> str | None:
 
 def _wait() -> None:
     folder = os.environ.get("CHAOS_CONTROL")
-    if not folder or _worker_name() is None:
+    if not folder or worker_name() is None:
         return
     control = Path(folder)
     with contextlib.suppress(FileNotFoundError, ValueError):

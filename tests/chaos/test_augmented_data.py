@@ -1,4 +1,4 @@
-"""Augmentation and streams keep the same bits when a worker is killed in the middle of a subnet."""
+"""Random numbers of data and modules, and streams, are the same again when a worker is killed amid a subnet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from . import augmented
-from .helpers import Control, Run, train_alone, until
+from .helpers import Control, Process, Run, train_alone, until
 
 
 @pytest.mark.parametrize("kind", ["numbered", "read ahead", "stream"])
@@ -18,6 +18,18 @@ def test_a_killed_worker_s_samples_are_drawn_again_with_the_same_bits(
 ) -> None:
     run = make_run(rounds=3, data={"name": None, "factory": f"{augmented.__name__}:load", "args": {"kind": kind}})
     control.pace(0.1)
+    head = kill_in_the_middle(run, lambda: control.pace(0))
+    until("the end of its readers", lambda: not head.survivors())
+
+
+def test_a_killed_worker_s_forward_draws_again_the_same_numbers(make_run: Callable[..., Run]) -> None:
+    """Its event loop draws from `random` meanwhile: Dask does so to estimate the size of each heartbeat."""
+    model = {"factory": f"{augmented.__name__}:NoisyNetwork", "args": {}}
+    kill_in_the_middle(make_run(rounds=3, model=model, training={"method": "local-sgd"}), lambda: None)
+
+
+def kill_in_the_middle(run: Run, calm: Callable[[], None]) -> Process:
+    """Kill a worker that has a checkpoint, and check the end; `calm` is called when another goes on from there."""
     head = run.launch()
 
     def marked() -> list[psutil.Process]:
@@ -28,8 +40,8 @@ def test_a_killed_worker_s_samples_are_drawn_again_with_the_same_bits(
 
     until("a worker with a checkpoint", marked)[0].send_signal(signal.SIGKILL)
     until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
-    control.pace(0)
+    calm()
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
     assert {event["cause"] for event in run.events("lost")} == {"kill"}
-    until("the end of its readers", lambda: not head.survivors())
+    return head

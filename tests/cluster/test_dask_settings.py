@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import resource
+import sys
 
 import dask
 import distributed  # noqa: F401 (brings its defaults)
+import pytest
+from dask.sizeof import sizeof
+from distributed.protocol import compression
 
 from idletrain.cluster import dask_settings
 
@@ -27,3 +32,13 @@ def test_the_limit_on_open_files_becomes_the_machine_s() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_dask_draws_apart_from_the_module_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["dask.sizeof"], "random", random)
+    monkeypatch.setattr(compression, "randint", random.randint)
+    dask_settings.draw_apart()
+    before = random.getstate()
+    sizeof(list(range(11)))
+    compression.byte_sample(memoryview(bytes(1000)), 10, 3)
+    assert random.getstate() == before

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from idletrain.job import TrainingSettings
 from idletrain.nn.data.csr import Rows
@@ -134,25 +134,6 @@ def test_columns_that_only_the_kwargs_of_a_forward_would_take_are_left_out() -> 
 
     prepared = prepare(Net(), At(TextRows()), At(TextRows()), None, TrainingSettings(subnets=2))
     assert prepared.program.source.open().batch(np.array([0]))[0].keys() == {"x", "label"}
-
-
-@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")  # dill's, of pyarrow
-@pytest.mark.parametrize("kind", ["items", "stream"])
-@pytest.mark.parametrize(("draw", "processes"), [(random.random, 1), (np.random.rand, 0), (lambda: 0.0, 0)])
-def test_samples_that_draw_from_random_are_read_by_a_process_of_their_own(draw: Any, processes: int, kind: str) -> None:
-    class Drawing(IterableDataset if kind == "stream" else Dataset):  # type: ignore[misc]
-        def __len__(self) -> int:
-            return 12
-
-        def __getitem__(self, i: int) -> Any:
-            return torch.rand(5) + draw(), i % 3
-
-        def __iter__(self) -> Any:
-            return (self[i] for i in range(12))
-
-    prepared = prepare(nn.Linear(5, 3), At(Drawing()), None, None, TrainingSettings(subnets=2))
-    samples: Any = prepared.program.source.open()
-    assert samples.loading.num_workers == processes
 
 
 def test_columns_of_rows_that_the_module_does_not_take_are_left_out() -> None:
