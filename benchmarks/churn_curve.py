@@ -23,7 +23,7 @@ LABELS = {"notice": "taken with notice", "kill": "killed"}
 def draw(summary: Summary, to: Path) -> None:
     """Write the picture."""
     figure, axes = plt.subplots(figsize=(8, 3.2))
-    points = [(seconds, accuracy) for _, seconds, accuracy, _ in summary.curve if accuracy is not None]
+    points = [(point.seconds, point.accuracy) for point in summary.curve if point.accuracy is not None]
     axes.plot(*zip(*points, strict=True), marker="o", color="#1f6f8b", label="accuracy on the test set")
     for cause, colour in COLOURS.items():
         times = [preemption.seconds for preemption in summary.preempted if preemption.cause == cause]

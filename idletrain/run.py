@@ -236,7 +236,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
                 Client(address, asynchronous=True, security=security, set_as_default=False) as client,
             ):
                 page = await page_of(client, first_port=provider.dashboard_port)
-                facts = provenance(job, options.command, *page) | _row_census(prepared)
+                facts = provenance(job, options.command, *page) | {"better": prepared.better} | _row_census(prepared)
                 coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class Prepared:
         fallback: Why the method is not the one that the job names, in one sentence; else empty.
         notes: What of the data's own settings is not kept, one sentence each.
         metrics: The metrics on the test data.
+        logged_better: Which of two values that a validation_step logs is better, by name, where a callback says so.
     """
 
     program: Program
@@ -62,6 +63,12 @@ class Prepared:
     fallback: str = ""
     notes: tuple[str, ...] = ()
     metrics: tuple[JobMetric, ...] = ()
+    logged_better: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
+
+    @property
+    def better(self) -> dict[str, str]:
+        """Return which of two values is the better one, by the name of each metric where that is known."""
+        return {**self.logged_better, **{metric.name: metric.better for metric in self.metrics}}
 
 
 class FaultCollector:

@@ -76,6 +76,7 @@ class Chart:
 
     what: str
     over: str
+    better: str = ""
     x: Sequence[AxisTick] = ()
     y: Sequence[AxisTick] = ()
     marks: Sequence[AxisTick] = ()
@@ -102,6 +103,7 @@ def chart(
     lines: Sequence[Series],
     preempted: Sequence[tuple[float, str, str]] = (),
     target: float | None = None,
+    better: str = "",
 ) -> Chart:
     """Lay out a chart of lines.
 
@@ -111,10 +113,11 @@ def chart(
         lines: The series; one without points is left out.
         preempted: Place on the x axis, cause and name of each preempted worker.
         target: A value to reach.
+        better: `higher` or `lower` if the chart should say which value is better.
     """
     lines = [line for line in lines if line.points]
     if not lines:
-        return Chart(what, over)
+        return Chart(what, over, better)
     text = duration if over == "time" else _count
     xs = [x for line in lines for x, _ in line.points] + [x for x, _, _ in preempted]
     ys = [y for line in lines for _, y in line.points] + ([] if target is None else [target])
@@ -135,6 +138,7 @@ def chart(
     return Chart(
         what,
         over,
+        better,
         x=[AxisTick(at_x(x), label) for x, label in axis(over, last)],
         y=[AxisTick(at_y(y), f"{y:.3g}") for y in rules],
         marks=[AxisTick(at_x(x), f"{name}: {cause} at {text(x)}", _kind(cause)) for x, cause, name in preempted],
@@ -144,15 +148,26 @@ def chart(
 
 
 def run_charts(view: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a view's accuracy and loss, each over rounds and over time."""
+    """Return the charts of a view's accuracy, loss and metrics, each over rounds and over time."""
     result = []
-    for what, column in (("accuracy", 2), ("loss", 3)):
+    for what, better, rows in curves_of(view):
         for over, x, mark in (("rounds", 0, 1), ("time", 1, 0)):
-            points = [(row[x], row[column]) for row in view["curve"] if row[column] is not None]
+            points = [(row[x], row[2]) for row in rows if row[2] is not None]
             preempted = [(row[mark], row[2], row[3]) for row in view["preempted"]]
             target = view["target"] if what == "accuracy" else None
-            result.append(chart(what, over, [Series(what, points)], preempted, target))
+            result.append(chart(what, over, [Series(what, points)], preempted, target, better))
     return result
+
+
+def curves_of(view: Mapping[str, Any]) -> list[tuple[str, str, list[Sequence[Any]]]]:
+    """Return the curves of a view: the name, which value is better ("" if it says so itself), and the points
+    `(round, seconds, value)`.
+    """
+    own = [(name, curve["better"], curve["points"]) for name, curve in view["metric_curves"].items()]
+    scores = [
+        (name, "", [(row[0], row[1], row[n]) for row in view["curve"]]) for name, n in (("accuracy", 2), ("loss", 3))
+    ]
+    return [*scores, *own]
 
 
 def worker_timeline(workers: Sequence[WorkerView], rounds: Sequence[RoundEnd], end: float) -> Timeline:

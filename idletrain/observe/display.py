@@ -209,7 +209,7 @@ def score_text(
 def _last_score(summary: Summary) -> str:
     """Format the last evaluation, and the number of rounds done if there are more."""
     text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature, summary.metrics)
-    at = summary.curve[-1][0] if summary.curve else summary.rounds
+    at = summary.curve[-1].round if summary.curve else summary.rounds
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 
 

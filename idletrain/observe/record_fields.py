@@ -65,6 +65,7 @@ KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("measured", "expected"), _are_round_parts),
     "groups": _is_table,
     "metrics": lambda value: isinstance(value, dict) and all(map(_is_score, value.values())),
+    "better": lambda value: isinstance(value, dict) and set(value.values()) <= {"higher", "lower"},
     "best_round": lambda value: value is None or _is_count(value),
     **dict.fromkeys(("dashboard", "dashboard_note", "params_sha256", "command"), _is_optional_text),
     "subnet": lambda value: value == -1 or _is_count(value),  # a push that names none is refused with -1

@@ -4,9 +4,9 @@ Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `
 and `kind`. The kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, and with a
-                     forecast expected (a round's seconds: pull, compute, push, commit) and why; of sparse rows data
-                     (rows, features, labels, without_labels, repaired_rows)
+                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, better (`higher`
+                     or `lower` by metric), and with a forecast expected (a round's seconds: pull, compute, push,
+                     commit) and why; of sparse rows data (rows, features, labels, without_labels, repaired_rows)
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid

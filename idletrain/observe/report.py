@@ -142,6 +142,7 @@ def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         ("rounds", [f"{view['rounds']} of {view['total_rounds']}" for view in views]),
         ("accuracy", [charts.fixed(view["accuracy"]) for view in views]),
         ("loss", [charts.fixed(view["loss"]) for view in views]),
+        *_metric_rows(views),
         ("expected calibration error", [charts.fixed(view["calibration_error"]) for view in views]),
         ("best temperature", [charts.fixed(view["temperature"]) for view in views]),
         ("time", [charts.duration(view["seconds"]) for view in views]),
@@ -158,6 +159,18 @@ def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         rows.append(("cost", [charts.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
         rows.append(("wasted by preemption", [charts.usd(run.wasted_usd) for run in runs]))
     return rows + _differences(runs)
+
+
+def _metric_rows(views: Sequence[View]) -> list[tuple[str, list[str]]]:
+    """Return a row for each metric that a run has."""
+    better = {name: curve["better"] for view in views for name, curve in view["metric_curves"].items()}
+    return [
+        (
+            f"{name} ({said} is better)" if said else name,
+            [charts.fixed(view["metrics"].get(name)) for view in views],
+        )
+        for name, said in better.items()
+    ]
 
 
 def _differences(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
@@ -181,15 +194,12 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def _charts(runs: Sequence[PastRun]) -> list[charts.Chart]:
     """Return charts with the curves of all runs."""
-
-    def lines(x: int, y: int) -> list[charts.Series]:
-        points = [[(p[x], p[y]) for p in run.view["curve"] if p[y] is not None] for run in runs]
-        return [charts.Series(run.name, points[n], n % RUN_COLOURS) for n, run in enumerate(runs)]
-
-    figures = [
-        ("accuracy", "rounds", 0, 2),
-        ("accuracy", "time", 1, 2),
-        ("loss", "rounds", 0, 3),
-        ("loss", "time", 1, 3),
-    ]
-    return [charts.chart(what, over, lines(x, y)) for what, over, x, y in figures]
+    by_name = [{name: rows for name, _, rows in charts.curves_of(run.view)} for run in runs]
+    better = {name: said for run in runs for name, said, _ in charts.curves_of(run.view)}
+    result = []
+    for name, said in better.items():
+        for over, x in (("rounds", 0), ("time", 1)):
+            points = [[(row[x], row[2]) for row in rows.get(name, ()) if row[2] is not None] for rows in by_name]
+            lines = [charts.Series(run.name, points[n], n % RUN_COLOURS) for n, run in enumerate(runs)]
+            result.append(charts.chart(name, over, lines, better=said))
+    return result

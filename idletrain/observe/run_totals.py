@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from idletrain.observe.records import Record
 
 
 class Evaluation(NamedTuple):
-    """An evaluation: a point of the accuracy and loss curves."""
+    """An evaluation: a point of the curves of accuracy, loss and the job's metrics."""
 
     round: int
     seconds: float
     accuracy: float | None
     loss: float
+    metrics: Mapping[str, float | None] = MappingProxyType({})
 
 
 class Preemption(NamedTuple):
@@ -102,6 +105,7 @@ class RunTotals:
         settings: Command, job, versions and hardware from the last `run_started` event.
         seconds_before: Seconds of the earlier head sessions.
         metrics: The job's metrics at the last evaluation, by name.
+        better: Which of two values of a metric is the better one, `higher` or `lower`, by its name.
         best: The best network so far: its `round`, the `metric` that tells it, and the `value`; None if none is kept.
         lost_subnets: The rounds and subnets that were lost and not leased again.
         open_attempts: The attempts that have not ended, by number.
@@ -145,6 +149,7 @@ class RunTotals:
     temperature: float | None = None
     train_loss: float | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
+    better: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
     workers: dict[str, WorkerView] = field(default_factory=dict)

@@ -3,6 +3,7 @@
     run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
     rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second, round_seconds, eta_seconds
     accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, name]]
+    metrics {name: value}, metric_curves {name: {better ("higher", "lower" or ""), points [[round, seconds, value]]}}
     goodput, preemptions {notice, kill}, reissues, backups, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
     bytes_down, bytes_up, bytes_per_second, link_bytes_per_second (the fastest transfer so far), puts {reply: count}
     cost {spent_usd, usd_per_hour, on_demand_usd, saving, budget_usd, left_usd} or null without priced machines
@@ -63,6 +64,8 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         "curve": [
             [e.round, e.seconds, _finite(e.accuracy), _finite(e.loss)] for e in thinned(summary.curve, CURVE_POINTS)
         ],
+        "metrics": {name: _finite(value) for name, value in summary.metrics.items()},
+        "metric_curves": _metric_curves(summary),
         "preempted": _preemption_marks(summary),
         "goodput": summary.goodput,
         "preemptions": {"notice": summary.notices, "kill": summary.kills},
@@ -99,6 +102,19 @@ def thinned(items: Sequence[T], limit: int) -> list[T]:
     """Return about `limit` of the items at most, evenly spaced, always with the last one."""
     stride = -(-len(items) // limit) or 1
     return [*items[: len(items) - 1 : stride], *items[-1:]]
+
+
+def _metric_curves(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Return the curves of the job's metrics, in its order, and of others that evaluations had."""
+    evaluations = thinned(summary.curve, CURVE_POINTS)
+    names = dict.fromkeys([*summary.better, *(name for one in evaluations for name in one.metrics)])
+    return {
+        name: {
+            "better": summary.better.get(name, ""),
+            "points": [[e.round, e.seconds, _finite(e.metrics[name])] for e in evaluations if name in e.metrics],
+        }
+        for name in names
+    }
 
 
 def _preemption_marks(summary: Summary) -> list[list[Any]]:

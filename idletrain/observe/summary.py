@@ -90,7 +90,7 @@ def _started(summary: RunTotals, event: Record) -> None:
     summary.policy, summary.method = event.get("policy", ""), event.get("method", "")
     summary.local_steps_each = event.get("local_steps", 0)
     summary.total_rounds, summary.rounds = event["rounds"], event["resumed_at"]
-    summary.began = summary.began or event.get("t", 0.0)
+    summary.began, summary.better = summary.began or event.get("t", 0.0), event.get("better", {})
     summary.settings = {
         key: event[key] for key in ("version", "command", "job", "versions", "hardware") if key in event
     }
@@ -219,7 +219,8 @@ def _evaluated(summary: RunTotals, event: Record) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
     summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
     summary.metrics = event.get("metrics", {})
-    summary.curve.append(Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"]))
+    point = Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"], summary.metrics)
+    summary.curve.append(point)
 
 
 def _best(summary: RunTotals, event: Record) -> None:

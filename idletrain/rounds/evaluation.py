@@ -88,7 +88,10 @@ class Evaluator:
             return None, None, ()
         self._estimate()
         samples = program.source.open()
-        result = score(self._module, self._test.open(), program.loss, tallies) if self._test else None
+        try:
+            result = score(self._module, self._test.open(), program.loss, tallies) if self._test else None
+        except JobError as error:
+            raise RunError(f"evaluating fails: {error}; fix it, and go on with resume") from error
         if self._on_evaluate:
             self._call_back(self._on_evaluate, result)
         if compared is None or program.output:  # a very wide output's subnets have losses over other labels
@@ -134,7 +137,7 @@ def watch_of(stop: StopSettings, prepared: Prepared) -> Watch | None:
     field = "stop.metric" if stop.metric else "stop.patience"
     if prepared.test is None:
         raise JobError(f"{field}: is measured on test data, which are missing; give test data, or leave stop out")
-    higher = {"loss": False, "accuracy": True, **{m.name: m.better == "higher" for m in prepared.metrics}}
-    if name not in higher:
-        raise JobError(f"{field}: there is no {name}; choose from {', '.join(higher)}, or add it to training.metrics")
-    return Watch(name, higher[name], stop.patience)
+    better = {"loss": "lower", "accuracy": "higher", **prepared.better}
+    if name not in better:
+        raise JobError(f"{field}: there is no {name}; choose from {', '.join(better)}, or add it to training.metrics")
+    return Watch(name, better[name] == "higher", stop.patience)

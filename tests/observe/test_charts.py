@@ -60,6 +60,21 @@ def test_a_cause_that_the_style_does_not_know_is_drawn_as_a_kill() -> None:
     assert chart.marks[0].kind == "kill"
 
 
+def test_a_run_has_charts_of_its_metrics_beside_accuracy_and_loss() -> None:
+    f1 = {"better": "higher", "points": [[1, 10.0, 0.25], [2, 20.0, None], [3, 30.0, 0.75]]}
+    view = {"curve": [[1, 10.0, 0.5, 2.0]], "metric_curves": {"f1": f1}, "preempted": [], "target": 0.9}
+    drawn = charts.run_charts(view)
+    assert [(c.what, c.over, c.better) for c in drawn] == [
+        (what, over, better)
+        for what, better in (("accuracy", ""), ("loss", ""), ("f1", "higher"))
+        for over in ("rounds", "time")
+    ]
+    assert [c.target is not None for c in drawn] == [True, True, False, False, False, False]
+    (of_rounds,), (of_time,) = drawn[4].curves, drawn[5].curves
+    assert (of_rounds.label, of_time.label) == ("f1: 0.75 at 3", "f1: 0.75 at 30 s")
+    assert len(of_rounds.path.split()) == 2
+
+
 def worker(joined: float, left: float | None, cause: str = "") -> WorkerView:
     return WorkerView("w", joined, left=left, cause=cause)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from distributed import Scheduler
 from prometheus_client.parser import text_string_to_metric_families
-from test_status import stamped
+from test_status import evaluated, stamped
 from test_summary import CHURN, event, summary_of
 
 from idletrain.observe import page as page_module
@@ -24,7 +24,8 @@ Get = Callable[..., Awaitable[tuple[int, str]]]
 
 
 def view(**changes: Any) -> dict[str, Any]:
-    running = [*CHURN[:-2], event("waiting", 9.0, reason="<b>why</b>")]
+    begun = {**CHURN[0], "better": {"f1": "higher"}}
+    running = [begun, *CHURN[1:-2], evaluated(8.6, 1, f1=0.75), event("waiting", 9.0, reason="<b>why</b>")]
     return view_of(summary_of(stamped(running)), 1009.0, **changes)
 
 
@@ -65,10 +66,12 @@ def test_the_page_stands_in_dask_s_dashboard_with_a_link_and_stock_pages_work(mo
         _, page = await get("/idletrain")
         assert '<a href="idletrain">Idletrain</a>' in page
         assert '<a href="status">Status</a>' in page
-        assert 'data-key="accuracy">0.8000' in page
+        assert 'data-key="accuracy">0.1000' in page
+        assert 'data-key="metrics.f1">0.7500<small>higher is better' in page
+        assert "<figcaption>f1 <span>over rounds; higher is better" in page
         assert "&lt;b&gt;why&lt;/b&gt;" in page
         assert "data-ask" not in page.partition("<script>")[0]
-        assert json.loads((await get("/idletrain/view.json"))[1])["accuracy"] == 0.8
+        assert json.loads((await get("/idletrain/view.json"))[1])["accuracy"] == 0.1
         _, now = await get("/idletrain/now")
         assert now in page
         for stock in ("/status", "/workers", "/tasks", "/groups", "/info/main/workers.html", "/health"):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from test_status import launched, stamped
+from test_status import evaluated, launched, stamped
 from test_summary import CHURN, event, started
 
 from idletrain.observe.report import PastRun, report_page, short
@@ -121,6 +121,19 @@ def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> N
     assert Reader(content).open == []
 
 
+def test_metrics_have_a_tile_and_charts_with_their_better_direction_and_a_row_of_a_comparison() -> None:
+    begun = {**STARTED, "better": {"f1": "higher"}}
+    run = past([begun, evaluated(1.0, 1, f1=0.25), evaluated(2.0, 2, f1=0.75)], "first")
+    alone, compared = report_page([run]), report_page([run, past([STARTED, *CHURN[1:]], "second")])
+    assert Reader(alone).figures["metrics.f1"] == "0.7500"
+    for content in (alone, compared):
+        assert re.findall(r"<figcaption>f1 <span>([^<]*)", content) == [
+            "over rounds; higher is better",
+            "over time; higher is better",
+        ]
+    assert re.search(r"f1 \(higher is better\)</td><td class=\"n\">0.7500</td><td class=\"n\">-</td>", compared)
+
+
 def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
     whole = [{**one, "seconds": 8.0} if one["kind"] == "round_committed" else one for one in CHURN]
     lines = short(past([STARTED, *whole[1:]]))
@@ -147,7 +160,7 @@ def test_a_run_whose_head_is_silent_for_long_was_interrupted(now: float, status:
 
 
 def test_a_run_that_has_hardly_begun_has_a_report() -> None:
-    assert "not evaluated yet" in Reader(report_page([past([started()])])).text
+    assert "no value yet" in Reader(report_page([past([started()])])).text
     assert Reader(report_page([past([event("waiting", 1.0, reason="for workers")], "early")])).open == []
 
 

@@ -47,6 +47,23 @@ def test_what_is_not_finite_is_not_there() -> None:
     assert (view["loss"], view["curve"]) == (None, [[1, 1.0, 0.1, None]])
 
 
+def evaluated(s: float, round_: int, **metrics: float | None) -> dict[str, Any]:
+    scores = {"accuracy": 0.1, "loss": 2.0, "calibration_error": 0.1, "temperature": 1.0}
+    return event("evaluated", s, round=round_, **scores, metrics=metrics, seconds=0.1)
+
+
+def test_metrics_have_a_curve_each_with_the_better_direction_where_it_is_known() -> None:
+    better = {"error": "lower", "f1": "higher"}
+    events = [{**started(), "better": better}, evaluated(1.0, 1, f1=0.5), evaluated(2.0, 2, f1=None, val_loss=2.0)]
+    view = view_of(summary_of(stamped(events)), 1002.0)
+    assert view["metrics"] == {"f1": None, "val_loss": 2.0}
+    assert view["metric_curves"] == {
+        "error": {"better": "lower", "points": []},
+        "f1": {"better": "higher", "points": [[1, 1.0, 0.5], [2, 2.0, None]]},
+        "val_loss": {"better": "", "points": [[2, 2.0, 2.0]]},
+    }
+
+
 def test_the_clock_goes_on_between_events_and_stands_still_when_the_head_is_silent() -> None:
     summary = summary_of(stamped([started(), joined(1.0, "a")]))
     assert view_of(summary, 1003.0)["seconds"] == 3.0
