@@ -23,7 +23,7 @@ from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn.data.run_files import RunData
 from idletrain.nn.ist.groups import to_meta
-from idletrain.nn.lightning import WholeBatches, is_lightning, optimizer_of, plain, stepping
+from idletrain.nn.lightning import Callbacks, WholeBatches, callbacks_of, is_lightning, optimizer_of, plain, stepping
 from idletrain.nn.optim import from_torch
 from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.precision import as_given
@@ -97,7 +97,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     Args:
         module: Any module with parameters of float32, bfloat16 or float16; its class may stand in a script or
             notebook. Left unchanged. Of a LightningModule, `training_step` computes the loss and
-            `configure_optimizers` names the optimizer.
+            `configure_optimizers` names the optimizer; what `validation_step` logs is measured at each evaluation, and
+            EarlyStopping and ModelCheckpoint of `configure_callbacks` become settings of `stop`.
         train: A pair (inputs `[N, ...]`, labels `[N, ...]`) of arrays, tensors, DataFrames or SciPy's sparse matrices;
             a dict of arrays by the names that the module's forward takes; a map-style Dataset, of torch or Hugging
             Face, whose items are pairs, longer tuples that end in the label, or dicts or dataclasses; an
@@ -142,10 +143,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    lightning = is_lightning(module)
+    lightning, callbacks = is_lightning(module), Callbacks()
     if lightning:
         module = stepping(module)
         optimizer = optimizer or optimizer_of(module)
+        callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
     optimizer_fields, schedule = _optimizer(optimizer, module)
     job = parse_job(
         {
@@ -169,6 +171,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "model": {"factory": type(module).__qualname__, **sections.get("model", {})},
             "nodes": {"count": workers, **sections.get("nodes", {})},
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
+            **({"stop": {**callbacks.stop, **sections.get("stop", {})}} if callbacks.stop else {}),
         }
     )
     watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
@@ -177,7 +180,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     test_source = None if test is None else RunData(test, job.run_dir / "data" / "test", collate_fn)
 
     def prepare_module(job: Job) -> Prepared:
-        return prepare(
+        prepared = prepare(
             module,
             WholeBatches(source) if lightning else source,
             WholeBatches(test_source) if lightning and test_source else test_source,
@@ -190,11 +193,12 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             schedule=schedule,
             metrics=metrics,
         )
+        return replace(prepared, logged_better=callbacks.better)
 
     options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
     composition = compose(job, options, prepare=prepare_module)
     prepared = composition.prepared
-    for note in (*prepared.notes, *([prepared.fallback] if prepared.fallback else [])):
+    for note in (*prepared.notes, *callbacks.notes, *([prepared.fallback] if prepared.fallback else [])):
         _tell(note)
     with user_code(
         "fit: cannot travel to workers (",

@@ -17,6 +17,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchmetrics.classification import MulticlassF1Score
@@ -574,6 +575,32 @@ class LitNet(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+
+
+class StoppingNet(LitNet):
+    """One that stops early by what its validation_step logs."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002 (Lightning's)
+        self.log("evaluations", 1.0)
+
+    def configure_callbacks(self) -> Any:
+        return [EarlyStopping("evaluations", mode="max", patience=2), LearningRateMonitor()]
+
+
+def test_a_lightning_module_s_logged_values_are_metrics_that_its_callbacks_stop_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, test = digits()
+    result = idletrain.fit(
+        StoppingNet(), train, test, method="local-sgd", subnets=1, local_steps=2, rounds=9, evaluate_every=1,
+        workers=1, run_dir=tmp_path,
+    )  # fmt: skip
+    assert result.summary["metrics"] == {"evaluations": 1.0}
+    assert (result.summary["status"], result.summary["rounds"], result.rounds) == ("stopped-early", 3, 1)
+    (began,) = [event for event in result.records if event["kind"] == "run_started"]
+    assert began["better"] == {"evaluations": "higher"}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "LearningRateMonitor is left out: no Trainer runs that would call it" in said
 
 
 def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: Path) -> None:

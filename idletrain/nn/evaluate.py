@@ -16,8 +16,9 @@ from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, labels_of, length, prediction
 from idletrain.nn.data.csr import Rows
 from idletrain.nn.ist.modules import copied
+from idletrain.nn.lightning import Validation
 from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_entropy, model_loss
-from idletrain.nn.user_metrics import Tally
+from idletrain.nn.user_metrics import OWN_SCORES, Tally
 
 EVALUATION_BATCH = 512  # samples per batch outside training
 CONFIDENCE_BINS = 15  # Guo et al., arXiv 1706.04599, section 4
@@ -46,7 +47,7 @@ class Score:
             confidence, weighted by their size (Guo et al., arXiv 1706.04599); None without class probabilities.
         temperature: Best temperature: the divisor of the logits that gives the lowest loss; above 1 the network is
             overconfident.
-        metrics: The job's metrics by name; None where one is no number.
+        metrics: The job's metrics, and what a validation_step logs, by name; None where one is no number.
     """
 
     accuracy: float | None
@@ -57,14 +58,20 @@ class Score:
 
     def of(self, name: str) -> float | None:
         """Return the loss, the accuracy or a metric by its name; None where it is no finite number."""
-        value = {"loss": self.loss, "accuracy": self.accuracy, **self.metrics}[name]
+        value = {"loss": self.loss, "accuracy": self.accuracy, **self.metrics}.get(name)
         return value if value is not None and math.isfinite(value) else None
 
 
 @torch.no_grad()
 def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tally] = ()) -> Score:
-    """Score a network on all samples, and by the metrics of these tallies, which are empty before."""
+    """Score a network on all samples, by the metrics of these tallies, which are empty before, and by what a
+    LightningModule's validation_step logs.
+
+    Raises:
+        JobError: that fails.
+    """
     module.eval()
+    validation = Validation(module)
     correct, total, values, weights = 0.0, 0, 0.0, 0
     calibration = Calibration()
     for inputs, target in batches(samples, np.arange(len(samples))):
@@ -78,6 +85,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
             continue
         for tally in tallies:
             tally.add(outputs, target)
+        validation.add(inputs)
         logits, labels = prediction(outputs), labels_of(target)
         labels = torch.zeros(length(inputs)) if labels is None else labels  # one to count for each sample
         are_classes = labels.dtype == torch.int64 and logits.shape[:-1] == labels.shape
@@ -98,7 +106,8 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
             continue
         correct, total = correct + float(hits.sum()), total + hits.numel()
     accuracy, mean = correct / total if total else None, values / weights if weights else math.nan
-    metrics = {tally.name: tally.value() for tally in tallies}
+    logged = {name: value for name, value in validation.values().items() if name not in OWN_SCORES}
+    metrics = logged | {tally.name: tally.value() for tally in tallies}
     return Score(accuracy, mean, calibration.error, calibration.temperature, metrics)
 
 

@@ -1,30 +1,34 @@
 """A LightningModule as it is: its training_step computes the loss, its configure_optimizers names the optimizer.
 
-Nothing of Lightning is imported: its Trainer does not run. What a training_step logs goes nowhere, and `batch_idx` is
-always 0: which batch a subnet has is no property of the run.
+Nothing of Lightning is imported: its Trainer does not run. What validation_step logs is measured at each evaluation,
+and its callbacks say when to stop and which network is the best. What a training_step logs goes nowhere, and
+`batch_idx` is always 0: which batch a subnet has is no property of the run.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.arrays import Samples, Source
-from idletrain.nn.data.batches import labels_of
+from idletrain.nn.data.batches import labels_of, length
 from idletrain.nn.data.datasets import Loading, loading_of
 from idletrain.nn.data.streams import StreamSource
 
 BATCH = "lightning_batch"  # the name by which a whole batch goes to the module
 PACKAGES = ("lightning", "pytorch_lightning")
+TRIED_SAMPLES = 2  # a BatchNorm of one sample would be another matter
 
 
 def is_lightning(module: nn.Module) -> bool:
@@ -35,6 +39,9 @@ def is_lightning(module: nn.Module) -> bool:
 class Stepping:
     """Comes before a LightningModule's own class: a whole batch goes to its training_step, all else to its forward."""
 
+    _seen: list[Any] | None  # outputs of forward within a training_step
+    _logged: dict[str, Any] | None  # values within a validation_step
+
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return the loss of a whole batch, and the outputs that forward returned for it; else what forward returns."""
         if BATCH not in named:
@@ -42,9 +49,9 @@ class Stepping:
             if self._seen is not None:
                 self._seen.append(outputs)
             return outputs
-        self._seen: list[Any] | None = []
+        self._seen = []
         try:
-            result = self.training_step(named[BATCH], *(0 for _ in range(self._takes_index())))  # type: ignore[attr-defined]
+            result = run_step(self.training_step, named[BATCH])  # type: ignore[attr-defined]
             seen = self._seen
         finally:
             self._seen = None
@@ -53,13 +60,145 @@ class Stepping:
             raise TypeError(f"training_step returned a {type(loss).__name__}; it should return the loss")
         return {"loss": loss, **({"logits": seen[-1]} if seen and isinstance(seen[-1], Tensor) else {})}
 
-    def _takes_index(self) -> bool:
-        return len(inspect.signature(self.training_step).parameters) > 1  # type: ignore[attr-defined]
+    def log(self, name: str, value: Any, *_args: Any, **_named: Any) -> None:
+        """Log a number, or a metric of torchmetrics; only what a validation_step logs is kept."""
+        if self._logged is not None:
+            self._logged[name] = value
 
-    def log(self, *_args: Any, **_named: Any) -> None:
-        """Log nothing: there is no Trainer that would take it."""
+    def log_dict(self, values: Mapping[str, Any], *_args: Any, **_named: Any) -> None:
+        """Log several."""
+        for name, value in values.items():
+            self.log(name, value)
 
-    log_dict = log
+
+def run_step(step: Callable[..., Any], batch: Any) -> Any:
+    """Call a training_step or validation_step, which may take the number of the batch, too."""
+    return step(batch, *(0 for _ in range(len(inspect.signature(step).parameters) > 1)))
+
+
+class Validation:
+    """What a LightningModule's validation_step logs on test data; nothing of any other module.
+
+    Args:
+        module: A module that `stepping` made, in evaluation mode, or another one.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        own = getattr(type(module), "validation_step", None)
+        self._module: Any = module if isinstance(module, Stepping) and own and not _is_lightning_s(own) else None
+        self._sums: dict[str, float] = {}
+        self._samples: dict[str, int] = {}
+        self._metrics: dict[str, Any] = {}
+
+    def add(self, inputs: Any) -> None:
+        """Run validation_step on a batch of `WholeBatches`.
+
+        Raises:
+            JobError: it fails, or logs what is no number.
+        """
+        if self._module is None:
+            return
+        logged: dict[str, Any] = {}
+        self._module._logged = logged
+        try:
+            with user_code("validation_step fails (", ")"):
+                run_step(self._module.validation_step, inputs[BATCH])
+                for name, value in logged.items():
+                    self._count(name, value, length(inputs))
+        finally:
+            self._module._logged = None
+
+    def _count(self, name: str, value: Any, samples: int) -> None:
+        if hasattr(value, "compute"):
+            self._metrics[name] = value
+        else:
+            self._sums[name] = self._sums.get(name, 0.0) + samples * float(value)
+            self._samples[name] = self._samples.get(name, 0) + samples
+
+    def values(self) -> dict[str, float | None]:
+        """Return the mean over samples of each number, and the value of each metric, which begins anew; None where one
+        is not finite.
+        """
+        values = {name: self._sums[name] / count for name, count in self._samples.items()}
+        for name, metric in self._metrics.items():
+            values[name] = float(metric.compute())
+            metric.reset()
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _is_lightning_s(function: Any) -> bool:
+    """Return whether a method is Lightning's own, which nobody has overridden."""
+    return function.__module__.split(".")[0] in PACKAGES
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What becomes of a LightningModule's callbacks.
+
+    Attributes:
+        stop: Settings of the section `stop`.
+        better: Which of two values of the watched one is better, by its name.
+        notes: Which callbacks do not run, one sentence each.
+    """
+
+    stop: Mapping[str, Any] = field(default_factory=dict)
+    better: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def callbacks_of(module: nn.Module, test: Source | None) -> Callbacks:
+    """Return what `configure_callbacks` says of stopping (EarlyStopping) and the best network (ModelCheckpoint).
+
+    Args:
+        module: A module that `stepping` made.
+        test: Test data of whole batches, or None.
+
+    Raises:
+        JobError: configure_callbacks or validation_step fails, or the callbacks watch two values, or one that
+            validation_step does not log.
+    """
+    with user_code("fit: configure_callbacks fails (", "); return a list of callbacks"):
+        given = module.configure_callbacks()  # type: ignore[operator]
+        callbacks = list(given) if isinstance(given, Sequence) else [given]
+    notes: list[str] = []
+    watching: list[Any] = []
+    for callback in callbacks:
+        name, kinds = type(callback).__name__, {c.__name__ for c in type(callback).__mro__}
+        if not kinds & {"EarlyStopping", "ModelCheckpoint"}:
+            notes.append(f"{name} is left out: no Trainer runs that would call it")
+        elif test is None:
+            notes.append(f"{name} is left out: there are no test data to watch")
+        elif callback.monitor is not None:
+            watching.append(callback)
+    watched = {callback.monitor: _better(callback) for callback in watching}
+    if not watched:
+        return Callbacks(notes=tuple(notes))
+    if len(watched) > 1:
+        raise JobError(f"fit: callbacks watch {' and '.join(watched)}; let all of them watch one value")
+    (name,) = watched
+    names = _logged_names(module, test)
+    if name not in ("loss", "accuracy", *names):
+        raise JobError(f"fit: callbacks watch {name}, which validation_step does not log; it logs {', '.join(names)}")
+    patience = min((c.patience for c in watching if hasattr(c, "patience")), default=None)
+    stop = {"metric": name, **({} if patience is None else {"patience": max(1, patience)})}
+    return Callbacks(stop, watched, tuple(notes))
+
+
+def _better(callback: Any) -> Literal["higher", "lower"]:
+    return "higher" if callback.mode == "max" else "lower"
+
+
+def _logged_names(module: nn.Module, test: Source | None) -> list[str]:
+    """Return the names of what validation_step logs on some test data.
+
+    Raises:
+        JobError: it fails, or there are no test data.
+    """
+    assert test is not None
+    validation = Validation(copy.deepcopy(module).eval())
+    with torch.no_grad():
+        validation.add(test.open().batch(np.arange(TRIED_SAMPLES))[0])
+    return list(validation.values())
 
 
 def stepping(module: nn.Module) -> nn.Module:
@@ -71,18 +210,18 @@ def stepping(module: nn.Module) -> nn.Module:
     own = type(module)
     if not getattr(module, "automatic_optimization", True):
         raise JobError("fit: the LightningModule optimizes by hand; leave out automatic_optimization = False")
-    if own.training_step.__module__.split(".")[0] in PACKAGES:  # type: ignore[attr-defined]
+    if _is_lightning_s(own.training_step):  # type: ignore[attr-defined]
         raise JobError("fit: the LightningModule has no training_step; write one that returns the loss")
     result = copy.deepcopy(module)
     result.__class__ = type(own.__name__, (Stepping, own), {"__module__": own.__module__})
-    result._seen = None  # type: ignore[assignment]
+    result._seen = result._logged = None  # type: ignore[assignment]
     return result
 
 
 def plain(module: nn.Module) -> nn.Module:
     """Return a module that `stepping` made, of its own class again."""
     module.__class__ = type(module).__bases__[1]
-    del module._seen
+    del module._seen, module._logged
     return module
 
 

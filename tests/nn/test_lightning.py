@@ -8,12 +8,16 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.batches import call
-from idletrain.nn.lightning import WholeBatches, is_lightning, optimizer_of, plain, stepping
+from idletrain.nn.evaluate import score
+from idletrain.nn.lightning import Validation, WholeBatches, callbacks_of, is_lightning, optimizer_of, plain, stepping
+from idletrain.nn.program import model_loss
 
 
 class Classifier(lightning.LightningModule):
@@ -110,3 +114,85 @@ def test_modules_that_train_themselves_are_refused_in_a_sentence() -> None:
         stepping(by_hand)
     with pytest.raises(JobError, match="has no training_step; write one that returns the loss"):
         stepping(lightning.LightningModule())
+
+
+class Validated(Classifier):
+    """Logs a number, a metric of torchmetrics, and one of the scores that are measured anyway; has callbacks."""
+
+    def __init__(self, callbacks: Any = ()) -> None:
+        super().__init__()
+        self.hits = MulticlassAccuracy(num_classes=10, average="micro")
+        self.callbacks = callbacks
+
+    def validation_step(self, batch: Any) -> None:
+        x, y = batch
+        outputs = self(x)
+        self.hits(outputs, y)
+        self.log("mean_label", y.float().mean(), prog_bar=True)
+        self.log_dict({"hits": self.hits, "loss": 7.0})
+
+    def configure_callbacks(self) -> Any:
+        return self.callbacks
+
+
+def labelled(count: int) -> WholeBatches:
+    x = np.random.default_rng(0).normal(size=(count, 64)).astype("float32")
+    return WholeBatches(Source(ArraySource(x, np.arange(count) % 10)))
+
+
+def test_what_validation_step_logs_is_measured_over_all_samples_and_begins_anew() -> None:
+    module, samples = stepping(Validated()).eval(), labelled(515).open()  # a batch of 512 and one of 3
+    x, y = (torch.from_numpy(part) for part in (samples.samples.x, samples.samples.y))  # type: ignore[attr-defined]
+    expected = {"mean_label": float(y.float().mean()), "hits": float((module(x).argmax(-1) == y).float().mean())}
+    for _ in range(2):
+        found = score(module, samples, model_loss)
+        assert found.metrics == pytest.approx(expected)
+        assert found.loss != 7.0
+    assert found.of("hits") == found.metrics["hits"]
+
+
+def test_what_is_logged_outside_of_an_evaluation_goes_nowhere() -> None:
+    module = stepping(Validated()).eval()
+    validation = Validation(module)
+    module.training_step((torch.zeros(2, 64), torch.tensor([0, 1])), 0)
+    assert validation.values() == {}
+    assert Validation(nn.Linear(1, 1)).values() == {}
+
+
+def test_callbacks_say_when_to_stop_and_what_is_best_and_others_are_named() -> None:
+    callbacks = [EarlyStopping("hits", mode="max", patience=2), ModelCheckpoint(monitor="hits", mode="max")]
+    found = callbacks_of(stepping(Validated([*callbacks, LearningRateMonitor()])), labelled(4))
+    assert found.stop == {"metric": "hits", "patience": 2}
+    assert found.better == {"hits": "higher"}
+    assert found.notes == ("LearningRateMonitor is left out: no Trainer runs that would call it",)
+    alone = callbacks_of(stepping(Validated(ModelCheckpoint(monitor="loss"))), labelled(4))
+    assert alone.stop == {"metric": "loss"}
+    assert callbacks_of(stepping(Validated([ModelCheckpoint()])), labelled(4)).stop == {}
+
+
+def test_callbacks_without_test_data_are_left_out_in_a_sentence() -> None:
+    found = callbacks_of(stepping(Validated([EarlyStopping("hits")])), None)
+    assert (found.stop, found.notes) == ({}, ("EarlyStopping is left out: there are no test data to watch",))
+
+
+@pytest.mark.parametrize(
+    ("monitored", "said"),
+    [
+        (["train_loss"], "watch train_loss, which validation_step does not log; it logs mean_label, loss, hits"),
+        (["hits", "mean_label"], "watch hits and mean_label; let all of them watch one value"),
+    ],
+)
+def test_callbacks_that_cannot_be_followed_are_refused_in_a_sentence(monitored: list[str], said: str) -> None:
+    module = stepping(Validated([EarlyStopping(name) for name in monitored]))
+    with pytest.raises(JobError, match=said):
+        callbacks_of(module, labelled(4))
+
+
+def test_a_validation_step_that_fails_is_told_in_a_sentence() -> None:
+    class Failing(Validated):
+        def validation_step(self, batch: Any) -> None:
+            batch["mask"]
+
+    validation = Validation(stepping(Failing()))
+    with pytest.raises(JobError, match=r"validation_step fails \(tuple indices must be integers"):
+        validation.add(labelled(4).open().batch(np.arange(2))[0])
