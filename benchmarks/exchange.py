@@ -104,6 +104,9 @@ class BenchHead:
         """See `Head`."""
         return True
 
+    def stream_position(self, lease: LeaseId) -> str:  # noqa: ARG002
+        return ""
+
     async def late_rows(self, lease: LeaseId, frames: Sequence[memoryview]) -> Reply:  # noqa: ARG002
         """See `Head`; no payload is ever lacking."""
         return Reply.NOT_LEASED

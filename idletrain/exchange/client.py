@@ -7,6 +7,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -209,6 +210,7 @@ class StoreClient:
 
     async def _push_parts(self, header: PushHeader, content: Tensor) -> Reply:
         """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED."""
+        header = replace(header, position="")  # which goes once, with the push
         sending: set[asyncio.Task[Reply]] = set()
         starts = [*range(0, len(content), PART_BYTES)]
         try:
@@ -241,6 +243,20 @@ class StoreClient:
             else:
                 break
         return answer
+
+    async def stream_position(self, lease: LeaseId) -> str:
+        """Return how far the subnet's part of a stream was read, as text; "" where that is not known.
+
+        Raises:
+            RefusedError: the lease is no longer valid.
+            ConnectionError: the store cannot be reached.
+        """
+        with _link():
+            answer = await self._rpc.stream_position(lease=as_message(lease))
+        if answer["reply"] != Reply.ACCEPTED:
+            raise RefusedError(f"stream of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
+        position: str = answer["position"]
+        return position
 
     async def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:
         """Report that the lease's subnet is being trained, how many steps it has and what is done now.

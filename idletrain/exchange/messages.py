@@ -73,6 +73,7 @@ class PushHeader:
         update: True for an update, encoded as the job's exchange settings say; False for a progress checkpoint: plain
             float32 values with all optimizer state.
         loss: Mean training loss of the last few steps; None if there were none.
+        position: How far its part of a stream was read (see `nn.data.stream_position`); "" if that does not travel.
     """
 
     lease: LeaseId
@@ -81,6 +82,7 @@ class PushHeader:
     checksum: int
     update: bool = True
     loss: float | None = None
+    position: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,11 @@ class StoreBackend(Protocol):
         The header's checksum is not the payload's.
         """
 
+    def stream_position(self, lease: LeaseId) -> str | Reply:
+        """Return how far the subnet's part of a stream was read when an attempt at it began, as text, or "" where that
+        is not known; or why not.
+        """
+
     def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:
         """Extend a lease; return HUNG if its worker is to restart."""
 
@@ -106,6 +111,7 @@ class StoreServer:
             "open_datagrams": self._open_datagrams,
             "push_datagrams": self._push_datagrams,
             "late_rows": self._late_rows,
+            "stream_position": self._stream_position,
             "beat": self._beat,
             "join": self._join,
         }
@@ -223,6 +229,12 @@ class StoreServer:
         frames = [memoryview(frame).cast("B") for frame in flat.frames if len(frame)]
         self.bytes_up += sum(len(frame) for frame in frames)
         return frames
+
+    def _stream_position(self, lease: dict[str, Any]) -> Any:
+        answer = self._backend.stream_position(LeaseId(**lease))
+        if isinstance(answer, Reply):
+            return {"reply": answer.value}
+        return {"reply": Reply.ACCEPTED.value, "position": answer}
 
     def _beat(self, lease: dict[str, Any], steps: int, doing: Activity) -> Any:
         return {"reply": self._backend.beat(LeaseId(**lease), steps, doing).value}

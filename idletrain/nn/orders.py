@@ -43,14 +43,18 @@ class SamplerOrder(BatchOrder):
 class StreamOrder(BatchOrder):
     """Read each subnet's part of a stream, batch by batch."""
 
-    def __init__(self, training: TrainingSettings) -> None:
-        self._training = training
+    def __init__(self, training: TrainingSettings, position: str = "") -> None:
+        self._training, self._position = training, position
+
+    def going_on(self, position: str) -> StreamOrder:
+        """Return the same order for whoever begins at a position (see `StreamSource.position`)."""
+        return StreamOrder(self._training, position)
 
     def batch(self, subnet: int, step: int) -> Any:
         """Return the place in the stream of a subnet's step; steps count from the start of the run."""
         training = self._training
         seed_of = partial(_seed_of, training.seed, training.local_steps, subnet)
-        return StreamPlace(subnet, training.subnets, step, training.batch_size, seed_of)
+        return StreamPlace(subnet, training.subnets, step, training.batch_size, seed_of, self._position)
 
 
 def _seed_of(seed: int, local_steps: int, subnet: int, step: int) -> int:

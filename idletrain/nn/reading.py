@@ -17,7 +17,7 @@ from idletrain.nn.checks import first_samples, open_samples, very_wide
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import call, tensors_of
 from idletrain.nn.data.datasets import kept_names, loading_of
-from idletrain.nn.data.streams import StreamSource, check_stream
+from idletrain.nn.data.streams import StreamSource, check_stream, keeps_state, state_fault
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.orders import unrepeatable
 
@@ -73,13 +73,20 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
     """
     samples = open_samples(source, "data.train")
     changes: dict[str, Any] = {}
+    notes: list[str] = []
     if isinstance(samples, StreamSource):
         check_stream(samples, training.subnets)
+        if keeps_state(samples.dataset):
+            fault = state_fault(samples.dataset)
+            changes["resumes"] = not fault
+            name = type(samples.dataset).__name__
+            told = f"data: the {name} is read anew by a worker that goes on with a subnet, since {fault}"
+            notes += [told] if fault else []
     loading = loading_of(samples)
     if loading.batch_size and "batch_size" not in training.model_fields_set:
         training = training.model_copy(update={"batch_size": loading.batch_size})
-    note = unrepeatable(loading, training)
-    if note:
+    if note := unrepeatable(loading, training):
+        notes.append(note)
         loading = replace(loading, sampler=None)
     if loading != loading_of(samples):
         changes["loading"] = loading
@@ -89,7 +96,7 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
         changes["names"] = names
     elif not very_wide(module) and _looks_up_bytes(module, samples, training.batch_size):
         changes["integers"] = True
-    return Reading(changes, training, (*loading.notes, *([note] if note else [])))
+    return Reading(changes, training, (*loading.notes, *notes))
 
 
 def _taken(module: nn.Module) -> tuple[str, ...] | None:

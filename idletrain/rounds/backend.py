@@ -38,6 +38,16 @@ class RunBackend:
         """See `StoreBackend`."""
         return self._pickled
 
+    def stream_position(self, lease: LeaseId) -> str | Reply:
+        """See `StoreBackend`."""
+        run = self._run
+        reply = run.check_lease(lease)
+        if run.state is None or reply is not Reply.ACCEPTED:
+            return reply
+        held = run.state.subnets[lease.subnet].lease_of(lease.attempt)
+        steps_before = lease.round * run.program.training.local_steps
+        return run.positions.at(lease.subnet, steps_before + (held.base_steps if held else 0))
+
     def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:
         """See `StoreBackend`."""
         return self._run.handle(protocol.Heartbeat(now=time.monotonic(), lease=lease, steps=steps, doing=doing))

@@ -51,6 +51,7 @@ class Commits:
             with contextlib.suppress(RunError):  # every worker that could hold a subnet is gone just now
                 next_specs = await asyncio.to_thread(self._sizing.specs)
         await directory.commit(command.staged, next_specs)
+        await directory.keep_positions(run.positions)
         self._subnet_loss = _mean_loss(self._uploads.losses, command.staged)
         ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
         run.record(

@@ -28,6 +28,7 @@ from idletrain.rounds.backend import RunBackend
 from idletrain.rounds.commits import Commits
 from idletrain.rounds.downloads import Downloads
 from idletrain.rounds.durable.run_directory import RunDirectory
+from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.rounds.evaluation import Evaluator, OnEvaluate
 from idletrain.rounds.leases import Leases
 from idletrain.rounds.membership import Membership
@@ -95,6 +96,7 @@ class Coordinator:
             record=record,
             handle=self._handle,
             spawn=self._spawn,
+            positions=StreamPositions(directory.run_dir),
             checkpoints=ProgressCheckpoints(training.subnets if training.mode == "lockstep" else 0),
         )
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -12,6 +12,7 @@ from idletrain.job import Job
 from idletrain.nn.program import Program
 from idletrain.observe.records import Recorder
 from idletrain.rounds.durable.run_directory import RunDirectory
+from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.rounds.progress_checkpoints import ProgressCheckpoints
 from idletrain.rounds.protocol import RoundEvent
 from idletrain.rounds.reassembly import DecodedPush
@@ -38,6 +39,7 @@ class RunContext:
         handle: Takes events.
         spawn: Runs a coroutine beside the others; an error in it ends the run.
         checkpoints: The open round's progress checkpoints.
+        positions: How far the subnets' parts of a stream were read.
         state: The state of the rounds; None before the run is open and after it is over.
     """
 
@@ -48,6 +50,7 @@ class RunContext:
     handle: EventHandler
     spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
     checkpoints: ProgressCheckpoints
+    positions: StreamPositions
     state: RoundState | None = None
     _reasons: set[str] = field(default_factory=set)
 

@@ -107,6 +107,9 @@ class Uploads:
         reply = self._run.handle(event, push)
         if reply is Reply.ACCEPTED and header.loss is not None:
             self.losses[lease.subnet] = header.loss
+        if reply is Reply.ACCEPTED:
+            steps_before = lease.round * self._run.program.training.local_steps
+            self._run.positions.keep(lease.subnet, steps_before + header.steps, header.position)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             self._refuse(lease, reply, push.where)
         elif lease.subnet in self._staging:

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.messages import DONE_REPLIES, Activity, Receipt, Reply
+from idletrain.nn.data.read_ahead import stream_position
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.orders import StreamOrder
 from idletrain.worker.lease_spec import LeaseSpec
 from idletrain.worker.node import Loaded, WorkerNode, device_for
 from idletrain.worker.transfers import Progress, Transfers
@@ -60,6 +62,7 @@ class Attempt:
         self.steps = 0
         self._doing: Activity = "load"
         self._losses: deque[Tensor] = deque(maxlen=LOSS_STEPS)
+        self._position = ""
         self.account = self._transfers.account
 
     def run(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Attempt:
         program, lease = loaded.program, self._spec.lease
         self._flat = all_slots(self._flat, program.buffer_size(subnet, persistent=False)).to(device_for(program))
         work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round)
-        order = self._open_shard(loaded, work, subnet) if program.output else loaded.order
+        order = self._open_shard(loaded, work, subnet) if program.output else self._batch_order(loaded)
         self._train_steps(loaded, work, order)
         work.check_buffers()
         if program.output:
@@ -127,6 +130,12 @@ class Attempt:
 
     # --- what they share --------------------------------------------------------------------------------------------
 
+    def _batch_order(self, loaded: Loaded) -> BatchOrder:
+        """Return the order of batches: of a stream that keeps its state, from where the subnet stands."""
+        if not (isinstance(loaded.order, StreamOrder) and getattr(loaded.samples, "resumes", False)):
+            return loaded.order
+        return loaded.order.going_on(self._transfers.call(self._run.client.stream_position(self._spec.lease)))
+
     def _train_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """Do the remaining steps, sending progress checkpoints and late rows meanwhile."""
         all_steps, initial_steps = loaded.program.training.local_steps, self.steps
@@ -143,12 +152,16 @@ class Attempt:
             steps_left = all_steps - self.steps  # after the last comes the update itself
             seconds_left = steps_left * (now - started) / (self.steps - initial_steps)
             due = self._is_checkpoint_due(now - saved_at, seconds_left) and steps_left
+            if due:
+                self._position = stream_position(samples)
             if due and transfers.send_in_background(functools.partial(self._save_progress, now - started)):
                 self._node.checkpoint_now.clear()
                 saved_at = now
             elif transfers.has_unsent_rows():
                 transfers.send_in_background(transfers.send_late_rows)
         self._doing = "move"
+        if self.steps > initial_steps:
+            self._position = stream_position(samples)
         self.account["train_seconds"] = time.perf_counter() - started
 
     def _is_checkpoint_due(self, since_last: float, seconds_left: float) -> bool:
@@ -181,7 +194,7 @@ class Attempt:
 
     def _progress(self, train_seconds: float) -> Progress:
         loss = float(torch.stack(list(self._losses)).mean()) if self._losses else None
-        return Progress(self.steps, train_seconds, loss)
+        return Progress(self.steps, train_seconds, loss, self._position)
 
 
 def all_slots(pulled: Tensor, size: int) -> Tensor:

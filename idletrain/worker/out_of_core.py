@@ -114,7 +114,7 @@ class OutOfCoreAttempt(Attempt):
 
         work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), plan_steps)
         try:
-            self._train_steps(loaded, work, loaded.order)
+            self._train_steps(loaded, work, self._batch_order(loaded))
             if self.steps < program.training.local_steps:
                 self._planned.store(self._state_file)
         finally:
@@ -181,8 +181,9 @@ class OutOfCoreAttempt(Attempt):
     async def _seal(self, state_file: StateFile, slots: int, steps: int, seconds: float, *, update: bool) -> Receipt:
         """Push the header that declares all parts sent, with the checksum of their values; return the receipt."""
         digest = await asyncio.to_thread(checksum, state_file.frames(slots))
+        progress = self._progress(seconds)
         return await self._run.client.push(
-            PushHeader(self._spec.lease, steps, seconds, digest, update, self._progress(seconds).loss), None
+            PushHeader(self._spec.lease, steps, seconds, digest, update, progress.loss, progress.position), None
         )
 
 

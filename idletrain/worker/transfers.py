@@ -47,11 +47,14 @@ ACCOUNT_FIELDS = (
 
 @dataclass(frozen=True)
 class Progress:
-    """An attempt's progress: steps since the round's start, seconds spent in them, mean loss of the last few."""
+    """An attempt's progress: steps since the round's start, seconds spent in them, mean loss of the last few, and how
+    far its part of a stream was read.
+    """
 
     steps: int
     train_seconds: float
     loss: float | None
+    position: str = ""
 
 
 class Transfers:
@@ -149,7 +152,15 @@ class Transfers:
             urgent: Whether it goes before waiting pushes, because the node leaves.
         """
         digest = checksum([payload.numpy().data.cast("B")])
-        header = PushHeader(self._spec.lease, progress.steps, progress.train_seconds, digest, update, progress.loss)
+        header = PushHeader(
+            self._spec.lease,
+            progress.steps,
+            progress.train_seconds,
+            digest,
+            update,
+            progress.loss,
+            progress.position,
+        )
         return self._run.client.push(header, payload, prompt, urgent=urgent)
 
     def push(self, program: Program, subnet: Subnet, flat: Tensor, progress: Progress, *, whole: bool) -> Reply:

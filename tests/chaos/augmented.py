@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,10 +44,36 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         return ((noisy(image), int(label)) for image, label in zip(x[:700], y[:700], strict=True))
 
 
+class Placed(Stream):
+    """A stream that keeps its place, and writes down which processes go on from one."""
+
+    def __init__(self, *, augmented: bool) -> None:
+        self.augmented, self.place = augmented, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+        if control := os.environ.get("CHAOS_CONTROL"):  # else it is read alone, in the test's own process
+            with (Path(control) / "gone_on").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = digits()[0]
+        while self.place < 700:
+            image, label = x[self.place], int(y[self.place])
+            self.place += 1
+            yield noisy(image) if self.augmented else torch.tensor(image) + 0.1 * torch.rand(len(image)), label
+        self.place = 0
+
+
 def load(kind: str) -> Any:
     """Training data of a kind, alone."""
     if kind == "stream":
         return Stream()
+    if kind.endswith("with state"):  # what draws from `random` is read by a process of its own
+        return Placed(augmented=kind.startswith("augmented"))
     return DataLoader(Numbered(), batch_size=32, shuffle=True, num_workers=1 if kind == "read ahead" else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 
@@ -12,7 +13,9 @@ from . import augmented
 from .helpers import Control, Process, Run, train_alone, until
 
 
-@pytest.mark.parametrize("kind", ["numbered", "read ahead", "stream"])
+@pytest.mark.parametrize(
+    "kind", ["numbered", "read ahead", "stream", "stream with state", "augmented stream with state"]
+)
 def test_a_killed_worker_s_samples_are_drawn_again_with_the_same_bits(
     make_run: Callable[..., Run], control: Control, kind: str
 ) -> None:
@@ -42,6 +45,12 @@ def kill_in_the_middle(run: Run, calm: Callable[[], None]) -> Process:
     until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
     calm()
     assert head.exit_code() == 0, head.text
+    resumed = control.path / "gone_on"
+    if kind.endswith("with state"):  # the heir, and in later rounds whoever has not had the subnet
+        assert {int(pid) for pid in resumed.read_text().split()} - {head.pid}
+        assert len(json.loads((run.dir / "streams.json").read_text())) == 2
+    else:
+        assert not resumed.exists()
     run.check(train_alone(run.job))
     assert {event["cause"] for event in run.events("lost")} == {"kill"}
     return head

@@ -98,6 +98,9 @@ class Memory:
         held = header.lease == LEASE and self.parts.hold(attempt, what, start, frames, 4 * SIZE, header.train_seconds)
         return Reply.ACCEPTED if held else Reply.NOT_LEASED
 
+    def stream_position(self, lease: LeaseId) -> str | Reply:
+        return "behind batch 9" if lease == LEASE else Reply.NOT_LEASED
+
     def beat(self, lease: LeaseId, steps: int, doing: str) -> Reply:
         self.beats.append((steps, doing))
         return Reply.ACCEPTED if lease == LEASE else Reply.STALE_ROUND
@@ -321,8 +324,11 @@ async def test_heartbeats_the_program_and_refusals(security: Security) -> None:
         assert await client.beat(LEASE, 3, "train") is Reply.ACCEPTED
         assert await client.beat(other, 4, "move") is Reply.STALE_ROUND
         assert head.beats == [(3, "train"), (4, "move")]
+        assert await client.stream_position(LEASE) == "behind batch 9"
         with pytest.raises(RefusedError, match="pull of subnet 3, round 2: not-leased"):
             await client.pull(other)
+        with pytest.raises(RefusedError, match="stream of subnet 3, round 2: not-leased"):
+            await client.stream_position(other)
 
 
 @both_kinds

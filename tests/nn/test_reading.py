@@ -107,6 +107,34 @@ def test_an_order_that_cannot_be_kept_is_left_out_and_told() -> None:
     assert samples.loading.sampler is None
 
 
+class Placed(IterableDataset):  # type: ignore[type-arg]
+    """A stream that keeps its state, as a value or as a tensor."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind, self.place = kind, 0
+
+    def state_dict(self) -> Any:
+        return {"place": self.kind(self.place)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Any:
+        while self.place < 90:
+            self.place += 1
+            yield torch.ones(5) * self.place, self.place % 3
+        self.place = 0
+
+
+@pytest.mark.parametrize("kind", [int, torch.tensor])
+def test_a_stream_goes_on_from_a_state_that_is_plain_and_of_another_it_is_told(kind: Any) -> None:
+    prepared = prepare(nn.Linear(5, 3), At(Placed(kind)), None, None, TrainingSettings(subnets=2))
+    samples: Any = prepared.program.source.open()
+    assert samples.resumes is (kind is int)
+    told = "data: the Placed is read anew by a worker that goes on with a subnet, since its state is not made of plain"
+    assert [note.startswith(told) for note in prepared.notes] == ([] if kind is int else [True])
+
+
 class TextRows:
     """The part of `datasets.Dataset` that is used."""
 

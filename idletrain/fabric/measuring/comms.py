@@ -82,6 +82,10 @@ class FixedBackend:
         """See `StoreBackend`; no row is ever late here."""
         return Reply.NOT_LEASED
 
+    def stream_position(self, lease: LeaseId) -> str | Reply:  # noqa: ARG002
+        """See `StoreBackend`; no stream is read here."""
+        return ""
+
     def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:  # noqa: ARG002
         """See `StoreBackend`."""
         return Reply.ACCEPTED

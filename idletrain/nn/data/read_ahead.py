@@ -39,6 +39,8 @@ class ReadAhead:
         num_workers: How many processes.
     """
 
+    _position = ""
+
     def __init__(self, source: Source, samples: Samples, num_workers: int) -> None:
         self._samples, self._reads = samples, _Reads()
         one = isinstance(samples, StreamSource)  # several would each have to skip what the others read
@@ -69,11 +71,20 @@ class ReadAhead:
             JobError: the data have a fault.
             RuntimeError: reading it failed.
         """
-        inputs, target, fault = pickle.loads(next(self._results))
+        inputs, target, fault, self._position = pickle.loads(next(self._results))
         if fault:
             raise JobError(fault[1]) if fault[0] == JobError.__name__ else RuntimeError(fault[1])
         inputs = map_leaves(_as_tensor, inputs)
         return inputs, inputs if target is None else map_leaves(_as_tensor, target)
+
+    def position(self) -> str:
+        """Return the position of a stream behind the last batch, see `StreamSource.position`."""
+        return self._position
+
+
+def stream_position(samples: Any) -> str:
+    """Return the position of a stream behind the batch that was read last; "" of all other samples."""
+    return samples.position() if isinstance(samples, StreamSource | ReadAhead) else ""
 
 
 def can_read_ahead() -> bool:
@@ -109,9 +120,10 @@ class _Reader(Dataset[bytes]):
             inputs, target = self._samples.batch(index)
         except Exception as error:  # noqa: BLE001 (raised by the step that needs the batch)
             name = JobError.__name__ if isinstance(error, JobError) else type(error).__name__
-            return pickle.dumps((None, None, (name, str(error) or name)))
+            return pickle.dumps((None, None, (name, str(error) or name), ""))
         labels = None if target is inputs else map_parts(_as_array, target)
-        batch: bytes = cloudpickle.dumps((map_parts(_as_array, inputs), labels, None))
+        position = stream_position(self._samples)
+        batch: bytes = cloudpickle.dumps((map_parts(_as_array, inputs), labels, None, position))
         return batch
 
 

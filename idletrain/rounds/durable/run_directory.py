@@ -21,6 +21,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
 from idletrain.rounds.durable import module_state, recovery, snapshots, updates, write_ahead_log
+from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,11 @@ class RunDirectory:
             self.round, self.specs, self.staged, self._next_offset = self.round + 1, next_specs, {}, 0
             self._late_updates = []
             self._draw()
+
+    async def keep_positions(self, positions: StreamPositions) -> None:
+        """Write how far streams were read, if that is known, for the head that resumes the run."""
+        if positions:
+            await self._durably(positions.write)
 
     async def snapshot(self) -> None:
         """Write the network, then remove old snapshots and the updates that only they needed."""

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from idletrain.errors import JobError
 from idletrain.nn.data.datasets import MapStyleSource
-from idletrain.nn.data.read_ahead import ReadAhead, can_read_ahead
+from idletrain.nn.data.read_ahead import ReadAhead, can_read_ahead, stream_position
 from idletrain.nn.data.seeding import seed_everything
 from idletrain.nn.data.streams import StreamPlace, StreamSource
 
@@ -80,6 +80,36 @@ def test_a_stream_is_read_ahead_by_one_process_that_sees_all_of_it() -> None:
     ahead.start([(place, 0) for place in places])
     assert [ahead.batch(place)[1].tolist() for place in places] == [[5, 7], [9, 11]]  # type: ignore[arg-type]
     assert len(multiprocessing.active_children()) == 1
+
+
+class Placed(Letters):
+    """Letters that keep their place."""
+
+    place = 0
+
+    def state_dict(self) -> Any:
+        return self.place
+
+    def load_state_dict(self, state: Any) -> None:
+        self.place = state
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < 20:
+            self.place += 1
+            yield torch.tensor([float(self.place)]), self.place - 1
+
+
+def test_the_position_is_that_of_the_batch_and_not_of_what_was_read_ahead() -> None:
+    samples = StreamSource(Placed(), resumes=True)
+    places = [StreamPlace(1, 2, number, 2, seed_of) for number in range(5)]
+    ahead = ReadAhead(samples, samples, 1)
+    assert stream_position(ahead) == ""
+    ahead.start([(place, 0) for place in places])
+    for place in places:
+        ahead.batch(place)  # type: ignore[arg-type]
+        samples.batch(place)
+        assert stream_position(ahead) == samples.position() != ""
+    assert stream_position(MapStyleSource(Slow())) == ""
 
 
 class Slow:

@@ -16,7 +16,7 @@ from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.data import streams
 from idletrain.nn.data.given import as_samples
-from idletrain.nn.data.streams import StreamSource, check_stream
+from idletrain.nn.data.streams import StreamSource, check_stream, keeps_state, state_fault
 from idletrain.nn.orders import StreamOrder
 
 TRAINING = TrainingSettings(subnets=2, local_steps=3, batch_size=2, seed=5)
@@ -98,13 +98,161 @@ def test_a_stream_that_cannot_be_dealt_out_is_refused(dataset: Any, fault: str) 
         check_stream(samples, 2)
 
 
+def rows(shards: list[int]) -> Iterator[dict[str, Any]]:
+    """Nine rows in three shards."""
+    for shard in shards:
+        yield from ({"x": [float(n)], "label": n} for n in range(3 * shard, 3 * shard + 3))
+
+
 @pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")  # dill's, of pyarrow
 def test_a_stream_of_hugging_face_is_read_like_any_other() -> None:
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"x": [[float(n)] for n in range(9)], "label": list(range(9))})
-    samples = as_samples(rows.to_iterable_dataset(num_shards=3).shuffle(seed=1, buffer_size=4))
+    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2]})
+    samples = as_samples(stream.shuffle(seed=1, buffer_size=4))
     assert isinstance(samples, StreamSource)
     check_stream(samples, 2)
     whole = [read(samples, 0, step)["label"].tolist() for step in range(6)]
     assert read(StreamSource(samples.dataset), 0, 4)["label"].tolist() == whole[4]
     assert whole[:2] != whole[3:5]
+
+
+class Resumable(Count):
+    """A stream that keeps its state, and counts how often an item was made."""
+
+    made_items = 0
+
+    def __init__(self, items: int = 9) -> None:
+        super().__init__(items)
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.place < self.items:
+            self.place += 1
+            Resumable.made_items += 1
+            yield self.made(self.place - 1, self.epoch)
+        self.place = 0
+
+
+def test_reading_a_part_of_a_stream_that_keeps_its_place_does_not_change_what_is_read_next() -> None:
+    samples = StreamSource(Resumable())
+    check_stream(samples, 2)
+    assert len(samples) == 9
+    assert samples.dataset.place == 0
+
+
+def read_from(samples: StreamSource, subnet: int, step: int, position: str) -> Any:
+    return samples.batch(StreamOrder(TRAINING).going_on(position).batch(subnet, step))[0]
+
+
+def test_whoever_gets_a_position_reads_the_same_bits_and_nothing_before_it() -> None:
+    whole, there, positions = StreamSource(Resumable(), resumes=True), [], [""]
+    for step in range(9):
+        there.append(read(whole, 1, step))
+        positions.append(whole.position())
+    assert [float(x[0, 1]) for x in there] == [0, 0, 1, 1, 2, 2, 3, 3, 4]  # four items a pass, so two batches
+    for step in range(9):
+        for known in range(step + 1):
+            late = pickle.loads(pickle.dumps(whole))
+            Resumable.made_items = 0
+            assert torch.equal(read_from(late, 1, step, positions[known]), there[step]), (step, known)
+            assert Resumable.made_items <= 5 * (step + 1 - known), (step, known)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"number": 1}', "[" * 9999, "another", "later"])
+def test_a_position_that_is_none_of_this_batch_s_is_left_out(text: str) -> None:
+    whole = StreamSource(Resumable(), resumes=True)
+    there = [read(whole, 1, step) for step in range(4)]
+    if text == "later":
+        text = whole.position()
+    elif text == "another":
+        read(whole, 0, 1)
+        text = whole.position()
+    assert torch.equal(read_from(StreamSource(Resumable(), resumes=True), 1, 2, text), there[2])
+
+
+def test_two_subnets_on_one_worker_have_positions_of_their_own() -> None:
+    both, alone = StreamSource(Resumable(), resumes=True), StreamSource(Resumable(), resumes=True)
+    for step in range(4):
+        read(alone, 1, step)
+        expected = alone.position()
+        read(both, 0, step)
+        read(both, 1, step)
+        assert both.position() == expected
+
+
+class Redrawn(Resumable):
+    """An order that is drawn anew where it goes on, as a buffer that shuffles is filled anew."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.sample(range(99), 99)
+        for item in order[self.place :]:
+            self.place += 1
+            yield self.made(item, 0)
+
+
+class Tensors(Resumable):
+    def state_dict(self) -> Any:
+        return {"place": torch.tensor(self.place)}
+
+
+class Tuples(Resumable):
+    def state_dict(self) -> Any:
+        return {"place": self.place, "of": (1, 2)}
+
+
+class Long(Resumable):
+    def state_dict(self) -> Any:
+        return {"place": self.place, "buffer": "x" * 70_000}
+
+
+class Failing(Resumable):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise KeyError(sorted(state))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fault"),
+    [
+        (Resumable(), ""),
+        (Resumable(3), ""),
+        (Redrawn(), "it goes on from its state with other items than without"),
+        (Tensors(), "its state is not made of plain values (Object of type Tensor is not JSON serializable)"),
+        (Tuples(), "its state is not made of dicts by strings, lists, strings, numbers, booleans and None"),
+        (Long(), "its state takes 70,111 characters and may take 65,536"),
+        (Failing(), "KeyError: ['place']"),
+    ],
+)
+def test_a_state_is_used_only_if_it_is_plain_and_leads_to_the_same_items(dataset: Any, fault: str) -> None:
+    assert keeps_state(dataset)
+    assert state_fault(dataset) == fault
+
+
+def test_a_stream_without_state_keeps_none() -> None:
+    assert not keeps_state(Count())
+    samples = StreamSource(Count())
+    read(samples, 0, 1)
+    assert samples.position() == ""
+
+
+@pytest.mark.filterwarnings("ignore:Cannot (locate|pickle)")
+def test_a_stream_of_hugging_face_goes_on_from_its_state_unless_a_buffer_shuffles_it() -> None:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2]})
+    assert state_fault(stream) == ""
+    assert (
+        state_fault(stream.shuffle(seed=1, buffer_size=2)) == "it goes on from its state with other items than without"
+    )
+    whole, there, positions = StreamSource(stream, resumes=True), [], [""]
+    for step in range(14):
+        there.append(read(whole, 1, step)["label"].tolist())
+        positions.append(whole.position())
+    for step in range(14):
+        for known in range(step + 1):
+            late = StreamSource(stream, resumes=True)
+            assert read_from(late, 1, step, positions[known])["label"].tolist() == there[step], (step, known)
