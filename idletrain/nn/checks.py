@@ -42,13 +42,24 @@ def open_samples(source: Source, field: str) -> Samples:
 
 
 def first_samples(samples: Samples, batch_size: int, field: str) -> tuple[Any, Any]:
-    """Return inputs and target of two samples, or of one if a batch holds no more."""
+    """Return inputs and target of two samples, or of one if a batch holds no more.
+
+    Parts of a batch that the user's own `collate_fn` makes may have other numbers of rows: the model and the loss tell
+    whether they fit.
+    """
     pair = _read(samples, np.arange(min(2, batch_size, len(samples))), field)
+    if is_collated(samples):
+        return pair
     if fault := uneven(pair[0]):
         raise JobError(f"{field}: of its inputs, {fault}; there should be as many of each")
     if pair[1] is not pair[0] and (fault := uneven({"inputs": pair[0], "labels": pair[1]})):
         raise JobError(f"{field}: of a batch, {fault}; there should be as many of both, in the first dimension")
     return pair
+
+
+def is_collated(samples: Any) -> bool:
+    """Return whether batches are made by the user's own `collate_fn`."""
+    return getattr(getattr(samples, "samples", samples), "collate", None) is not None
 
 
 def trial_pair(samples: Samples, field: str) -> tuple[Any, Any]:
@@ -60,7 +71,7 @@ def check_finite(samples: Samples, field: str) -> None:
     """Check that inputs and labels are finite; sparse rows are checked when they are converted."""
     if isinstance(samples, SparseSamples):
         return
-    for row, inputs, target in _scan(samples, field):
+    for rows, inputs, target in _scan(samples, field):
         of_target = () if target is inputs else named_parts(target)
         for whole, parts in (("inputs", named_parts(inputs)), ("labels", of_target)):
             for name, part in parts:
@@ -70,7 +81,8 @@ def check_finite(samples: Samples, field: str) -> None:
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     held = f"{whole} {name}" if name else whole
                     first = int(np.argwhere(~np.isfinite(array))[0][0])
-                    raise JobError(f"{field}: its {held} hold NaN or infinity in row {row + first}; clean the data")
+                    row = rows[min(first, len(rows) - 1)]  # of one item, also where it has several rows
+                    raise JobError(f"{field}: its {held} hold NaN or infinity in row {row}; clean the data")
 
 
 def check_labels(samples: Samples, outputs: Any, field: str) -> None:
@@ -94,26 +106,27 @@ def check_labels(samples: Samples, outputs: Any, field: str) -> None:
         raise JobError(f"{field}: label {wrong} is beyond the model's {classes} outputs, 0 to {classes - 1}{remedy}")
 
 
-def _scan(samples: Samples, field: str) -> Iterator[tuple[int, Any, Any]]:
-    """Yield blocks of all rows of arrays, or SCAN_ITEMS items across a Dataset: first row, inputs, target."""
-    if isinstance(samples, ArraySource):
-        for row in range(0, len(samples), SCAN_ROWS):
-            yield row, samples.x[row : row + SCAN_ROWS], samples.y[row : row + SCAN_ROWS]
-        return
-    if isinstance(samples, SparseTable):  # whose inputs were checked when they were given
-        for row in range(0, len(samples), SCAN_ROWS):
-            yield row, (), samples.y[row : row + SCAN_ROWS]
-        return
-    if isinstance(samples, ArrayTree):
-        for row in range(0, len(samples), SCAN_ROWS):
-            yield row, *_read(samples, np.arange(row, min(row + SCAN_ROWS, len(samples))), field)
+def _scan(samples: Samples, field: str) -> Iterator[tuple[range, Any, Any]]:
+    """Yield blocks of all rows of arrays, or SCAN_ITEMS items across a Dataset: rows, inputs, target."""
+    if isinstance(samples, ArraySource | ArrayTree | SparseTable):
+        for start in range(0, len(samples), SCAN_ROWS):
+            rows = range(start, min(start + SCAN_ROWS, len(samples)))
+            part = slice(rows.start, rows.stop)
+            if isinstance(samples, ArraySource):
+                yield rows, samples.x[part], samples.y[part]
+            elif isinstance(samples, SparseTable):  # whose inputs were checked when they were given
+                yield rows, (), samples.y[part]
+            else:
+                yield rows, *_read(samples, np.arange(rows.start, rows.stop), field)
         return
     for item in np.unique(np.linspace(0, len(samples) - 1, SCAN_ITEMS).astype(np.int64)):
-        yield int(item), *_read(samples, np.array([item]), field)
+        yield range(item, item + 1), *_read(samples, np.array([item]), field)
 
 
 def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Any, Any]:
     remedy = "); each item should be a pair (input, label), a tuple that ends in the label, or a dict, of one shape"
+    if is_collated(samples):
+        remedy = f"); collate_fn should return a row for each of any number of items, here {len(index)}"
     # What is found on samples should not depend on random numbers.
     with user_code(f"{field}: its samples cannot be read (", remedy), seeded(READ_SEED):
         return samples.batch(index)
@@ -181,7 +194,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     logits, labels = prediction(outputs), labels_of(pair[1])
     kind = f" of {labels.dtype}" if hasattr(labels, "dtype") else ""
     target = f"labels {described(labels)}{kind}" if labels is not None else f"a batch {described(pair[1])}"
-    given = f"outputs {described(outputs)} and {target}"
+    odd = uneven(pair[0]) if pair[1] is pair[0] else uneven({"inputs": pair[0], "labels": pair[1]})
+    given = f"outputs {described(outputs)} and {target}" + (f" (of the batch, {odd})" if odd else "")
     fault = f"training.loss: {name} does not fit {given}: "
     if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
         raise JobError(f"{fault}they should have one shape")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from idletrain.nn.data.arrays import Samples
-from idletrain.nn.data.batches import call, labels_of, length, prediction
+from idletrain.nn.data.batches import call, labels_of, prediction, sample_count
 from idletrain.nn.data.csr import Rows
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.lightning import Validation
@@ -87,7 +87,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
             tally.add(outputs, target)
         validation.add(inputs)
         logits, labels = prediction(outputs), labels_of(target)
-        labels = torch.zeros(length(inputs)) if labels is None else labels  # one to count for each sample
+        labels = torch.zeros(sample_count(inputs, target)) if labels is None else labels  # one to count for each sample
         are_classes = labels.dtype == torch.int64 and logits.shape[:-1] == labels.shape
         skips = loss is cross_entropy or (loss is model_loss and labels.dtype == torch.int64)
         counted = labels != IGNORED_LABEL if skips else torch.ones_like(labels, dtype=torch.bool)

@@ -168,7 +168,7 @@ class LocalSteps:
         for index, seed in reads:
             seed_everything(seed)
             batch = samples.batch(index)
-            whole = batches.length(batch[0])
+            whole = len(index)
             size = whole if self.planned else min(whole, self._program.micro_batch or whole)
             for start in range(0, whole, size):
                 part = batches.rows_of(batch, start, start + size) if size < whole else batch

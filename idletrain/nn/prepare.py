@@ -22,11 +22,13 @@ from idletrain.nn.buffers import travelling
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data import remote
 from idletrain.nn.data.arrays import FileSource, Source
+from idletrain.nn.data.batches import is_joined
 from idletrain.nn.data.extreme import SparseFiles, sparse_names
 from idletrain.nn.data.given import FactorySource
 from idletrain.nn.data.images import FolderSource
 from idletrain.nn.data.known import digits, fashion_mnist
 from idletrain.nn.data.remote import Remote
+from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.evaluate import is_of_classes
 from idletrain.nn.ist.frozen import without_frozen
 from idletrain.nn.ist.modules import tensor_of
@@ -243,7 +245,8 @@ def _prepare(
     meta, layout = without_frozen(module, cuts.module, cuts.layout)
     training, fallback = cuts.training, cuts.fallback
     program = Program(meta, layout, train, fits, training, memory, output, kinds)
-    program = replace(program, micro_batch=_micro_batch(program), precision=precision)
+    program = replace(program, joined=is_joined(*pair) or is_joined(*trial), precision=precision)
+    program = replace(program, micro_batch=_micro_batch(program))
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
     return Prepared(program, network, module, test, fallback, how.notes, measured)
 
@@ -255,6 +258,8 @@ def _fit_test(how: Reading, test: Any) -> Any:
 def _micro_batch(program: Program) -> int | None:
     """Return how many samples go through the module at a time; None for all of a step's."""
     size, budget = program.training.micro_batch, program.memory.budget
+    if size and program.joined and isinstance(program.source.open(), StreamSource):
+        raise JobError("training.micro_batch: a stream's batches cannot be parted that collate_fn joins; leave it out")
     if size == "auto":
         assert budget  # checked with the job
         size = fitting_micro_batch(program, budget)

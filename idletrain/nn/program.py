@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
-from idletrain.nn.data.batches import fields_of, labels_of, length, prediction
+from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count
 from idletrain.nn.ist.groups import Layout
 from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of
 from idletrain.nn.ist.subnets import Subnet, cut
@@ -95,6 +95,7 @@ class Program:
         schedule: The function that the job names as its schedule, if it names one.
         micro_batch: Samples that go through the module at a time; None for all of a step's.
         precision: What a step computes in.
+        joined: Whether rows of a batch's parts are not its samples (see `batches.is_joined`).
     """
 
     module: nn.Module
@@ -108,6 +109,7 @@ class Program:
     schedule: Schedule | None = None
     micro_batch: int | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
+    joined: bool = False
 
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step, counted from the start of the run."""
@@ -126,7 +128,7 @@ class Program:
         ignores = self.loss in (cross_entropy, model_loss)
         if ignores and isinstance(labels, Tensor) and labels.dtype == torch.int64:
             return int((labels != IGNORED_LABEL).sum())
-        return length(inputs)
+        return sample_count(inputs, target)
 
     def subnets(self, round_: int, specs: Sequence[SubnetSpec]) -> list[Subnet]:
         """Return every subnet of a round, in the order of their specs."""
@@ -176,8 +178,8 @@ class Program:
     @property
     def out_of_core(self) -> str:
         """Return the job's `memory.out_of_core`, or `never` where a step is no plain one, if rows are sparse, if the
-        exchange is coded, if parameters do not train, which workers hold already, or if buffers travel, which
-        recomputation would change twice.
+        exchange is coded, if parameters do not train, which workers hold already, if buffers travel, which
+        recomputation would change twice, or if batches have other numbers of rows each time.
 
         A step is no plain one if all gradients are needed at once, or if it is taken in micro-batches, in bfloat16 or
         in compiled code.
@@ -187,8 +189,8 @@ class Program:
             training.optimizer.clip_norm or self.micro_batch or self.precision == "bfloat16" or training.compile
         )
         has_buffers = any(tensor.buffer for tensor in self.layout.tensors)
-        is_coded = training.exchange.coded
-        in_core = self.output or self.row_slots or is_coded or has_buffers or self.layout.frozen or not is_plain
+        special = self.output or self.row_slots or self.joined or training.exchange.coded
+        in_core = special or has_buffers or self.layout.frozen or not is_plain
         return "never" if in_core else self.memory.out_of_core
 
     def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
-from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES
+from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES, check_finite
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare
@@ -288,8 +288,8 @@ def test_a_collate_fn_s_inputs_and_labels_of_several_lengths_are_both_named() ->
 
     told = fault(None, MapStyleSource(Items(lambda i: (X[i], Y[i])), longer))
     assert told == (
-        "data.train: of a batch, inputs has 4 samples and labels 2; there should be as many of both, in the first "
-        "dimension"
+        "training.loss: cross_entropy does not fit outputs [4, 3] and labels [2] of torch.int64 (of the batch, "
+        "inputs has 4 samples and labels 2): labels should be [4], the number of a class each"
     )
 
 
@@ -359,3 +359,14 @@ def test_a_table_of_groups_whose_subnets_do_not_run(table: Any, told: str) -> No
 def test_a_table_of_groups_whose_subnets_run() -> None:
     table = {"0.weight": ("g", None), "0.bias": ("g",), "2.weight": (None, "g")}
     assert prepared(mlp(), table=table).program.layout.sizes == (8,)
+
+
+def test_a_nan_in_an_item_of_several_rows_is_named_by_the_item() -> None:
+    def by_time(items: list[Any]) -> Any:
+        return torch.stack([torch.tensor(x) for x, _ in items], 1), torch.tensor([int(y) for _, y in items])
+
+    sequences = np.zeros((5, 7, 4), np.float32)
+    sequences[3, 6, 2] = np.nan
+    samples = MapStyleSource([(x, i % 3) for i, x in enumerate(sequences)], by_time)
+    with pytest.raises(JobError, match="its inputs hold NaN or infinity in row 3; clean the data"):
+        check_finite(samples, "data.train")

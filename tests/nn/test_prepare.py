@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import joined
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import IterableDataset
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.job_file import parse_job
 from idletrain.nn import models
+from idletrain.nn.alone import train_alone
 from idletrain.nn.data.datasets import MapStyleSource
+from idletrain.nn.data.streams import StreamSource
+from idletrain.nn.evaluate import assembled, score
+from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare, resolve
 from idletrain.nn.program import model_loss
 
@@ -339,3 +346,92 @@ def test_a_hugging_face_model_is_split_as_it_stands_with_an_attention_mask() -> 
         "intermediate.dense": 64,
         "bert.pooler.dense": 32,
     }
+
+
+JOINED = pytest.mark.parametrize(
+    ("module", "items", "collate"),
+    [(joined.GraphNet, joined.graphs(60), joined.join), (joined.Recurrent, joined.sequences(60), joined.by_time)],
+    ids=["graphs", "by time"],
+)
+
+
+def of_joined(module: Any, items: Any, collate: Any, **changes: Any) -> Prepared:
+    training = TrainingSettings.model_validate(
+        {"subnets": 2, "local_steps": 6, "rounds": 3, "batch_size": 10, "optimizer": {"lr": 0.1}, **changes}
+    )
+    torch.manual_seed(0)
+    return prepare(module(), MapStyleSource(items, collate), MapStyleSource(items, collate), None, training)
+
+
+@JOINED
+def test_batches_whose_rows_are_not_samples_are_trained_and_scored_by_samples(
+    module: Any, items: Any, collate: Any
+) -> None:
+    got = of_joined(module, items, collate)
+    assert (got.program.joined, got.program.out_of_core) == (True, "never")
+    assert got.program.training.method == "ist"
+    assert got.program.layout.groups
+    network = train_alone(got)
+    trained = assembled(got.module, network.values)
+    before, after = (score(net, MapStyleSource(items, collate), got.program.loss) for net in (got.module, trained))
+    assert after.loss < before.loss
+    outputs, labels = trained(collate(items)[0]).detach(), collate(items)[1]
+    assert after.loss == pytest.approx(float(functional.cross_entropy(outputs, labels)), abs=1e-5)
+    assert after.accuracy == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
+
+
+@JOINED
+def test_local_sgd_of_one_subnet_is_plain_torch_on_such_batches(module: Any, items: Any, collate: Any) -> None:
+    got = of_joined(module, items, collate, method="local-sgd", subnets=1, rounds=1)
+    network = train_alone(got)
+    plain, order = got.module.train(), BatchOrder(0, len(items), 10, 1)
+    step = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number in range(6):
+        inputs, labels = collate([items[i] for i in order.batch(0, number)])
+        step.zero_grad()
+        functional.cross_entropy(plain(inputs), labels).backward()
+        step.step()
+    assert all(torch.equal(a, b) for a, b in zip(network.values, plain.parameters(), strict=True))
+
+
+@JOINED
+def test_micro_batches_of_such_batches_are_joined_by_themselves(module: Any, items: Any, collate: Any) -> None:
+    whole, parts = (of_joined(module, items, collate, micro_batch=size, rounds=1) for size in (None, 4))
+    for a, b in zip(train_alone(whole).values, train_alone(parts).values, strict=True):
+        torch.testing.assert_close(a, b)  # by samples, though micro-batches of as many have other numbers of rows
+
+
+def test_a_stream_of_such_batches_has_no_micro_batches() -> None:
+    class Rings(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(joined.graphs(30))
+
+    class Source:
+        def open(self) -> Any:
+            return StreamSource(Rings(), joined.join)
+
+    training = TrainingSettings.model_validate({"subnets": 2, "batch_size": 10, "optimizer": {"lr": 0.1}})
+    assert prepare(joined.GraphNet(), Source(), None, None, training).program.joined
+    fault = "training.micro_batch: a stream's batches cannot be parted that collate_fn joins; leave it out"
+    with pytest.raises(JobError, match=fault):
+        prepare(joined.GraphNet(), Source(), None, None, training.model_copy(update={"micro_batch": 5}))
+
+
+def dropped(items: list[Any], *, inputs: int, labels: int) -> Any:
+    x, y = torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
+    return x[: len(x) - inputs], y[: len(y) - labels]
+
+
+@pytest.mark.parametrize(
+    ("missing", "fault"),
+    [
+        ({"inputs": 0, "labels": 1}, "collate_fn returned 1 samples for 2 items"),
+        ({"inputs": 1, "labels": 1}, "collate_fn returned 1 samples for 2 items"),
+        ({"inputs": 1, "labels": 0}, r"cross_entropy does not fit outputs \[1, 3\] and labels \[2\]"),
+    ],
+)
+def test_rows_that_are_missing_are_named_with_both_numbers(missing: Any, fault: str) -> None:
+    items = [(torch.zeros(4), n % 3) for n in range(8)]
+    samples = MapStyleSource(items, functools.partial(dropped, **missing))
+    with pytest.raises(JobError, match=fault):
+        prepare(nn.Linear(4, 3), samples, None, None, TrainingSettings(subnets=1))

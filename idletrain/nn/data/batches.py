@@ -157,9 +157,29 @@ def stacked(items: Sequence[Any], stack: Callable[[str, Sequence[Any]], Any], na
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
+def sample_count(inputs: Any, target: Any) -> int:
+    """Return the number of samples in a batch.
+
+    It is what a batch of joined graphs says as `num_graphs`, else the first dimension of the labels; without labels, of
+    the inputs' first part.
+    """
+    graphs = (fields_of(inputs) or {}).get("num_graphs", getattr(inputs, "num_graphs", None))
+    if graphs is not None:
+        return int(graphs)
+    labels = labels_of(target)
+    return len(labels) if _counts(labels) else length(inputs)
+
+
 def length(batch: Any) -> int:
-    """Return the number of samples in a batch: the first dimension of its first part."""
+    """Return the number of rows in a batch: the first dimension of its first part."""
     return next(len(part) for _, part in named_parts(batch) if isinstance(part, Rows) or _counts(part))
+
+
+def is_joined(inputs: Any, target: Any) -> bool:
+    """Return whether rows of a batch's parts are not its samples: joined graphs, or sequences by time."""
+    count = sample_count(inputs, target)
+    counted = [len(part) for _, part in named_parts(inputs) if isinstance(part, Rows) or _counts(part)]
+    return any(rows != count for rows in counted)
 
 
 def _counts(part: Any) -> bool:

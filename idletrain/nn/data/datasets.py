@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.nn.data.batches import LABELS, fields_of, is_of_numbers, labels_of, length, map_leaves, stacked
+from idletrain.nn.data.batches import LABELS, fields_of, is_of_numbers, map_leaves, sample_count, stacked
 from idletrain.nn.data.values import NUMBERS, as_array, as_label, part_of, stack_labels, stack_parts
 
 
@@ -44,7 +44,8 @@ class MapStyleSource:
 
     Attributes:
         dataset: The Dataset.
-        collate: Makes a batch from a list of items, which may then be of any kind; None: they are stacked.
+        collate: Makes a batch from a list of items, which may then be of any kind, and joined in other ways than row by
+            row; None: they are stacked.
         loading: How it is read.
         names: The parts by name that are kept; all of them if None.
         integers: Whether 8-bit inputs stay integers.
@@ -97,8 +98,7 @@ class MapStyleSource:
         else:
             kind = type(batch).__name__
             raise TypeError(f"collate_fn returned a {kind}; it should return inputs and labels, or a dict with labels")
-        labels = labels_of(pair[1])
-        kept = len(labels) if isinstance(labels, Tensor) and labels.ndim else length(pair[0])
+        kept = sample_count(*pair)
         if kept != count:
             raise ValueError(
                 f"collate_fn returned {kept} samples for {count} items; it should return one for each, so leave what "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
-from idletrain.nn.data.batches import call, device_of, fresh, map_parts
+from idletrain.nn.data.batches import call, device_of, fresh, map_parts, uneven
 from idletrain.nn.ist.any_width import take_widths
 from idletrain.nn.ist.groups import leave_out_statistics, weightless, without_statistics
 
@@ -33,21 +33,28 @@ def run_for_shapes(module: nn.Module, inputs: Any) -> Any:
 def for_trials(module: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     """Return a copy of a module and a batch of two samples, to try which of its neurons it runs without.
 
-    Both are on the meta device, where a run takes neither time nor memory; or here, with their values, if the module
-    does not run without values. BatchNorm uses batch statistics; layers take their widths from their parameters.
+    A batch whose parts differ in their number of rows, such as joined graphs, stays whole. Module and batch are on the
+    meta device, where a run takes neither time nor memory; or here, with their values, if the module does not run
+    without values. BatchNorm uses batch statistics; layers take their widths from their parameters.
 
     Args:
         module: The module.
         inputs: A few samples.
     """
-    on_meta, sample = take_widths(leave_out_statistics(weightless(module))), map_parts(_two_on_meta, inputs)
+    joined = bool(uneven(inputs))  # graphs, whose edges name rows that two rows would not have
+    on_meta = take_widths(leave_out_statistics(weightless(module)))
+    sample = map_parts((lambda part: part.to("meta")) if joined else _two_on_meta, inputs)
     try:
         with torch.no_grad():
             run_for_shapes(on_meta, sample)
     except JobError:
         module = take_widths(without_statistics(module))
-        return module, map_parts(lambda part: part[:2] if isinstance(part, Tensor) and part.ndim else part, inputs)
+        return module, inputs if joined else map_parts(_two, inputs)
     return on_meta, sample
+
+
+def _two(part: Any) -> Any:
+    return part[:2] if isinstance(part, Tensor) and part.ndim else part
 
 
 def _two_on_meta(part: Any) -> Any:

@@ -174,3 +174,27 @@ def test_some_samples_of_a_batch_are_cut_out_of_all_its_parts() -> None:
     assert (inputs["x"].tolist(), int(inputs["size"]), inputs["labels"].tolist()) == ([[2, 3], [4, 5]], 3, [1, 2])
     (first, second), labels = batches.rows_of(((torch.zeros(3, 1), torch.ones(3)), torch.arange(3)), 2, 9)
     assert (first.tolist(), second.tolist(), labels.tolist()) == ([[0]], [1], [2])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "target", "samples", "joined"),
+    [
+        (torch.zeros(3, 2), torch.zeros(3), 3, False),
+        (torch.zeros(7, 3, 2), torch.zeros(3), 3, True),  # by time
+        ((torch.zeros(9, 2), torch.zeros(2, 12)), torch.zeros(4), 4, True),
+        ({"x": torch.zeros(9, 2), "num_graphs": torch.tensor(4)}, torch.zeros(9), 4, True),  # a label for each node
+        ((torch.zeros(3, 2), torch.tensor(1.0)), torch.zeros(3), 3, False),
+        (torch.zeros(3, 2), torch.tensor(1.0), 3, False),
+        (Rows(torch.tensor([0, 1, 1]), torch.tensor([4])), torch.zeros(2), 2, False),
+    ],
+)
+def test_samples_are_counted_by_graphs_labels_or_rows(inputs: Any, target: Any, samples: int, joined: bool) -> None:
+    assert batches.sample_count(inputs, target) == samples
+    assert batches.is_joined(inputs, target) is joined
+
+
+def test_a_batch_by_name_is_counted_by_its_labels_and_without_any_by_its_first_part() -> None:
+    whole = {"x": torch.zeros(9, 2), "labels": torch.zeros(4)}
+    assert batches.sample_count(whole, whole) == 4
+    del whole["labels"]
+    assert batches.sample_count(whole, whole) == 9
