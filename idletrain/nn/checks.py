@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -203,6 +204,9 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         several = getattr(labels, "shape", None) == logits.shape
         remedy = "; or name bce_with_logits, if a sample may have several of these labels" if several else ""
         raise JobError(f"{fault}labels should be {list(logits.shape[:-1])}, the number of a class each{remedy}")
+    is_class = labels is not None and labels.dtype == torch.int64
+    if loss is cross_entropy and is_class and not _within(labels, logits.shape[-1]):
+        return  # `check_labels` says which, and by how much they are to be shifted
     with user_code(fault):
         value = loss(outputs, pair[1])
     if not isinstance(value, Tensor):
@@ -210,3 +214,9 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     if value.numel() != 1:
         shape = list(value.shape)
         raise JobError(f"training.loss: {name} returns {shape} for {given}; return one number, such as its mean()")
+
+
+def _within(labels: Tensor, classes: int) -> bool:
+    """Return whether all labels are the numbers of classes, or torch's ignored label."""
+    counted = labels[labels != IGNORED_LABEL]
+    return bool(((counted >= 0) & (counted < classes)).all())

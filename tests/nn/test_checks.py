@@ -282,6 +282,13 @@ def test_labels_that_begin_at_1_are_refused_with_the_shift() -> None:
     assert fault(None, Given(X, Y * 2)) == "data.train: label 4 is beyond the model's 3 outputs, 0 to 2"
 
 
+def test_labels_that_begin_at_1_are_refused_with_the_shift_wherever_the_last_class_is() -> None:
+    labels = Y.copy()
+    labels[:2] = 2  # the samples that the loss is tried on
+    told = "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
+    assert fault(None, Given(X, labels + 1)) == told
+
+
 def test_a_collate_fn_s_inputs_and_labels_of_several_lengths_are_both_named() -> None:
     def longer(items: list[Any]) -> Any:
         return torch.tensor(np.stack([x for x, _ in items] * 2)), torch.tensor([int(y) for _, y in items])
