@@ -5,6 +5,7 @@ Every function raises a JobError that names the job's field and says what to cha
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,18 @@ from torch.nn import functional
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.arrays import ArraySource, ArrayTree, Samples, Source
-from idletrain.nn.data.batches import call, described, fresh, labels_of, named_parts, prediction, tensors_of, uneven
+from idletrain.nn.data.batches import (
+    LABELS,
+    call,
+    described,
+    fields_of,
+    fresh,
+    labels_of,
+    named_parts,
+    prediction,
+    tensors_of,
+    uneven,
+)
 from idletrain.nn.data.csr import Rows
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.data.seeding import seeded
@@ -167,6 +179,22 @@ def very_wide(module: nn.Module) -> str | None:
     """Return the name of the network's `SparseLinear`, if it has one."""
     named = module.named_modules()
     return next((name for name, layer in named if getattr(layer, "very_wide", False)), None)
+
+
+def first_outputs(module: nn.Module, samples: Samples, pair: tuple[Any, Any], field: str) -> Any:
+    """Return the module's outputs for the first samples; where it computes its loss, wrong labels are told as such."""
+    try:
+        return outputs_of(module, pair, field)
+    except JobError:
+        labels, named = labels_of(pair[1]), fields_of(pair[0]) or {}
+        bare = {name: part for name, part in named.items() if name not in LABELS}
+        if isinstance(labels, Tensor) and 0 < len(bare) < len(named):
+            outputs = None
+            with contextlib.suppress(JobError):  # the first reason is the one to tell
+                outputs = outputs_of(module, (bare, bare), field)
+            if outputs is not None and prediction(outputs).shape[:-1] == labels.shape:
+                check_labels(samples, outputs, field)
+        raise
 
 
 def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:

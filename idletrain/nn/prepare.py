@@ -21,7 +21,7 @@ from idletrain.nn import checks, module_checks
 from idletrain.nn.buffers import travelling
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data import remote
-from idletrain.nn.data.arrays import FileSource, Source
+from idletrain.nn.data.arrays import FileSource, Samples, Source
 from idletrain.nn.data.batches import is_joined
 from idletrain.nn.data.extreme import SparseFiles, sparse_names
 from idletrain.nn.data.given import FactorySource
@@ -232,6 +232,7 @@ def _prepare(
     measured = faults.check(named_metrics, training.metrics, metrics or {}, resolve)
     faults.check(check_metrics, measured, module, tests, after=fits)
     trial = faults.check(checks.trial_pair, samples, "data.train", after=pair)
+    faults.check(_check_joined, module, samples, trial, fits)
     faults.check(module_checks.check_computing, module, trial, fits, training, precision)
     kinds = faults.check(module_checks.buffer_kinds, module, trial, fits, training)
     rules = kinds if kinds is FaultCollector.FAULTY else travelling(kinds)
@@ -357,10 +358,11 @@ def _check_data(
     samples = check(checks.open_samples, source, field)
     check(checks.check_finite, samples, field)
     pair = check(checks.first_samples, samples, batch_size, field)
-    outputs = check(checks.outputs_of, module, pair, field, after=check(checks.check_sizes, module, samples, field))
+    sizes = check(checks.check_sizes, module, samples, field)
+    outputs = check(checks.first_outputs, module, samples, pair, field, after=sizes)
     fits = check(_fitting_loss, loss, name, outputs, pair)
     if check(_is_of_classes, fits, outputs, pair) is True:
-        check(checks.check_labels, samples, outputs, field)
+        fits = check(_with_labels, fits, samples, outputs, field)
     return samples, pair, outputs, fits
 
 
@@ -371,6 +373,19 @@ def _fitting_loss(loss: Loss | None, name: str, outputs: Any, pair: tuple[Any, A
         loss = LOSSES[name]
     checks.check_loss(loss, name, outputs, pair)
     return loss
+
+
+def _with_labels(loss: Loss, samples: Samples, outputs: Any, field: str) -> Loss:
+    """Return the loss once all labels are known to be classes of the outputs."""
+    checks.check_labels(samples, outputs, field)
+    return loss
+
+
+def _check_joined(module: nn.Module, samples: Samples, trial: tuple[Any, Any], loss: Loss) -> None:
+    """Check that the loss fits a few samples, too, where the user's own `collate_fn` joins them."""
+    if checks.is_collated(samples):
+        name = next((name for name, known in LOSSES.items() if known is loss), getattr(loss, "__name__", repr(loss)))
+        checks.check_loss(loss, name, checks.outputs_of(module, trial, "data.train"), trial)
 
 
 def _is_of_classes(loss: Loss, outputs: Any, pair: tuple[Any, Any]) -> bool:

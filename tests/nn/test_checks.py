@@ -377,3 +377,23 @@ def test_a_nan_in_an_item_of_several_rows_is_named_by_the_item() -> None:
     samples = MapStyleSource([(x, i % 3) for i, x in enumerate(sequences)], by_time)
     with pytest.raises(JobError, match="its inputs hold NaN or infinity in row 3; clean the data"):
         check_finite(samples, "data.train")
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_labels_from_1_of_a_model_with_a_loss_of_its_own_are_refused_with_the_shift_alone(first: int) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(4)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            logits = self.last(self.norm(x))
+            return {"logits": logits} | ({} if labels is None else {"loss": functional.cross_entropy(logits, labels)})
+
+    labels = np.array([first, first, 0, 1, 2, 2, 1, 0])  # at first, too, where the module is tried
+    items = [{"x": np.ones(4, np.float32), "labels": int(label) + 1} for label in labels]
+    with pytest.raises(JobError) as refused:
+        prepare(Own(), MapStyleSource(items), None, None, TrainingSettings(subnets=1))
+    told = "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
+    assert refused.value.faults == (told,)

@@ -422,6 +422,15 @@ def dropped(items: list[Any], *, inputs: int, labels: int) -> Any:
     return x[: len(x) - inputs], y[: len(y) - labels]
 
 
+def test_rows_that_are_missing_of_more_samples_than_two_are_found_before_the_start() -> None:
+    def rarely(items: list[Any]) -> Any:
+        return dropped(items, inputs=int(len(items) > 2), labels=0)
+
+    samples = MapStyleSource([(torch.zeros(4), n % 3) for n in range(8)], rarely)
+    with pytest.raises(JobError, match=r"cross_entropy does not fit outputs \[7, 3\] and labels \[8\]"):
+        prepare(nn.Linear(4, 3), samples, None, None, TrainingSettings(subnets=1))
+
+
 @pytest.mark.parametrize(
     ("missing", "fault"),
     [
