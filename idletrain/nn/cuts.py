@@ -195,7 +195,7 @@ def _unsuitable(training: TrainingSettings, candidate: discovery.NeuronKind) -> 
     subnets, left = training.subnets, candidate.size * training.copies // training.subnets
     if candidate.size < subnets:
         return f"it has fewer neurons ({candidate.size}) than there are subnets ({subnets})"
-    if candidate.added and left < LEAST_STREAM:
+    if candidate.stream and left < LEAST_STREAM:
         return (
             f"it is a residual stream or a recurrent state, of which each of {subnets} subnets would have {left} of "
             f"{candidate.size} channels, fewer than {LEAST_STREAM}"

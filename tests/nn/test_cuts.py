@@ -158,6 +158,19 @@ def test_a_residual_stream_is_cut_only_where_enough_of_it_is_left(channels: int,
     assert dict(layout.kept_whole).get("blocks.1.body.3") == (None if is_cut else "as stem.0")
 
 
+def test_a_narrow_sum_of_two_layers_is_cut() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.relu(self.first(x) + self.second(x)))
+            return y
+
+    assert found(Sum()).layout.sizes == (8,)
+
+
 def test_a_group_of_fewer_neurons_than_subnets_stays_whole() -> None:
     module = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
     layout = cuts_or_whole(module, X, TrainingSettings(subnets=4, rounds=1), CutSettings()).layout

@@ -28,12 +28,14 @@ class Labelled:
         families: Its families.
         fixed: It depends on no input, only on parameters and buffers.
         sums: Numbers of the dimensions of weights that a layer has summed over to make it, with nothing between.
+        reads: Bits of the numbers of all dimensions of weights behind it, of whatever layers.
     """
 
     tensor: Tensor
     families: Families = field(default_factory=list)
     fixed: bool = True
     sums: frozenset[int] = frozenset()
+    reads: int = 0
 
     def along(self, dimension: int) -> Families:
         """Return the families whose neurons differ along a dimension."""
@@ -48,7 +50,7 @@ class Couplings:
         self._known = np.empty(0, dtype=np.bool_)
         self._summed = np.empty(0, dtype=np.bool_)
         self._starts: list[int] = []
-        self._added: list[np.ndarray] = []
+        self._added: list[tuple[np.ndarray, int]] = []
         self._normalized: set[int] = set()
         self._whole: list[tuple[np.ndarray, str]] = []
 
@@ -111,9 +113,9 @@ class Couplings:
         """Note that a layer sums over these positions of its weight."""
         self._summed[family.numpy().ravel()] = True
 
-    def mark_added(self, family: Family) -> None:
-        """Note that what several layers compute is added up in these neurons: a residual stream."""
-        self._added.append(family.numpy().ravel())
+    def mark_added(self, family: Family, reads: int) -> None:
+        """Note that what several layers compute is added up in these neurons, of what `reads` of `Labelled` says."""
+        self._added.append((family.numpy().ravel(), reads))
 
     def dimensions(self, families: Families) -> set[int]:
         """Return numbers for the dimensions of parameters and inputs that families come from."""
@@ -133,9 +135,20 @@ class Couplings:
         marked: np.ndarray = self._summed[ids]
         return marked
 
-    def added(self) -> set[int]:
-        """Return the ids that stand for neurons in which layers' results are added up."""
-        return {int(i) for ids in self._added for i in np.unique(self.find(ids))}
+    def streams(self) -> set[int]:
+        """Return the ids that stand for neurons of residual streams: what is added to them depends on them."""
+        read_in: dict[int, np.ndarray] = {}  # neurons that layers sum over, by the number of a weight's dimension
+        result: set[int] = set()
+        for ids, reads in self._added:
+            is_read = np.zeros(len(self._parents), dtype=np.bool_)
+            for n in _bits(reads):
+                if n not in read_in:
+                    own = np.arange(*[*self._starts, len(self._parents)][n - 1 : n + 1])
+                    read_in[n] = self.find(own[self._summed[own]])
+                is_read[read_in[n]] = True
+            neurons = np.unique(self.find(ids))
+            result.update(neurons[is_read[neurons]].tolist())
+        return result
 
     def reasons(self) -> dict[int, str]:
         """Return the ids that stand for neurons to keep whole, each with its reason or ""."""
@@ -144,6 +157,10 @@ class Couplings:
             for i in np.unique(self.find(ids)).tolist():
                 result[i] = reason or result.get(i, "")
         return result
+
+
+def _bits(number: int) -> list[int]:
+    return [n for n, bit in enumerate(reversed(f"{number:b}")) if bit == "1"]
 
 
 def varying(family: Family) -> set[int]:

@@ -41,7 +41,7 @@ class NeuronKind:
         name: The first layer whose outputs they are.
         size: Their number.
         labels: Their positions.
-        added: They are a residual stream, in which what several layers compute is added up, or a recurrent state.
+        stream: They are a residual stream, which what is added to it depends on, or a recurrent state.
         reason: Why they stay whole, or "".
         layers: All layers with weights whose outputs they are.
         place: In the module's order.
@@ -50,7 +50,7 @@ class NeuronKind:
     name: str
     size: int
     labels: Labels
-    added: bool = False
+    stream: bool = False
     reason: str = ""
     layers: tuple[str, ...] = ()
     place: int = 0
@@ -188,7 +188,7 @@ def _summed(traced: Trace) -> frozenset[Place]:
 
 def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
     """Return the neurons of each kind: those with as many positions in the same dimensions of the same parameters."""
-    summed, reasons, added = _summed(traced), traced.couplings.reasons(), traced.couplings.added()
+    summed, reasons, streams = _summed(traced), traced.couplings.reasons(), traced.couplings.streams()
     neurons_at = {at: traced.couplings.find(ids.numpy()) for at, ids in traced.places.items()}
     unsaid = np.array([neuron for neuron, reason in reasons.items() if not reason], dtype=np.int64)
     counts: dict[int, Counter[Place]] = defaultdict(Counter)
@@ -209,7 +209,7 @@ def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
         labels = {at: _numbers(neurons_at[at], np.sort(neurons)) for at in places}
         layers = dict.fromkeys(_layer(at[0]) for at in places if at not in summed and tensor_of(module, at[0]).ndim > 1)
         recurrent = any(isinstance(module.get_submodule(layer), nn.RNNBase) for layer in layers)
-        stream = recurrent or (len(layers) > 1 and bool(added & set(neurons)))
+        stream = recurrent or (len(layers) > 1 and not streams.isdisjoint(neurons))
         result.append(NeuronKind(name, len(neurons), labels, stream, reason, tuple(layers), len(result)))
     return _with_own_names(result)
 

@@ -38,18 +38,18 @@ def added(
     couplings: Couplings, op: Any, inputs: list[Labelled], args: tuple[Any, ...], outputs: Sequence[Tensor]
 ) -> list[Families]:
     """Unite what meets, and note where what several layers compute is added up, each of its own."""
-    computed = [[padded(f, outputs[0].ndim) for f in part.families] for part in inputs if not part.fixed]
+    computed = [(part.reads, [padded(f, outputs[0].ndim) for f in part.families]) for part in inputs if not part.fixed]
     joined = [
-        first
-        for one, other in itertools.combinations(computed, 2)
+        (first, reads | others)
+        for (reads, one), (others, other) in itertools.combinations(computed, 2)
         for first, second in itertools.product(one, other)
         if varying(first) & varying(second)
         and couplings.dimensions([first]) != couplings.dimensions([second])
         and not couplings.are_one(first, second)
     ]
     result = elementwise(couplings, op, inputs, args, outputs)
-    for family in joined:
-        couplings.mark_added(family)
+    for family, reads in joined:
+        couplings.mark_added(family, reads)
     return result
 
 

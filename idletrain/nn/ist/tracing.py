@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +117,9 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = outputs[0] is args[0] if args else False
         if written:
             self._unite_written(inputs[0], families[0])
+        reads = self._reads(op, inputs)
         for output, own in zip(outputs, families, strict=True):
-            self.label(Labelled(output, own, fixed, sums))
+            self.label(Labelled(output, own, fixed, sums, reads))
 
     def _sums(self, op: Any, inputs: Sequence[Labelled]) -> frozenset[int]:
         """Return which sums an operator's output is, and note those that a normalization follows."""
@@ -128,6 +131,14 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return frozenset(self._couplings.dimensions(weights))
         passes = op.overloadpacket in PASSING and len(changing) == 1
         return changing[0].sums if passes else frozenset()
+
+    def _reads(self, op: Any, inputs: Sequence[Labelled]) -> int:
+        """Return the bits of the weights' dimensions that an operator's output depends on."""
+        reads = functools.reduce(operator.or_, (labelled.reads for labelled in inputs), 0)
+        if op.overloadpacket in SUMS:
+            weights = [family for labelled in inputs if labelled.fixed for family in labelled.families]
+            reads |= sum(1 << n for n in self._couplings.dimensions(weights))
+        return reads
 
     def _unknown(self, tensor: Tensor) -> Families:
         """Return new families for a tensor that code makes, into which others may be written."""

@@ -185,8 +185,51 @@ def skipped(net: Any, x: Tensor) -> Tensor:
     return y + y * net.b(x)
 
 
-def test_a_rotation_or_a_gate_is_no_residual_stream_but_a_sum_of_two_layers_is() -> None:
-    for function, expected in ((rotary, False), (skipped, False), (lambda net, x: net.a(x) + net.b(x), True)):
-        traced = trace_neurons(*for_trials(Net(function), SEQUENCE), run_for_shapes)
-        ids = set(traced.couplings.find(traced.places["a.weight", 0].numpy()).tolist())
-        assert bool(ids & traced.couplings.added()) is expected
+def two_layers(net: Any, x: Tensor) -> Tensor:
+    y: Tensor = net.a(x) + net.b(x)
+    return y
+
+
+def read_by_none(net: Any, x: Tensor) -> Tensor:
+    y: Tensor = net.a(x) + net.c(net.b(x).relu())
+    return y
+
+
+def read_and_written(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    z: Tensor = y + net.c(y)
+    return z
+
+
+def read_and_written_by_a_block(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    z: Tensor = y + net.d(net.c(y).relu().view(2, 5, 3, 4).transpose(1, 2).transpose(1, 2).flatten(2))
+    return z
+
+
+def written_before(net: Any, x: Tensor) -> Tensor:
+    y = net.b(x)
+    for _ in range(2):
+        y = net.a(x) + net.c(y.tanh())
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (rotary, False),
+        (skipped, False),
+        (two_layers, False),
+        (read_by_none, False),
+        (read_and_written, True),
+        (read_and_written_by_a_block, True),
+        (written_before, True),
+    ],
+)
+def test_a_residual_stream_is_what_is_read_to_make_what_is_added_to_it(
+    function: Callable[..., Tensor], expected: bool
+) -> None:
+    module = Net(function, c=nn.Linear(12, 12), d=nn.Linear(12, 12))
+    traced = trace_neurons(*for_trials(module, SEQUENCE), run_for_shapes)
+    ids = set(traced.couplings.find(traced.places["a.weight", 0].numpy()).tolist())
+    assert bool(ids & traced.couplings.streams()) is expected
