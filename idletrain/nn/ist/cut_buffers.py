@@ -21,6 +21,7 @@ from torch.func import functional_call
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.batches import arguments, device_of, fresh, shapes_of
 from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, offsets
+from idletrain.nn.ist.shape_runs import ShapeMemory
 from idletrain.nn.ist.subnets import cut
 
 MOST_TRIES = 64  # sets of a layer's buffers that are tried
@@ -49,6 +50,7 @@ class HalfTrial:
         # Buffers may be used in training or in evaluation alone, so that a module with buffers has to run in both.
         self._modes = (True, False) if any(True for _ in module.buffers()) else (module.training,)
         self._expected: dict[bool, Any] = {}
+        self._memory = ShapeMemory()
 
     def failure(self, layout: Layout) -> Failure | None:
         """Return why the module does not run with outputs of the same shape, or None if it does."""
@@ -78,7 +80,7 @@ class HalfTrial:
         self.module.train(training)
         args, kwargs = arguments(self.module, fresh(self._sample))
         try:
-            with user_code(""), torch.no_grad(), torch.device(device_of(self._sample)), _quietly():
+            with user_code(""), torch.no_grad(), torch.device(device_of(self._sample)), _quietly(), self._memory:
                 return shapes_of(functional_call(self.module, dict(values), args, kwargs))
         finally:
             self.module.train(was_training)

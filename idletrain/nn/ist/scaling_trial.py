@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,13 @@ class Subject:
     values: Mapping[str, Tensor]
     inputs: Any
     outputs: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Random weights of the network's size, by name; to be read alone."""
+        generator = torch.Generator().manual_seed(SEED)
+        own = {name: self.values[name] for name, _ in self.module.named_parameters()}
+        return {name: random_values(value, tuple(value.shape), generator) for name, value in own.items()}
 
 
 class UnknownError(Exception):

@@ -17,6 +17,7 @@ from idletrain.nn.data.batches import tensors_of
 from idletrain.nn.ist.couplings import Couplings, Families, Labelled, varying
 from idletrain.nn.ist.elementwise import elementwise
 from idletrain.nn.ist.operators import NORMALIZATIONS, PASSING, RULES, SUMS
+from idletrain.nn.ist.shape_runs import ShapeMemory
 
 Place = tuple[str, int]  # a parameter's name and one of its dimensions
 _FACTORIES = ("empty", "zeros", "ones", "full", "new_", "rand", "normal", "arange", "bernoulli")
@@ -45,7 +46,7 @@ def trace_neurons(module: nn.Module, sample: Any, run: Callable[[nn.Module, Any]
     """
     couplings = Couplings()
     places: dict[Place, Tensor] = {}
-    mode = _Following(couplings)
+    memory, mode = ShapeMemory(), _Following(couplings)
     for name, parameter in module.named_parameters():
         families: Families = []
         for d, length in enumerate(parameter.shape):
@@ -65,7 +66,7 @@ def trace_neurons(module: nn.Module, sample: Any, run: Callable[[nn.Module, Any]
     torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer
     try:
         for training in (True, False):  # a layer may run in one of them alone, or by chance
-            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), mode:
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), memory, mode:
                 outputs = run(module.train(training), sample)
             for tensor in tensors_of(outputs):
                 for family in mode.labelled(tensor).families:

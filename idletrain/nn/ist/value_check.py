@@ -15,7 +15,7 @@ from idletrain.nn.data.batches import map_parts
 from idletrain.nn.ist.groups import Layout, offsets
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.ist.partition import Mask
-from idletrain.nn.ist.scaling_trial import SEED, Subject, UnknownError, random_values, run_with
+from idletrain.nn.ist.scaling_trial import SEED, Subject, UnknownError, run_with
 from idletrain.nn.ist.subnets import Subnet, cut
 
 SAME = 1e-5  # relative difference of outputs
@@ -49,12 +49,8 @@ def _differences(subject: Subject, layout: Layout, *, training: bool, double: bo
     """Yield the relative difference of the outputs for each way to make the other neurons zero."""
     kept = _half(layout, subject.outputs)
     subnet = cut(layout, kept)
-    generator = torch.Generator().manual_seed(SEED)
     names = [tensor.name for tensor in layout.tensors]
-    values = [
-        subject.values[t.name] if t.buffer else random_values(subject.values[t.name], t.shape, generator)
-        for t in layout.tensors
-    ]
+    values = [subject.values[t.name] if t.buffer else subject.weights[t.name] for t in layout.tensors]
     if double:
         subject = _doubled(subject)
         values = [value.double() if value.is_floating_point() else value for value in values]
@@ -103,11 +99,10 @@ def _part(values: list[Tensor], subnet: Subnet) -> list[Tensor]:
 
 
 def _zeroed(value: Tensor, neurons: Any, kept: Mask, dimensions: list[bool]) -> Tensor:
-    value = value.clone()
     has = np.append(kept, True)
     for d, own in enumerate(neurons):
         if own is not None and dimensions[d]:
-            value.index_fill_(d, torch.from_numpy(np.flatnonzero(~has[own])), 0)
+            value = value.index_fill(d, torch.from_numpy(np.flatnonzero(~has[own])), 0)
     return value
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from idletrain.errors import JobError
 from idletrain.nn.data.batches import device_of
-from idletrain.nn.ist.shape_runs import for_trials, run_for_shapes
+from idletrain.nn.ist.shape_runs import ShapeMemory, for_trials, run_for_shapes
 
 
 class Gated(nn.Module):
@@ -44,3 +45,60 @@ def test_two_samples_are_run_without_values_or_with_their_own(looks: bool, devic
 def test_a_module_that_does_not_run_is_a_fault_of_the_job() -> None:
     with pytest.raises(JobError, match=r"does not run on a few samples \(nothing is left\)"):
         run_for_shapes(Gated(True), (torch.zeros(2, 3), torch.zeros(2, 1)))
+
+
+def made(x: Tensor) -> list[Tensor]:
+    """Results of operators of many kinds: one or several tensors, views, in place, of other layouts and formats."""
+    y = torch.nn.functional.batch_norm(x, None, None, training=True).transpose(1, 2)
+    return [
+        y,
+        y.contiguous(),
+        y.relu_(),
+        *y.topk(2),
+        torch.cat([y, y], 1),
+        *torch.var_mean(y, 1),
+        y > 0,
+        y.sum().long(),
+    ]
+
+
+def test_what_is_looked_up_has_the_shapes_strides_and_formats_that_operators_make() -> None:
+    x = torch.empty(2, 3, 4, device="meta")
+    with torch.no_grad():
+        plain, memory = made(x), ShapeMemory()
+        with memory:
+            first, again = made(x), made(x)
+            other = made(torch.empty(2, 3, 5, device="meta"))
+    for results in (first, again):
+        assert [(r.shape, r.stride(), r.dtype, r.device) for r in results] == [
+            (r.shape, r.stride(), r.dtype, r.device) for r in plain
+        ]
+    assert other[0].shape == (2, 5, 3)
+
+
+def test_an_operator_runs_once_for_each_shape_and_argument() -> None:
+    calls: list[Any] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(op)
+            return op(*args, **(kwargs or {}))
+
+    a, b = torch.empty(2, 3, device="meta"), torch.empty(2, 4, device="meta")
+    with torch.no_grad(), Counting(), ShapeMemory():
+        for x in (a, a, b, a.double(), a):
+            x.sum(1)
+            x.sum(1, keepdim=True)
+    assert sum(op is torch.ops.aten.sum.dim_IntList for op in calls) == 2 * 3
+
+
+def test_tensors_with_values_are_computed() -> None:
+    with ShapeMemory():
+        assert [float((torch.ones(2) * n).sum()) for n in (1, 2)] == [2, 4]
+
+
+def test_a_shape_that_does_not_fit_is_told_every_time() -> None:
+    with ShapeMemory():
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                torch.empty(2, 3, device="meta") @ torch.empty(4, 2, device="meta")
