@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
 from idletrain.cluster.access import with_link
-from idletrain.errors import RunError, user_code
+from idletrain.errors import RunError
 from idletrain.export import finished_module
 from idletrain.job import Job
 from idletrain.job_file import parse_job
+from idletrain.nn import travel
 from idletrain.nn.data.run_files import RunData
 from idletrain.nn.ist.groups import to_meta
 from idletrain.nn.lightning import Callbacks, WholeBatches, callbacks_of, is_lightning, optimizer_of, plain, stepping
@@ -200,17 +200,16 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     prepared = composition.prepared
     for note in (*prepared.notes, *callbacks.notes, *([prepared.fallback] if prepared.fallback else [])):
         _tell(note)
-    with user_code(
-        "fit: cannot travel to workers (",
-        "); keep open files, locks and sockets out of data, module, loss and schedule",
-    ):
-        cloudpickle.dumps((prepared.program, test_source, prepared.metrics))
+    travel.dumps(
+        (prepared.program, test_source, prepared.metrics),
+        {**prepared.program.parts, "data.test": test_source, "metrics": prepared.metrics},
+    )
 
     def write() -> None:
         for arrays in (source, test_source):
             if arrays:
                 arrays.write()
-        pickled = cloudpickle.dumps(replace(prepared, module=to_meta(prepared.module, frozen=False), network=()))
+        pickled = travel.dumps(replace(prepared, module=to_meta(prepared.module, frozen=False), network=()))
         write_signed(job.run_dir / "program.pkl", pickled)
 
     records: list[Record] = []

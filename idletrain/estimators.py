@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -22,6 +21,7 @@ from idletrain.export import finished_module
 from idletrain.job_file import parse_job
 from idletrain.nn.alone import train_alone
 from idletrain.nn.data.arrays import ArraySource
+from idletrain.nn.ist.modules import copied
 from idletrain.nn.models import mlp
 from idletrain.nn.optim import from_torch
 from idletrain.nn.prepare import prepare
@@ -102,14 +102,14 @@ class _Estimator(BaseEstimator):
             torch.manual_seed(seed)
             if self.module is None:
                 return mlp([features, *self.hidden, outputs])
-            return copy.deepcopy(self.module) if isinstance(self.module, nn.Module) else self.module(features, outputs)
+            return copied(self.module) if isinstance(self.module, nn.Module) else self.module(features, outputs)
 
     def _outputs(self, x: Any) -> NDArray[np.float64]:
         """Return the module's outputs `[N, C]`; the built-in network's in float64: a batch changes no sample."""
         check_is_fitted(self)
         x_NF = validate_data(self, x, reset=False)
         kind = torch.float64 if self.module is None else torch.float32
-        module = copy.deepcopy(self.module_).to(kind)
+        module = copied(self.module_).to(kind)
         with torch.no_grad():
             parts = [
                 module(torch.from_numpy(x_NF[at : at + PREDICTED_AT_ONCE].astype(np.float64)).to(kind))

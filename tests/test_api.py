@@ -218,7 +218,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         ({"loss": 3}, "training.loss: 3 should be a name or a function"),
         (
             {"loss": locked()},
-            "fit: cannot travel to workers (cannot pickle '_thread.lock' object); keep open",
+            "training.loss.lock: a lock cannot travel to workers (cannot pickle '_thread.lock' object); leave it out",
         ),
         ({"training": {"exchange": {"push": "int2"}}}, "training.exchange.push: 'int2' should be 'fp32', 'bf16'"),
         ({"optimizer": "sdg"}, "optimizer: 'sdg' should be one of sgd, adam, adamw"),

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
-import cloudpickle
 import numpy as np
 import torch
 from torch import nn
@@ -24,8 +23,9 @@ from benchmarks.modules.case import Case
 from benchmarks.modules.catalogue import CASES
 from benchmarks.modules.data import Generated
 from benchmarks.modules.torchvision_operators import declare_missing
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
+from idletrain.nn import travel
 from idletrain.nn.data.batches import call
 from idletrain.nn.evaluate import score
 from idletrain.nn.ist.groups import split_share
@@ -62,8 +62,7 @@ def accept(case: Case) -> dict[str, Any]:
     started = time.process_time()  # other work on the machine does not count
     try:
         made = prepared(case, "ist", module)
-        with user_code("model: cannot travel to workers (", ")"):  # as `fit` says it
-            cloudpickle.dumps(made.program)
+        travel.dumps(made.program, made.program.parts)
     except JobError as error:
         return {"accepted": False, "refused": " ".join(str(error).split())[:300]}
     seconds = time.process_time() - started

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from distributed import Client
 from distributed.utils import get_ip
@@ -32,6 +31,7 @@ from idletrain.fabric.measuring.presets import QUICK
 from idletrain.fabric.measuring.sockets import SocketAddress
 from idletrain.fabric.measuring.tasks import LinkProbe
 from idletrain.job import Job
+from idletrain.nn import travel
 from idletrain.worker import tasks as worker_tasks
 from idletrain.worker.lease_spec import version
 
@@ -135,7 +135,7 @@ async def _step_seconds(workers: MeasuredNodes, variants: list[Variant]) -> dict
     for variant in fitting:
         try:
             await workers.call_all(
-                step_tasks.open_work, cloudpickle.dumps(variant.prepared.program), seconds=PROBE_OPEN_SECONDS
+                step_tasks.open_work, travel.dumps(variant.prepared.program), seconds=PROBE_OPEN_SECONDS
             )
             paces = await workers.call_all(step_tasks.work_pace, STEP_SECONDS / len(fitting))
             seconds[variant.key] = forecast.slowest(paces)

@@ -19,6 +19,7 @@ from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
+from idletrain.nn.scripted import is_scripted
 
 # Warn above this ratio of the network's loss to its subnets'. Sums of a wrong size make it 5 and more; a network whose
 # neurons were trained apart for their first round has up to 1.3 (benchmarks/accuracy.py).
@@ -88,7 +89,7 @@ def _sizes(module: nn.Module, inputs: Any, program: Program) -> dict[str, float]
             result.setdefault(name, float(tensor.square().mean().sqrt()))
 
     for name, layer in module.named_modules():
-        if not list(layer.children()):
+        if not list(layer.children()) and not is_scripted(layer):  # which runs unseen
             layer.register_forward_hook(lambda _layer, _inputs, output, name=name: record(name, output))
     with torch.no_grad(), seeded(key(program.training.seed, "assembly", "dropout")):
         call(module, fresh(inputs))

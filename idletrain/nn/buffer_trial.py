@@ -18,6 +18,7 @@ from idletrain.nn.buffers import Observed, of_torch_norms
 from idletrain.nn.data.batches import call, fresh, tensors_of
 from idletrain.nn.ist.modules import copied, in_training
 from idletrain.nn.program import Loss
+from idletrain.nn.scripted import ScriptedAttributes, is_scripted
 
 STEPS = 3  # a value that is written by one step and read by the next shows at the second
 SEED = 31  # of the trial's dropout and of the other values; the same in every process
@@ -29,13 +30,16 @@ class _Place:
     """The place of a buffer or an attribute in a module."""
 
     name: str
-    holder: dict[str, Any]
+    holder: Any
     short: str
     is_buffer: bool
 
     @property
     def value(self) -> Any:
-        return self.holder.get(self.short)
+        try:
+            return self.holder[self.short]
+        except KeyError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,10 @@ def _places(module: nn.Module) -> list[_Place]:
     return [
         _Place(f"{path}.{short}" if path else short, holder, short, is_buffer)
         for path, owner in module.named_modules()
-        for holder, is_buffer in ((owner._buffers, True), (vars(owner), False))
+        for holder, is_buffer in (
+            (owner._buffers, True),
+            (ScriptedAttributes(owner) if is_scripted(owner) else vars(owner), False),
+        )
         for short, value in list(holder.items())
         if isinstance(value, Tensor) or type(value) in (int, float)
     ]

@@ -30,6 +30,7 @@ from idletrain.nn.ist.time_limit import within
 from idletrain.nn.ist.value_check import reason_against
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.optim.table import kind_of
+from idletrain.nn.scripted import scripted_layers
 
 SEARCH_SECONDS = 20.0  # for a module's groups; then it is trained whole
 # Channels of a residual stream in each subnet. A small ResNet on digits, cut in four, has an accuracy of 0.77 with 4
@@ -95,6 +96,8 @@ def cuts_or_whole(
     if training.trains_whole or _is_by_hand(module, requested):
         return Cuts(*cuts_of(module, inputs, training, requested, rules), training)
     try:
+        if compiled := [f"its layer {name}" if name else "it" for name in scripted_layers(module)]:
+            raise UnsplitError(f"{compiled[0]} is compiled by torch.jit, and its neurons cannot be followed")
         if (trained := _trained_share(module)) < LEAST_TRAINED and not requested.exclude:
             raise UnsplitError(f"only {trained:.1%} of its parameters train, and no others travel")
         meta, layout = within(

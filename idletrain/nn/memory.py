@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from idletrain.errors import JobError
 from idletrain.nn.data.batches import map_parts, tensors_of
@@ -20,6 +21,7 @@ from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.program import Program
+from idletrain.nn.scripted import scripted_layers
 from idletrain.quantities import steady
 
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
@@ -128,6 +130,11 @@ def _output_bytes(program: Program, subnet: Subnet, batch: Any) -> int:
     def run(module: nn.Module, batch: Any) -> int:
         nonlocal total
         total = 0
+        if scripted_layers(module):  # whose layers within run unseen
+            made = _MadeByOperators()
+            with torch.no_grad(), made:
+                run_for_shapes(module, batch)
+            return made.nbytes
         for layer in module.modules():
             if not list(layer.children()):
                 layer.register_forward_hook(count)
@@ -141,3 +148,24 @@ def _output_bytes(program: Program, subnet: Subnet, batch: Any) -> int:
     except JobError:  # its forward looks at values
         values = torch.empty(subnet.parameters).normal_(std=SPREAD, generator=torch.Generator().manual_seed(0))
         return run(assemble(program.module, subnet, values), batch)
+
+
+class _MadeByOperators(TorchDispatchMode):
+    """Count the bytes of the tensors that operators make.
+
+    Attributes:
+        nbytes: The bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, op: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See `TorchDispatchMode`."""
+        result = op(*args, **(kwargs or {}))
+        if not op.is_view and not op._schema.is_mutable:
+            self.nbytes += sum(tensor.nbytes for tensor in tensors_of(result))
+        return result

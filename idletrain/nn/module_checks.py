@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import TrainingSettings
+from idletrain.nn import travel
 from idletrain.nn.buffer_trial import observe
 from idletrain.nn.buffers import BufferKind, kinds_of, of_torch_norms
 from idletrain.nn.checks import first_samples, open_samples, very_wide
@@ -41,16 +43,15 @@ def materialized(module: nn.Module, source: Source, training: TrainingSettings) 
 
 
 def check_layers(module: nn.Module) -> nn.Module:
-    """Check that the module can be copied, and no layer is one that cannot have other weights; return the module."""
-    scripted = [name or "it" for name, layer in module.named_modules() if isinstance(layer, torch.jit.ScriptModule)]
-    if scripted:
-        raise JobError(
-            f"model: {scripted[0]} is compiled by torch.jit and cannot be cut or sent; give the module it was made from"
-        )
+    """Check that the module can be copied; return it."""
     if very_wide(module) is None:  # which may take gigabytes
-        with user_code("model: cannot be copied (", "); keep locks, open files and generators out of its attributes"):
+        with travel.naming({"model": module}, _copied, "be copied"):
             copied(module)
     return module
+
+
+def _copied(part: Any) -> Any:
+    return copied(part) if isinstance(part, nn.Module) else copy.deepcopy(part)
 
 
 def check_parameters(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from idletrain.nn.data.batches import arguments, device_of, map_parts
 from idletrain.nn.ist.modules import copied, tensor_of
+from idletrain.nn.scripted import unoptimized
 
 Precision = Literal["float32", "bfloat16"]
 HALF = (torch.bfloat16, torch.float16)
@@ -90,10 +91,11 @@ class Forward:
         if self._format != torch.contiguous_format:
             inputs = map_parts(self._formatted, inputs)
         args, kwargs = arguments(self._module, inputs)
-        if not self._is_half:
-            return self._run(*args, **kwargs)
-        with torch.autocast(device_of(inputs).type, torch.bfloat16):
-            outputs = self._run(*args, **kwargs)
+        with unoptimized():
+            if not self._is_half:
+                return self._run(*args, **kwargs)
+            with torch.autocast(device_of(inputs).type, torch.bfloat16):
+                outputs = self._run(*args, **kwargs)
         return map_parts(_widened, outputs)
 
     def _formatted(self, part: Any) -> Any:

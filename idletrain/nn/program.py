@@ -20,6 +20,7 @@ from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.optim import schedule
 from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.optim.table import StateSlot, kind_of
+from idletrain.nn.scripted import scripted_layers
 
 Loss = Callable[[Any, Any], Tensor]  # (outputs, target) -> []
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy's ignore_index: neither loss nor accuracy counts it
@@ -111,6 +112,16 @@ class Program:
     precision: Literal["float32", "bfloat16"] = "float32"
     joined: bool = False
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What in the program is the user's own, by the name by which the user knows it."""
+        return {
+            "model": self.module,
+            "data.train": self.source,
+            "training.loss": self.loss,
+            "training.optimizer.schedule": self.schedule,
+        }
+
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step, counted from the start of the run."""
         training = self.training
@@ -182,11 +193,15 @@ class Program:
         recomputation would change twice, or if batches have other numbers of rows each time.
 
         A step is no plain one if all gradients are needed at once, or if it is taken in micro-batches, in bfloat16 or
-        in compiled code.
+        in compiled code, torch.jit's too.
         """
         training = self.training
         is_plain = not (
-            training.optimizer.clip_norm or self.micro_batch or self.precision == "bfloat16" or training.compile
+            training.optimizer.clip_norm
+            or self.micro_batch
+            or self.precision == "bfloat16"
+            or training.compile
+            or scripted_layers(self.module)
         )
         has_buffers = any(tensor.buffer for tensor in self.layout.tensors)
         special = self.output or self.row_slots or self.joined or training.exchange.coded

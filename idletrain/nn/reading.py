@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from idletrain.nn.data.datasets import kept_names, loading_of
 from idletrain.nn.data.streams import StreamSource, check_stream, keeps_state, state_fault
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.orders import unrepeatable
+from idletrain.nn.scripted import parameters_of
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
 
 def _taken(module: nn.Module) -> tuple[str, ...] | None:
     """Return the names of forward's arguments, without those that only `**kwargs` takes; None if it names none."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = parameters_of(module.forward)
     return tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)) or None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from idletrain.errors import JobError
+from idletrain.nn.scripted import is_scripted
 
 # A unit ends after one of these: it saves only its input, so recomputation stops before it (early stop).
 HEAVY = (
@@ -96,6 +97,8 @@ def _automatic(module: nn.Module, name: str, *, root: bool = False) -> Iterator[
 
 
 def _is_chain(module: nn.Module) -> bool:
+    if is_scripted(module):
+        return False
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module)
     return type(module).forward is nn.Sequential.forward and len(module._modules) > 0 and not hooked
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import cloudpickle
-
-from idletrain.errors import user_code
 from idletrain.exchange.messages import Activity, LeaseId, LockstepGroup, Reply
+from idletrain.nn import travel
 from idletrain.rounds import protocol
 from idletrain.rounds.downloads import Downloads
 from idletrain.rounds.rendezvous import Rendezvous
@@ -28,8 +26,7 @@ class RunBackend:
 
     def __init__(self, run: RunContext, downloads: Downloads, uploads: Uploads, rendezvous: Rendezvous) -> None:
         self._run, self._rendezvous = run, rendezvous
-        with user_code("model: cannot travel to workers (", "); keep open files, locks and sockets out of it"):
-            self._pickled: bytes = cloudpickle.dumps(run.program)
+        self._pickled = travel.dumps(run.program, run.program.parts)
         self.pull = downloads.pull
         self.push, self.late_rows = uploads.push, uploads.late_rows
         self.part, self.expect, self.part_arrived = uploads.part, uploads.expect, uploads.part_arrived

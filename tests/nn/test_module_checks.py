@@ -48,14 +48,6 @@ def test_a_lazy_layer_that_the_data_does_not_fit_is_refused() -> None:
     assert fault(nn.Sequential(nn.LazyConv2d(3, 3))).startswith("model: its lazy layers cannot take their sizes")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_scripted_module_is_refused_by_name() -> None:
-    scripted = torch.jit.script(nn.Linear(8, 8))
-    assert fault(nn.Sequential(nn.Linear(6, 8), scripted, nn.Linear(8, 3))) == (
-        "model: 1 is compiled by torch.jit and cannot be cut or sent; give the module it was made from"
-    )
-
-
 @pytest.mark.parametrize(
     "kind", [parametrizations.spectral_norm, parametrizations.orthogonal], ids=lambda k: k.__name__
 )
@@ -154,12 +146,12 @@ def test_settings_of_a_step_that_do_not_suit_the_module_are_told(
     assert all(fault.startswith(start) for fault, start in zip(error.value.faults, told, strict=True))
 
 
-def test_a_module_that_cannot_be_copied_is_refused_by_that_reason() -> None:
+def test_a_module_that_cannot_be_copied_is_refused_by_what_in_it() -> None:
     module = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
-    module.lock = threading.Lock()  # type: ignore[assignment]
+    module[1].lock = threading.Lock()  # type: ignore[assignment]
     assert fault(module) == (
-        "model: cannot be copied (cannot pickle '_thread.lock' object); keep locks, open files and generators out of "
-        "its attributes"
+        "model.1.lock: a lock cannot be copied (cannot pickle '_thread.lock' object); leave it out, or create it where "
+        "it is used"
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
+from idletrain.nn import travel
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import bce_with_logits, cross_entropy, mse
@@ -38,7 +39,7 @@ def test_slots_are_the_values_and_the_optimizer_s_state_and_travel_unless_reset(
 
 def test_every_process_draws_the_same_subnets_from_the_pickled_program(small_program: Callable[..., Prepared]) -> None:
     program = small_program(widths=(6, 64, 64, 3)).program
-    again = cloudpickle.loads(cloudpickle.dumps(program))
+    again = pickle.loads(travel.dumps(program))
     for ours, theirs in zip(
         program.subnets(3, by_neurons((0.5, 0.5))), again.subnets(3, by_neurons((0.5, 0.5))), strict=True
     ):
@@ -50,7 +51,7 @@ def test_every_process_draws_the_same_subnets_from_the_pickled_program(small_pro
 def test_a_pickled_program_holds_no_parameters(small_program: Callable[..., Prepared]) -> None:
     """Its size does not follow the network's, but for an index a neuron."""
     narrow, wide = (small_program(widths=(6, w, w, 3)).program for w in (64, 1024))
-    assert len(cloudpickle.dumps(wide)) - len(cloudpickle.dumps(narrow)) < 1024 * 1024 * 4 / 10
+    assert len(travel.dumps(wide)) - len(travel.dumps(narrow)) < 1024 * 1024 * 4 / 10
 
 
 @pytest.mark.parametrize(("loss", "plain"), [(bce_with_logits, "binary_cross_entropy_with_logits"), (mse, "mse_loss")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from idletrain.nn.data.csr import Rows
+from idletrain.nn.scripted import parameters_of, unoptimized
 
 LABELS = ("labels", "label")  # names of the labels in a batch by name
 
@@ -247,7 +247,7 @@ def arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     named = fields_of(inputs)
     if named is None:
         return (inputs,), {}
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = parameters_of(module.forward)
     takes = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if "label" in named and "label" not in takes and "labels" in takes:
         named.setdefault("labels", named.pop("label"))
@@ -262,7 +262,8 @@ def arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
 def call(module: nn.Module, inputs: Any) -> Any:
     """Run a module on a batch's inputs."""
     args, kwargs = arguments(module, inputs)
-    return module(*args, **kwargs)
+    with unoptimized():
+        return module(*args, **kwargs)
 
 
 class Called(nn.Module):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import worker
 
 from idletrain.errors import JobError
+from idletrain.nn import travel
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import map_leaves, map_parts
 from idletrain.nn.data.seeding import seed_everything
@@ -45,7 +46,7 @@ class ReadAhead:
         self._samples, self._reads = samples, _Reads()
         one = isinstance(samples, StreamSource)  # several would each have to skip what the others read
         self._loader: DataLoader[Any] = DataLoader(
-            _Reader(cloudpickle.dumps(source)),
+            _Reader(travel.dumps(source)),
             batch_size=None,
             sampler=self._reads,
             num_workers=1 if one else num_workers,

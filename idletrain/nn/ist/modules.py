@@ -2,7 +2,7 @@
 
 A module with parametrizations (`torch.nn.utils.parametrize`) has a class of its own, which torch refuses to pickle; one
 with a hook of the older `torch.nn.utils.weight_norm` or `spectral_norm` holds a computed weight, which torch refuses to
-copy. Copies made here can be copied and pickled.
+copy. Copies made here can be copied, and pickled by `travel`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from idletrain.nn import scripted
+
 
 def tensor_of(module: nn.Module, name: str) -> Tensor:
     """Return a parameter or buffer by its name."""
     owner, _, short = name.rpartition(".")
-    holder = module.get_submodule(owner)
+    holder = scripted.submodule(module, owner)
     tensor = holder._parameters[short] if short in holder._parameters else holder._buffers[short]
     assert tensor is not None
     return tensor
@@ -70,6 +72,7 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
                 memo.setdefault(id(value), empty(device=value.device, dtype=value.dtype))
             elif isinstance(value, Tensor) and not value.is_leaf:
                 memo.setdefault(id(value), value.detach().clone())
+    scripted.put_copies(module, memo)
     result = copy.deepcopy(module, memo)
     for layer in result.modules():
         if parametrize.is_parametrized(layer):

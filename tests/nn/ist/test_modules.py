@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from idletrain.nn import travel
 from idletrain.nn.ist.modules import computed_weights, copied, set_buffer, tensor_of
 
 MAKERS: list[Callable[[nn.Module], nn.Module]] = [
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:Fut
 def test_a_copy_of_a_computed_weight_survives_a_copy_and_a_pickle_and_still_computes(make: object) -> None:
     module = nn.Sequential(make(nn.Linear(4, 4)), nn.ReLU()).eval()  # type: ignore[operator]
     expected, kind = module(X), type(module[0])
-    for copy in (copied(copied(module)), cloudpickle.loads(cloudpickle.dumps(copied(module)))):
+    for copy in (copied(copied(module)), pickle.loads(travel.dumps(copied(module)))):
         torch.testing.assert_close(copy(X), expected)
         assert [name for name, _ in copy.named_parameters()] == [name for name, _ in module.named_parameters()]
         with torch.no_grad():
@@ -40,7 +41,7 @@ def test_a_copy_of_a_computed_weight_survives_a_copy_and_a_pickle_and_still_comp
 
 def test_a_recurrent_layer_with_weight_norm_survives_a_pickle() -> None:
     module = parametrizations.weight_norm(nn.LSTM(4, 4, batch_first=True), "weight_hh_l0")
-    copy = cloudpickle.loads(cloudpickle.dumps(copied(module)))
+    copy = pickle.loads(travel.dumps(copied(module)))
     torch.testing.assert_close(copy(X[None])[0], module(X[None])[0])
 
 
