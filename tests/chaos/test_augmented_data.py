@@ -22,6 +22,12 @@ def test_a_killed_worker_s_samples_are_drawn_again_with_the_same_bits(
     run = make_run(rounds=3, data={"name": None, "factory": f"{augmented.__name__}:load", "args": {"kind": kind}})
     control.pace(0.1)
     head = kill_in_the_middle(run, lambda: control.pace(0))
+    resumed = control.path / "gone_on"
+    if kind.endswith("with state"):  # the heir, and in later rounds whoever has not had the subnet
+        assert {int(pid) for pid in resumed.read_text().split()} - {head.pid}
+        assert len(json.loads((run.dir / "streams.json").read_text())) == 2
+    else:
+        assert not resumed.exists()
     until("the end of its readers", lambda: not head.survivors())
 
 
@@ -45,12 +51,6 @@ def kill_in_the_middle(run: Run, calm: Callable[[], None]) -> Process:
     until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
     calm()
     assert head.exit_code() == 0, head.text
-    resumed = control.path / "gone_on"
-    if kind.endswith("with state"):  # the heir, and in later rounds whoever has not had the subnet
-        assert {int(pid) for pid in resumed.read_text().split()} - {head.pid}
-        assert len(json.loads((run.dir / "streams.json").read_text())) == 2
-    else:
-        assert not resumed.exists()
     run.check(train_alone(run.job))
     assert {event["cause"] for event in run.events("lost")} == {"kill"}
     return head

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from idletrain.job import TrainingSettings
 from idletrain.nn.data.csr import Rows
