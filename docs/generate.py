@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -61,15 +62,21 @@ def _section(settings: type[BaseModel], path: str, texts: dict[tuple[str, str], 
         text = texts.get((settings.__name__, name))
         if not text:
             raise ValueError(f"{settings.__name__}.{name} has no docstring; add one")
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-            inner.append((field.annotation, here))
-            kind, default = f"[section](#{here.replace('.', '')})", ""
+        if (part := _section_of(field.annotation)) is not None:
+            inner.append((part, here))
+            kind, default = f"[section](#{here.replace('.', '')})", "" if part is field.annotation else "`null`"
         else:
             kind = _kind(settings.__annotations__[name], schema["properties"][name])
             default = "required" if field.default is PydanticUndefined else f"`{_yaml(field.default, kind)}`"
         yield f"| `{here}` | {kind} | {default} | {text} |"
     for part, here in inner:
         yield from _section(part, here, texts)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a field is, or may be in place of null."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, BaseModel)), None)
 
 
 def _kind(annotation: str, schema: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from idletrain.optimizer_settings import MicroBatch, OptimizerSettings
+from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
 from idletrain.quantities import parse_bytes, parse_seconds
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
@@ -30,6 +30,7 @@ FIXED_SETTINGS = (
     "training.label_smoothing",
     "training.ema",
     "training.optimizer",
+    "training.outer_optimizer",
     "training.buffers",
     "training.precision",
     "training.compile",
@@ -187,6 +188,9 @@ class TrainingSettings(_Settings):
     are the average's; training goes on from the network itself. The head node holds one more network for it."""
     optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
     """The local optimizer."""
+    outer_optimizer: OuterOptimizerSettings | None = None
+    """How the changes of a round move parameters that several subnets train: by their mean when null, else by an outer
+    optimizer (`{name: nesterov, lr: 0.7, momentum: 0.9}`). The head node holds one more network for its momentum."""
     exchange: ExchangeSettings = ExchangeSettings()
     """How parameters travel. Also chosen for the fleet when method, subnets or local_steps is left out."""
     buffers: dict[str, Literal["mean", "sum", "estimate"]] = {}

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from idletrain.errors import JobError
-from idletrain.job import Job
+from idletrain.job import Job, TrainingSettings
 from idletrain.optimizer_settings import OptimizerSettings
 
 LARGEST_TREE = 100_000  # values of a job, an alias' counted wherever it stands
@@ -139,21 +139,31 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _memory_contradictions(job)
     if training.mode == "lockstep":
         yield from _lockstep_contradictions(job)
+    if training.copies > 1 and training.method == "local-sgd":
+        yield (
+            ("training.copies", "training.method"),
+            "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
+        )
+    yield from _exchange_contradictions(training, policy)
+
+
+def _exchange_contradictions(training: TrainingSettings, policy: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what late rows of an update do not go with."""
     if training.exchange.loss and policy != "salvage":
         reason = "which rows are late depends on the link, and reissue promises the same bits"
         yield (
             ("training.exchange.loss", "preemption.policy"),
             f"training.exchange.loss: {reason}; set preemption.policy: salvage, or leave it out",
         )
-    if training.copies > 1 and training.method == "local-sgd":
-        yield (
-            ("training.copies", "training.method"),
-            "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
-        )
     if training.copies > 1 and training.exchange.loss:
         yield (
             ("training.copies", "training.exchange.loss"),
             "training.exchange.loss: late values cannot be averaged with those of copies; leave one of the two out",
+        )
+    if training.outer_optimizer and training.exchange.loss:
+        yield (
+            ("training.outer_optimizer", "training.exchange.loss"),
+            "training.exchange.loss: late values are in no mean that training.outer_optimizer moves by; leave one out",
         )
     if training.exchange.loss and training.exchange.push not in ("int8", "int4"):
         yield (

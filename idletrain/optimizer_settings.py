@@ -1,5 +1,5 @@
-"""Define `training.optimizer` of a job: the local optimizer, its parameter groups and its schedule; and the size of
-micro-batches.
+"""Define the optimizers of a job: `training.optimizer`, the local one with its parameter groups and its schedule, and
+`training.outer_optimizer`; and the size of micro-batches.
 
 Imports nothing of torch, like `job`, which reads it.
 """
@@ -102,3 +102,16 @@ class OptimizerSettings(BaseModel):
     def ends(self) -> bool:
         """Return whether learning rates depend on the number of steps of the whole run."""
         return self.schedule not in WITHOUT_END
+
+
+class OuterOptimizerSettings(BaseModel):
+    """The outer optimizer, to which the averaged change of a round is what a gradient is to the local one."""
+
+    model_config = _STRICT
+
+    name: Literal["nesterov"] = "nesterov"
+    """`nesterov` is gradient descent with Nesterov's momentum, as in DiLoCo (Douillard et al., arXiv 2311.08105)."""
+    lr: float = Field(default=0.7, gt=0)
+    """What each step is multiplied by; 1 without momentum is the average itself. The defaults are DiLoCo's."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum, a round."""

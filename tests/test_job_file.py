@@ -96,6 +96,17 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             tree(training={"optimizer": {"lr": 1, "schedule": "one-cycle", "warmup_steps": 5}}),
             "training.optimizer.warmup_steps: a one-cycle schedule warms up by itself; leave it out",
         ),
+        (
+            tree(training={"outer_optimizer": {"name": "adam"}}),
+            "training.outer_optimizer.name: 'adam' should be 'nesterov'",
+        ),
+        (
+            tree(
+                training={"outer_optimizer": {}, "exchange": {"loss": 0.1, "push": "int8"}},
+                preemption={"policy": "salvage"},
+            ),
+            "training.exchange.loss: late values are in no mean that training.outer_optimizer moves by; leave one out",
+        ),
         (tree(stop={"xyz": 1}), "stop.xyz: is not a field of a job; known here: accuracy"),
         (tree(name="My Run"), "name: 'My Run' should be lower-case letters, digits and hyphens, at most 63"),
         (tree(training={"rounds": 0}), "training.rounds: 0 should be greater than or equal to 1"),

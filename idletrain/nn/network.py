@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from idletrain.nn import outer
 from idletrain.nn.ist.groups import Layout, SharedRule
 from idletrain.nn.ist.subnets import Subnet, add_change, by_row, gather, merge, views
 from idletrain.nn.program import Program
+from idletrain.optimizer_settings import OuterOptimizerSettings
 
 
 class Network:
@@ -26,9 +28,11 @@ class Network:
             `nn.ist.subnets.scaled`); if left out, all slots are values and momenta, all row slots mean squares.
         copies: Number of a round's subnets that every neuron is in.
         ema: Decay a commit of an exponential moving average of the values; None without one.
+        outer_optimizer: What moves values that several subnets have; None for their mean.
 
     Attributes:
-        flat: All slots in one float32 tensor; with an average, its values and the number of commits behind them.
+        flat: All slots in one float32 tensor; behind them what there is of the outer optimizer's momentum, the average
+            and the number of commits in it.
         slots: For each slot, its tensors as views of `flat`.
         averaged: The average's tensors in the module's order, buffers as they are; without one, the values.
     """
@@ -42,14 +46,18 @@ class Network:
         powers: Sequence[int] = (),
         copies: int = 1,
         ema: float | None = None,
+        outer_optimizer: OuterOptimizerSettings | None = None,
     ) -> None:
         self._powers = tuple(powers) or (1,) * slots + (-2,) * row_slots
         self._counts, self._common, self._copies, self._ema = (slots, row_slots), layout.common, copies, ema
+        self._outer = outer_optimizer
         shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
         sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
+        sizes += [] if outer_optimizer is None else [sizes[0]]
         sizes += [] if ema is None else [sizes[0], 1]
         self.flat = torch.zeros(sum(sizes))
         pieces = torch.split(self.flat, sizes)
+        self._momenta = [] if outer_optimizer is None else list(views(pieces[len(shapes)], shapes[0]))
         self.slots = [list(views(piece, slot)) for piece, slot in zip(pieces, shapes, strict=False)]
         for target, value in zip(self.slots[0], values or (), strict=bool(values)):
             target.copy_(value)
@@ -67,7 +75,16 @@ class Network:
         """Create the network of a program, with the slots that go from round to round."""
         slots, row_slots = program.persistent_slots
         training = program.training
-        return cls(program.layout, slots, values, row_slots, program.powers, training.copies, training.ema)
+        return cls(
+            program.layout,
+            slots,
+            values,
+            row_slots,
+            program.powers,
+            training.copies,
+            training.ema,
+            training.outer_optimizer,
+        )
 
     @property
     def values(self) -> list[Tensor]:
@@ -88,12 +105,15 @@ class Network:
 
         The order of updates matters only to parameters that several subnets have.
         """
+        before = [value.clone() for value in self.values] if self._outer else []
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
         for slot, tensors in enumerate(self.slots):
             is_moment = 0 < slot < self._counts[0]  # averaged: summed changes are meaningless and can be negative
             common: SharedRule = "mean" if is_moment and self._common == "sum" else self._common
             part = [(*pieces[slot], steps) for pieces, steps in split]
             merge(tensors, part, common, self._powers[slot], self._copies)
+        if self._outer and updates:
+            outer.move(self._outer, self.values, before, self._momenta, [subnet for subnet, *_ in updates])
         if self._ema is not None:
             self._average(self._ema)
 

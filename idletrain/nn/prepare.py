@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
-from idletrain.nn import checks, module_checks
+from idletrain.nn import checks, module_checks, outer
 from idletrain.nn.buffers import travelling
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data import remote
@@ -242,6 +242,7 @@ def _prepare(
     faults.check(parameter_groups.check, module, training.optimizer)
     faults.check(module_checks.check_steps, module, fits, training)
     output = faults.check(check_wide, cuts, samples, memory)
+    faults.check(lambda cuts: outer.check_shared(cuts.layout, cuts.training), cuts)
     faults.raise_all()
     meta, layout = without_frozen(module, cuts.module, cuts.layout)
     training, fallback = cuts.training, cuts.fallback

@@ -231,6 +231,17 @@ def merge(
                 tensor[where] = _moved(tensor[where], parts) if rule == "sum" else _mean(parts)
 
 
+def held_by_several(subnets: Sequence[Subnet], at: int) -> Tensor:
+    """Return the mask of those values of the network's tensor number `at` that more than one of the subnets have."""
+    tensor = subnets[0].layout.tensors[at]
+    if tensor.shared:
+        return torch.full(tensor.shape, len(subnets) > 1)
+    counted = torch.zeros(tensor.shape, dtype=torch.int32)
+    for subnet in subnets:
+        counted[tuple(_grid(counted, subnet.positions[at]))] += 1
+    return counted > 1
+
+
 def _rule(tensor: TensorLayout, common: SharedRule) -> SharedRule:
     """Return how the subnets' copies of a tensor are merged: a buffer has its own rule, where copies may differ."""
     return tensor.buffer if tensor.buffer in ("mean", "sum") and common != "same" else common
