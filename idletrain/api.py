@@ -70,7 +70,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     *,
     loss: str | Loss | None = None,
     method: str = "ist",
-    subnets: int = 4,
+    subnets: int | Mapping[str, int] = 4,
     copies: int = 1,
     local_steps: int = 50,
     rounds: int | None = None,
@@ -109,7 +109,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             whole batch instead of labels if samples are dicts. If None, the module's own where it returns one for
             dicts, else `cross_entropy`.
         method: `ist` or `local-sgd`.
-        subnets: Independent subnets in a round.
+        subnets: Independent subnets in a round; `{"start": 8, "end": 2}` for phases of 8, 4 and 2.
         copies: Number of them that every neuron is in, up to all: the dial from independent subnets to local SGD.
         local_steps: Steps of each between two exchanges.
         rounds: Rounds to train; 120 if neither they nor epochs are given.
@@ -136,7 +136,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             `accuracy` and the metrics); the run waits for it.
         log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `memory`, `preemption`, `checkpoint`, `model`,
-            and of `training` what has no argument here (`exchange`).
+            and of `training` what has no argument here (`exchange`, `phases`, `outer_optimizer`).
 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.

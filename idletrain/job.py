@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
-from idletrain.quantities import parse_bytes, parse_seconds
+from idletrain.phases import PhaseSettings, TrainingPhase, in_order, spelled_out
+from idletrain.quantities import Count, parse_bytes, parse_seconds
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")
@@ -22,6 +23,7 @@ FIXED_SETTINGS = (
     "training.method",
     "training.mode",
     "training.subnets",
+    "training.copies",
     "training.local_steps",
     "training.batch_size",
     "training.micro_batch",
@@ -47,6 +49,16 @@ def _lower_bound(value: Any) -> Any:
     return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
 
 
+def _number_or_range(value: Any) -> Any:
+    """Return a number of subnets unchanged; refuse a range, as only one that cannot be made phases of is left here."""
+    if isinstance(value, dict):
+        raise ValueError(
+            "should be a number, or a range such as {start: 8, end: 2} of which each phase has half as many as the one "
+            "before, with at least a round for each and without phases beside it"
+        )
+    return value
+
+
 def _one_or_pair(value: Any) -> Any:
     """Return a path or a pair of paths unchanged; refuse anything else with one sentence."""
     pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(path, str) for path in value)
@@ -55,7 +67,7 @@ def _one_or_pair(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # arrays and random draws count so far
+Subnets = Annotated[int, BeforeValidator(_number_or_range), Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
 MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
@@ -157,16 +169,20 @@ class TrainingSettings(_Settings):
     """The method that the job named and its model does not suit; written by idletrain into the run's own copy."""
     mode: Literal["rounds", "lockstep"] = "rounds"
     """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
-    subnets: Count = 4
-    """Independent subnets in a round. Chosen for the fleet when left out."""
+    subnets: Subnets = 4
+    """Independent subnets in a round. Chosen for the fleet when left out. `{start: 8, end: 2}` stands for phases of 8,
+    4 and 2 subnets, of equally many rounds."""
     copies: Count = 1
     """Number of a round's subnets that every neuron is in; their updates are averaged. 1 is independent subnet training
     (Yuan et al., arXiv 1910.02120); more let subnets overlap and be wider (subnetwork data parallelism, Singh et al.,
     arXiv 2507.09029); as many as subnets is local SGD."""
     local_steps: Count = 50
     """Steps of each subnet between two exchanges. Chosen for the fleet when left out."""
+    phases: tuple[PhaseSettings, ...] = ()
+    """How the rounds divide the network, such as `[{rounds: 90, subnets: 8}, {rounds: 30, subnets: 1}]`: each phase has
+    `rounds`, and `subnets`, `copies` or `local_steps` of its own. All rounds divide it alike when empty."""
     rounds: Count = 120
-    """Rounds to train."""
+    """Rounds to train; those of all `phases` together."""
     epochs: float | None = Field(default=None, gt=0)
     """Passes over the training data by all subnets together, in place of `rounds`."""
     batch_size: Count = 128
@@ -211,15 +227,37 @@ class TrainingSettings(_Settings):
     arguments, and `better: higher` or `lower` says of a function `(outputs, labels) -> number` which value is the
     better one."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, settings: Any) -> Any:
+        return spelled_out(settings)
+
     @property
-    def equal_shares(self) -> tuple[float, ...]:
-        """Each subnet's share of every neuron group where all are equally wide."""
-        return (min(1.0, self.copies / self.subnets),) * self.subnets
+    def every_phase(self) -> tuple[TrainingPhase, ...]:
+        """The phases with nothing left out; a single one where the job has none."""
+        given = self.phases or (PhaseSettings(rounds=self.rounds),)
+        return tuple(in_order(given, self.subnets, self.copies, self.local_steps))
+
+    def phase(self, round_: int) -> TrainingPhase:
+        """Return the phase of a round; of those after the last, the last."""
+        return next(phase for phase in reversed(self.every_phase) if phase.first_round <= round_)
+
+    @property
+    def steps(self) -> int:
+        """Local steps that each subnet takes in the whole run."""
+        last = self.every_phase[-1]
+        return last.steps_before(last.first_round + last.rounds)
 
     @property
     def trains_whole(self) -> bool:
-        """Whether every subnet is the whole network, as in local SGD."""
-        return self.method == "local-sgd" or 1 < self.copies == self.subnets
+        """Whether every subnet of every round is the whole network, as in local SGD."""
+        return self.method == "local-sgd" or all(phase.averages_whole_networks for phase in self.every_phase)
+
+    def as_local_sgd(self) -> TrainingSettings:
+        """Return the settings with local SGD in place of the job's method, which does not suit the model."""
+        phases = tuple(phase.model_copy(update={"copies": None}) for phase in self.phases)
+        changes = {"method": "local-sgd", "instead_of": self.method, "copies": 1, "phases": phases}
+        return self.model_copy(update=changes)
 
 
 class StopSettings(_Settings):
@@ -378,6 +416,8 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
         reason = f"stopped early: no better {job.stop.watched} in {job.stop.patience} evaluations"
         return [f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"]
     faults = []
+    if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
+        faults.append("training.phases: are not those that the run began with; only the last may have other rounds")
     by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
     by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
     for path in (*FIXED_SETTINGS, *by_rounds, *by_memory):
@@ -389,3 +429,8 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
             was, now = str(old)[:120], str(new)[:120]
             faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
     return faults
+
+
+def _fixed_part(phases: tuple[PhaseSettings, ...]) -> tuple[PhaseSettings, ...]:
+    """Return what a resumed run must not change of its phases: all but the rounds of the last."""
+    return phases and (*phases[:-1], phases[-1].model_copy(update={"rounds": 1}))

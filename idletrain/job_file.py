@@ -130,7 +130,9 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
                 (field, "data.train", "data.test"),
                 f"{field}: is measured on data.test, which is missing; name it, or leave {section} out",
             )
-    if training.epochs is not None and "rounds" in training.model_fields_set:
+    if training.phases:
+        yield from _phase_contradictions(training)
+    elif training.epochs is not None and "rounds" in training.model_fields_set:
         yield (
             ("training.epochs", "training.rounds"),
             f"training.epochs: {training.epochs:g} beside training.rounds: {training.rounds}; give one of the two",
@@ -139,12 +141,33 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _memory_contradictions(job)
     if training.mode == "lockstep":
         yield from _lockstep_contradictions(job)
-    if training.copies > 1 and training.method == "local-sgd":
+    if training.method == "local-sgd" and any(phase.copies > 1 for phase in training.every_phase):
         yield (
-            ("training.copies", "training.method"),
+            ("training.copies", "training.phases", "training.method"),
             "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
         )
     yield from _exchange_contradictions(training, policy)
+
+
+def _phase_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what in the phases does not add up."""
+    rounds = sum(phase.rounds for phase in training.phases)
+    if training.epochs is not None:
+        yield (
+            ("training.epochs", "training.phases"),
+            "training.epochs: training.phases say how many rounds there are; leave one of the two out",
+        )
+    elif rounds != training.rounds:
+        yield (
+            ("training.phases", "training.rounds"),
+            f"training.phases: have {rounds} rounds, and training.rounds is {training.rounds}; leave rounds out",
+        )
+    for phase in training.every_phase:
+        if phase.copies > phase.subnets:
+            yield (
+                ("training.phases", "training.subnets", "training.copies"),
+                f"training.phases: phase {phase.number} has {phase.copies} copies of {phase.subnets} subnets, too many",
+            )
 
 
 def _exchange_contradictions(training: TrainingSettings, policy: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -155,9 +178,9 @@ def _exchange_contradictions(training: TrainingSettings, policy: str) -> Iterato
             ("training.exchange.loss", "preemption.policy"),
             f"training.exchange.loss: {reason}; set preemption.policy: salvage, or leave it out",
         )
-    if training.copies > 1 and training.exchange.loss:
+    if training.exchange.loss and any(phase.copies > 1 for phase in training.every_phase):
         yield (
-            ("training.copies", "training.exchange.loss"),
+            ("training.copies", "training.phases", "training.exchange.loss"),
             "training.exchange.loss: late values cannot be averaged with those of copies; leave one of the two out",
         )
     if training.outer_optimizer and training.exchange.loss:
@@ -226,10 +249,10 @@ def _lockstep_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
             ("training.mode", "preemption.policy"),
             "preemption.policy: salvage would close rounds without some shards; set it to reissue for lockstep",
         )
-    subnets, count = job.training.subnets, job.nodes.count
+    subnets, count = max(phase.subnets for phase in job.training.every_phase), job.nodes.count
     if subnets > count:
         yield (
-            ("training.mode", "training.subnets", "nodes.count"),
+            ("training.mode", "training.subnets", "training.phases", "nodes.count"),
             f"training.subnets: {subnets} in lockstep need a node each, and nodes.count is {count}; make them equal",
         )
 

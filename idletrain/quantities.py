@@ -1,11 +1,14 @@
-"""Read durations and sizes as a user writes them: `15s`, `2GiB`; round sizes of memory that vary."""
+"""Read counts, durations and sizes as a user writes them: `15s`, `2GiB`; round sizes of memory that vary."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # arrays and random draws count so far
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MOST_BYTES, MOST_SECONDS = 2**63 - 1, 1000 * 365 * 86400.0  # what files and clocks can count
 STEADY_BITS = 4  # 16 steps of memory from one power of two to the next

@@ -217,9 +217,10 @@ def _as_started(job: Job, first: Job) -> Job:
     job = _with_sampler(job, first.model.args["sampler"]) if auto else job
     given = job.training.model_fields_set
     unset = {name: getattr(first.training, name) for name in (*OPEN_SETTINGS, "batch_size") if name not in given}
-    if first.training.instead_of == job.training.method:
-        unset |= {"method": first.training.method, "instead_of": first.training.instead_of}
-    return job.model_copy(update={"training": job.training.model_copy(update=unset)})
+    training = job.training.model_copy(update=unset)
+    if first.training.instead_of == training.method:
+        training = training.as_local_sgd()
+    return job.model_copy(update={"training": training})
 
 
 async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcome:

@@ -95,6 +95,23 @@ def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: P
     assert "training.seed: 7 is not what the run began with, 0; take that or another name" in messages
 
 
+def test_of_a_run_s_phases_only_the_last_may_become_longer(tmp_path: Path) -> None:
+    def training(*rounds: int, subnets: int = 2) -> dict[str, Any]:
+        return {"training": {"phases": [{"rounds": rounds[0]}, {"rounds": rounds[1], "subnets": subnets}]}}
+
+    existing(tmp_path, **training(3, 4))
+    check_run(job(tmp_path, **training(3, 400)), RunOptions(resume=True))
+    for other in (training(4, 3), training(3, 4, subnets=1), {"training": {"rounds": 7}}):
+        (fault,) = faults(job(tmp_path, **other), resume=True)
+        assert fault == "training.phases: are not those that the run began with; only the last may have other rounds"
+
+
+def test_copies_decide_a_run_s_bits(tmp_path: Path) -> None:
+    existing(tmp_path)
+    (fault,) = faults(job(tmp_path, training={"copies": 2}), resume=True)
+    assert fault == "training.copies: 2 is not what the run began with, 1; take that or another name"
+
+
 def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> None:
     chosen = {"method": "local-sgd", "subnets": 2, "local_steps": 25, "exchange": {"pull": "bf16"}}
     existing(tmp_path, training=chosen)

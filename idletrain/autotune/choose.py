@@ -21,8 +21,9 @@ CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchang
 
 
 def has_forecast(job: Job) -> bool:
-    """Return whether a job can be forecast; very wide outputs and lockstep have rules of their own."""
-    return job.training.loss != "sampled_softmax" and job.training.mode == "rounds"
+    """Return whether a job can be forecast: very wide outputs and lockstep have rules of their own, phases differ."""
+    training = job.training
+    return training.loss != "sampled_softmax" and training.mode == "rounds" and not training.phases
 
 
 def leaves_open(job: Job) -> bool:
@@ -126,7 +127,7 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
 
 def _fits(program: Program, memory_bytes: int) -> bool:
     """Return whether one of the program's subnets fits a node's memory."""
-    share = program.training.equal_shares[0] if program.layout.groups else 1.0
+    share = program.training.phase(0).equal_shares[0] if program.layout.groups else 1.0
     return subnet_need(program)(share) <= memory_bytes
 
 

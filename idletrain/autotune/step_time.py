@@ -43,14 +43,14 @@ class StepProbe:
         on_gpu: Whether it trains on a GPU.
     """
 
-    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int) -> None:
-        self._steps = LocalSteps(program, subnet, flat, number, 0)
+    def __init__(self, program: Program, subnet: Subnet, flat: Tensor, number: int, round_: int = 0) -> None:
+        self._steps = LocalSteps(program, subnet, flat, number, round_)
         self._samples = program.source.open()
         self._order = batch_order(self._samples, program.training)
         if program.output:
             from idletrain.nn.wide import label_shards  # and with it Numba
 
-            place = label_shards.ShardPlace(0, number)
+            place = label_shards.ShardPlace(round_, number)
             self._order = label_shards.open_output(program, self._steps.module, subnet, self._samples, flat, place)
         self.on_gpu, self._next = flat.is_cuda, 0
         self.pace(1, 0.0)
@@ -68,15 +68,16 @@ class StepProbe:
 
 def typical(program: Program) -> Subnet:
     """Return the first round's first subnet, with all subnets of equal size."""
-    return program.subnets(0, by_neurons(program.training.equal_shares, program.training.copies))[0]
+    phase = program.training.phase(0)
+    return program.subnets(0, by_neurons(phase.equal_shares, phase.copies))[0]
 
 
-def step_seconds(prepared: Prepared, subnet: Subnet, number: int) -> float:
-    """Return the seconds of one local step of a subnet on this machine."""
+def step_seconds(prepared: Prepared, subnet: Subnet, number: int, round_: int = 0) -> float:
+    """Return the seconds of one local step of a round's subnet on this machine."""
     program = prepared.program
     flat = torch.zeros(program.buffer_size(subnet, persistent=False))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
-    return StepProbe(program, subnet, flat, number).pace(MEASURED_STEPS, MEASURED_SECONDS)
+    return StepProbe(program, subnet, flat, number, round_).pace(MEASURED_STEPS, MEASURED_SECONDS)
 
 
 def open_work(worker: Worker, content: bytes) -> None:

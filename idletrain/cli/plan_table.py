@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -15,12 +16,14 @@ from idletrain.nn.ist.groups import Layout, split_share
 from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.ist.partition import widths
 from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, OutOfCoreForecast
 from idletrain.nn.outofcore.executing.trainer import scratch_bytes
 from idletrain.nn.outofcore.planning.drawing import bytes_text, plan_text
 from idletrain.nn.outofcore.planning.plan import MemoryPlan
 from idletrain.nn.prepare import Prepared
+from idletrain.phases import TrainingPhase
 from idletrain.rounds import widths as round_widths
 from idletrain.worker import encoding
 from idletrain.worker.memory_limits import available_bytes
@@ -46,7 +49,7 @@ GIGABIT_BYTES = 125e6  # bytes a second of the link assumed for the expected tim
 
 @one_thread()
 def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> RenderableType:
-    """Return neuron groups, widths per worker, bytes per round, memory per worker and expected time per round.
+    """Return neuron groups, and widths, bytes, memory per worker and expected time of a round; or of each phase's.
 
     Args:
         job: The job; a worker has the RAM that it says, or an equal share of this machine's.
@@ -61,36 +64,78 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     memory = max(0, (job.nodes.memory or shared) - WORKER_BYTES)
     memory = min(memory, job.memory.budget or memory)
     out_of_core = OutOfCoreForecast(program)
-    shares = _shares(job, prepared, out_of_core, memory)
-    subnets = program.subnets(0, by_neurons(shares, program.training.copies))
-    subnet_shares = [share if program.layout.groups else 1.0 for share in shares]
-    need, always = out_of_core.need_bytes, program.out_of_core == "always"
-    plans = {share: out_of_core.plan(share, memory) for share in subnet_shares if always or need(share) > memory}
-    step_times = [
-        plans[share].seconds if share in plans else step_seconds(prepared, subnets[k], k)
-        for k, share in enumerate(subnet_shares)
-    ]
-    seconds = [job.training.local_steps * step for step in step_times]
-    peaks = [plans[share].peak_bytes if share in plans else need(share) for share in subnet_shares]
-    memories = [
-        f"{bytes_text(peak)} of {bytes_text(memory)}" + (" out of core" if share in plans else "")
-        for share, peak in zip(subnet_shares, peaks, strict=True)
-    ]
-    down, up = (
-        sum(encoding.nbytes(program, subnet, direction) for subnet in subnets) for direction in encoding.DIRECTIONS
-    )
-    lines = _round_lines(job, prepared, shares, (down, up))
-    if not forecast:
-        lines.append(_time_line(-(-len(subnets) // nodes) * max(seconds), max(down, up) / GIGABIT_BYTES))
+    planned = [_plan_phase(job, prepared, phase, out_of_core, memory) for phase in program.training.every_phase]
+    plans = {share: plan for phase in planned for share, plan in phase.plans.items()}
+    lines = _network_lines(job, prepared)
+    if not program.training.phases:
+        lines += _round_lines(prepared, planned[0])
+        lines += [] if forecast else [_time_line(*planned[0].round_seconds(nodes))]
     if plans:
-        parameters = [(share, subnet.parameters) for share, subnet in zip(subnet_shares, subnets, strict=True)]
+        parameters = [(s, subnet.parameters) for p in planned for s, subnet in zip(p.held, p.subnets, strict=True)]
         lines.append(_scratch_line(prepared, out_of_core, plans, parameters))
     drawings = [plan_text(out_of_core.profile(share), plan) for share, plan in plans.items()]
-    rows = _subnets(job, prepared, shares, seconds, memories)
+    rows = _phases(job, planned, memory) if program.training.phases else _subnets(job, prepared, planned[0], memory)
     return Group(Text("\n".join(lines)), _groups(prepared), *_sums(prepared), *_buffers(prepared), rows, *drawings)
 
 
-def _shares(job: Job, prepared: Prepared, out_of_core: OutOfCoreForecast, memory: int) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class _PhasePlan:
+    """What a round of a phase takes.
+
+    Attributes:
+        phase: The phase.
+        shares: Each subnet's share of every neuron group.
+        held: The same, or 1 where there is no group.
+        subnets: The subnets of its first round.
+        plans: The plan of each share that is trained out of core.
+        peaks: Each subnet's memory in bytes.
+        seconds: Each subnet's seconds of compute.
+        moved: Bytes that the round moves down and up.
+    """
+
+    phase: TrainingPhase
+    shares: tuple[float, ...]
+    held: tuple[float, ...]
+    subnets: Sequence[Subnet]
+    plans: Mapping[float, MemoryPlan]
+    peaks: Sequence[int]
+    seconds: Sequence[float]
+    moved: tuple[int, int]
+
+    def round_seconds(self, nodes: int) -> tuple[float, float]:
+        """Return the seconds of compute and of exchange that the round takes on so many nodes."""
+        return -(-len(self.subnets) // nodes) * max(self.seconds), max(self.moved) / GIGABIT_BYTES
+
+
+def _plan_phase(
+    job: Job, prepared: Prepared, phase: TrainingPhase, out_of_core: OutOfCoreForecast, memory: int
+) -> _PhasePlan:
+    """Plan a round of a phase on equal workers with `memory` bytes each.
+
+    Raises:
+        RunError: no worker of that size can train its subnets.
+    """
+    program = prepared.program
+    shares = _shares(job, prepared, phase, out_of_core, memory)
+    subnets = program.subnets(phase.first_round, by_neurons(shares, phase.copies))
+    held = tuple(share if program.layout.groups else 1.0 for share in shares)
+    need, always = out_of_core.need_bytes, program.out_of_core == "always"
+    plans = {share: out_of_core.plan(share, memory) for share in held if always or need(share) > memory}
+    step_times = [
+        plans[share].seconds if share in plans else step_seconds(prepared, subnets[k], k, phase.first_round)
+        for k, share in enumerate(held)
+    ]
+    peaks = [plans[share].peak_bytes if share in plans else need(share) for share in held]
+    down, up = (
+        sum(encoding.nbytes(program, subnet, direction) for subnet in subnets) for direction in encoding.DIRECTIONS
+    )
+    seconds = [phase.local_steps * step for step in step_times]
+    return _PhasePlan(phase, shares, held, subnets, plans, peaks, seconds, (down, up))
+
+
+def _shares(
+    job: Job, prepared: Prepared, phase: TrainingPhase, out_of_core: OutOfCoreForecast, memory: int
+) -> tuple[float, ...]:
     """Return each subnet's share of every neuron group, for equal workers with `memory` bytes each."""
     program = prepared.program
     mode, costs = program.out_of_core, None
@@ -98,8 +143,48 @@ def _shares(job: Job, prepared: Prepared, out_of_core: OutOfCoreForecast, memory
         costs = round_widths.OutOfCoreCosts(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
     smallest = min(program.layout.sizes, default=1)
     capacities = [round_widths.Capacity(memory, 1.0)] * job.nodes.count
-    training = program.training
-    return round_widths.shares(capacities, training.subnets, out_of_core.need_bytes, smallest, costs, training.copies)
+    need = out_of_core.need_bytes
+    if program.training.phases:
+        return round_widths.shares_of_phase(capacities, phase, need, smallest, costs)
+    return round_widths.shares(capacities, phase.subnets, need, smallest, costs, phase.copies)
+
+
+def _memory_text(planned: _PhasePlan, k: int, memory: int) -> str:
+    """Return the memory that a subnet takes, of what a worker has."""
+    out = " out of core" if planned.held[k] in planned.plans else ""
+    return f"{bytes_text(planned.peaks[k])} of {bytes_text(memory)}{out}"
+
+
+def _phases(job: Job, planned: Sequence[_PhasePlan], memory: int) -> Table:
+    """Return a table of the phases: memory of a node, bytes of a round, and expected time.
+
+    Times are those of `_time_line`.
+    """
+    table = Table(title="phases", title_justify="left")
+    for column in (
+        "phase",
+        "rounds",
+        "subnets",
+        "copies",
+        "local steps",
+        "share",
+        "memory",
+        "down, up",
+        "a round",
+        "all",
+    ):
+        table.add_column(column, justify="right")
+    for each in planned:
+        phase, seconds = each.phase, sum(each.round_seconds(job.nodes.count))
+        table.add_row(
+            *map(str, (phase.number, phase.rounds, phase.subnets, phase.copies, phase.local_steps)),
+            f"{max(each.held):.1%}",
+            _memory_text(each, each.peaks.index(max(each.peaks)), memory),
+            ", ".join(map(bytes_text, each.moved)),
+            f"{seconds:.2f} s",
+            f"{phase.rounds * seconds:.0f} s",
+        )
+    return table
 
 
 def _time_line(compute_seconds: float, exchange_seconds: float) -> str:
@@ -135,24 +220,31 @@ def _scratch_line(
     )
 
 
-def _round_lines(job: Job, prepared: Prepared, shares: Sequence[float], exchanged: tuple[int, int]) -> list[str]:
-    """Return the lines on the network's size and on a round's bytes, down and up."""
-    training, (down, up) = prepared.program.training, exchanged
-    micro = prepared.program.micro_batch
+def _network_lines(job: Job, prepared: Prepared) -> list[str]:
+    """Return the lines on the network and the run."""
+    training = prepared.program.training
+    micro, phase = prepared.program.micro_batch, training.phase(0)
     parameters = sum(parameter.numel() for parameter in prepared.program.module.parameters())
     frozen = sum(math.prod(tensor.shape) for tensor in prepared.program.layout.frozen)
-    covered = min(1.0, sum(shares) / training.copies) if prepared.program.layout.groups else 1.0
-    subnets = prepared.program.subnets(0, by_neurons(shares, training.copies))
-    largest = max(subnet.parameters for subnet in subnets)
-    held = largest / sum(math.prod(tensor.shape) for tensor in prepared.program.layout.tensors)
+    steps = f"rounds in {len(training.phases)} phases" if training.phases else f"x {phase.local_steps} steps"
     return [
         *prepared.notes,
         *([prepared.fallback] if prepared.fallback else []),
-        f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} x {training.local_steps} steps",
+        f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} {steps}",
         *([f"{frozen:,} of them do not train: {bytes_text(4 * frozen)} go to each worker once"] if frozen else []),
-        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the neurons",
-        f"a subnet holds up to {held:.0%} of the parameters{_advice(prepared.program.layout, training.copies, held)}",
         *([f"a step takes {training.batch_size} samples, {micro} at a time"] if micro else []),
+    ]
+
+
+def _round_lines(prepared: Prepared, planned: _PhasePlan) -> list[str]:
+    """Return the lines on a round of a job without phases: its bytes, down and up, and what a subnet holds."""
+    layout, copies, (down, up) = prepared.program.layout, planned.phase.copies, planned.moved
+    covered = min(1.0, sum(planned.shares) / copies) if layout.groups else 1.0
+    largest = max(subnet.parameters for subnet in planned.subnets)
+    held = largest / sum(math.prod(tensor.shape) for tensor in layout.tensors)
+    return [
+        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the neurons",
+        f"a subnet holds up to {held:.0%} of the parameters{_advice(layout, copies, held)}",
     ]
 
 
@@ -167,16 +259,13 @@ def _advice(layout: Layout, copies: int, held: float) -> str:
     return f"; most of them are in {largest}, which stays whole: split it by model.groups, or use method: local-sgd"
 
 
-def _subnets(
-    job: Job, prepared: Prepared, shares: tuple[float, ...], seconds: Sequence[float], memories: Sequence[str]
-) -> Table:
+def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> Table:
     table = Table(title="subnets", title_justify="left")
     for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down, up", "memory", "compute"):
         table.add_column(column, justify="right")
-    program = prepared.program
-    copies = program.training.copies
-    neurons = [widths(size, shares, copies) for size in program.layout.sizes]
-    for k, subnet in enumerate(program.subnets(0, by_neurons(shares, copies))):
+    program, shares = prepared.program, planned.shares
+    neurons = [widths(size, shares, planned.phase.copies) for size in program.layout.sizes]
+    for k, subnet in enumerate(planned.subnets):
         table.add_row(
             str(k),
             str(k % job.nodes.count),
@@ -184,8 +273,8 @@ def _subnets(
             " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
             ", ".join(bytes_text(encoding.nbytes(program, subnet, direction)) for direction in encoding.DIRECTIONS),
-            memories[k],
-            f"{seconds[k]:.2f} s",
+            _memory_text(planned, k, memory),
+            f"{planned.seconds[k]:.2f} s",
         )
     return table
 

@@ -155,7 +155,7 @@ def start(
 
 def node_need(job: Job) -> NodeNeed:
     """Return the memory and GPUs that one subnet of a job needs, and how many slots of one machine the job can use."""
-    slots = math.ceil(job.training.subnets / job.nodes.count)
+    slots = math.ceil(max(phase.subnets for phase in job.training.every_phase) / job.nodes.count)
     return NodeNeed(memory_bytes=job.nodes.memory or SLOT_BYTES, gpus=job.nodes.gpu, most_slots=slots)
 
 

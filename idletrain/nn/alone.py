@@ -38,22 +38,21 @@ def train_rounds(
     Returns:
         Whether all rounds were trained.
     """
-    training = program.training
-    order = batch_order(samples, training)
-    specs = by_neurons(training.equal_shares, training.copies)
+    order = batch_order(samples, program.training)
     with torch.random.fork_rng(devices=[]):
         for round_ in range(rounds):
-            updates = []
+            updates, phase = [], program.training.phase(round_)
+            specs = by_neurons(phase.equal_shares, phase.copies)
             for k, subnet in enumerate(program.subnets(round_, specs)):
                 flat = torch.zeros(program.buffer_size(subnet, persistent=False))
                 pulled = network.pull(subnet)
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
-                for step in range(training.local_steps):
+                for step in range(phase.local_steps):
                     if not go_on():
                         return False
                     work.step(samples, order, step)
                 work.check_buffers()
-                updates.append((subnet, flat[: len(pulled)], training.local_steps))
-            network.commit(updates)
+                updates.append((subnet, flat[: len(pulled)], phase.local_steps))
+            network.commit(updates, phase.copies)
     return True

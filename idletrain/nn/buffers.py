@@ -129,7 +129,8 @@ def _faults(one: Observed, kind: BufferKind | None, training: TrainingSettings) 
     elif not one.finite:
         yield f"model: buffer {one.name} holds NaN or infinity, and cannot be merged; begin with finite numbers"
     elif not one.dtype.is_floating_point:
-        steps = training.rounds * training.local_steps * (training.subnets if kind == "sum" else 1)
+        phases = training.every_phase
+        steps = sum(p.rounds * p.local_steps * (p.subnets if kind == "sum" else 1) for p in phases)
         if one.largest + steps * one.growth > LARGEST_WHOLE_NUMBER:
             yield (
                 f"model: buffer {one.name} would count beyond {LARGEST_WHOLE_NUMBER:,}, the largest whole number that "

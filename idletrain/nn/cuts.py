@@ -31,6 +31,7 @@ from idletrain.nn.ist.value_check import reason_against
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.optim.table import kind_of
 from idletrain.nn.scripted import scripted_layers
+from idletrain.phases import TrainingPhase
 
 SEARCH_SECONDS = 20.0  # for a module's groups; then it is trained whole
 # Channels of a residual stream in each subnet. A small ResNet on digits, cut in four, has an accuracy of 0.77 with 4
@@ -89,7 +90,7 @@ def cuts_or_whole(
         requested: What the job says of cuts.
         rules: The buffers that travel, each with the rule that merges its copies.
     """
-    if training.copies > training.subnets:
+    if not training.phases and training.copies > training.subnets:  # else the job file was refused
         raise JobError(
             f"training.copies: {training.copies} is more than training.subnets: {training.subnets}; use at most as many"
         )
@@ -112,7 +113,7 @@ def cuts_or_whole(
         reason = error.reason
     except TimeoutError:
         reason = f"the search for its neuron groups did not end within {SEARCH_SECONDS:.0f} s"
-    whole = training.model_copy(update={"method": "local-sgd", "instead_of": "ist", "copies": 1})
+    whole = training.as_local_sgd()
     sentence = (
         f"the model is trained whole, by local-sgd and not by ist: {reason}; write model.groups by hand to split it"
     )
@@ -169,16 +170,10 @@ def cuts_of(
     outputs = _label_groups(meta, layout)
     if outputs:
         layout = replace(layout, common="same" if training.mode == "lockstep" else "sum")
-    if outputs and training.copies > 1:
+    if outputs and any(phase.copies > 1 for phase in training.every_phase):
         raise JobError("training.copies: the labels of a very wide output are each in one subnet; leave it out")
-    for group in layout.groups:
-        try:
-            widths(group.size, training.equal_shares, training.copies)
-        except ValueError:
-            raise JobError(
-                f"training.subnets: {training.subnets} is more than the {group.size} neurons of group {group.name}; "
-                f"use at most {group.size * training.copies} or exclude the group"
-            ) from None
+    for phase in training.every_phase:
+        _check_widths(layout, phase)
     try:
         _check_subnets(meta, layout, trial, training)
     except JobError as error:
@@ -193,9 +188,26 @@ def cuts_of(
     return meta, with_buffers(meta, layout, rules)
 
 
+def _check_widths(layout: Layout, phase: TrainingPhase) -> None:
+    """Check that every subnet of a phase has neurons of every group."""
+    for group in layout.groups:
+        try:
+            widths(group.size, phase.equal_shares, phase.copies)
+        except ValueError:
+            raise JobError(
+                f"training.subnets: {phase.subnets} is more than the {group.size} neurons of group {group.name}; "
+                f"use at most {group.size * phase.copies} or exclude the group"
+            ) from None
+
+
 def _unsuitable(training: TrainingSettings, candidate: discovery.NeuronKind) -> str:
-    """Return the reason why a group is not worth a cut into a job's subnets, or ""."""
-    subnets, left = training.subnets, candidate.size * training.copies // training.subnets
+    """Return the reason why a group is not worth a cut into the subnets of all phases, or ""."""
+    reasons = (_unsuitable_in(phase, candidate) for phase in training.every_phase)
+    return next(filter(None, reasons), "")
+
+
+def _unsuitable_in(phase: TrainingPhase, candidate: discovery.NeuronKind) -> str:
+    subnets, left = phase.subnets, candidate.size * phase.copies // phase.subnets
     if candidate.size < subnets:
         return f"it has fewer neurons ({candidate.size}) than there are subnets ({subnets})"
     if candidate.stream and left < LEAST_STREAM:
@@ -274,7 +286,11 @@ def _check_subnets(meta: nn.Module, layout: Layout, trial: tuple[nn.Module, Any]
     device = device_of(sample)
     with torch.no_grad():
         expected = run_for_shapes(module, sample)
-    masks = draw(training.seed, 0, layout.sizes, training.equal_shares, copies=training.copies)
+    masks = [
+        mask
+        for phase in training.every_phase
+        for mask in draw(training.seed, 0, layout.sizes, phase.equal_shares, copies=phase.copies)
+    ]
     subnets = [cut(layout, members) for members in masks]
     for subnet in {subnet.shapes: subnet for subnet in subnets}.values():
         small = assemble(meta, subnet, torch.zeros(subnet.parameters, device=device))
@@ -319,5 +335,6 @@ def check_wide(cuts: Cuts, samples: Samples, memory: MemorySettings) -> str | No
         check_label_lookup(samples)
     if wide:
         layer: Any = module.get_submodule(wide)
-        layer.check_tables(math.ceil(len(layer.weight) / (training.subnets if _label_groups(module, layout) else 1)))
+        most = max(phase.subnets for phase in training.every_phase) if _label_groups(module, layout) else 1
+        layer.check_tables(math.ceil(len(layer.weight) / most))
     return wide

@@ -92,6 +92,7 @@ class LocalSteps:
     ) -> None:
         self._program, self._training, self._loss = program, program.training, program.training_loss
         self._number, self._round, self._device = number, round_, device or flat.device
+        self._phase = program.training.phase(round_)
         tensors = program.layout.tensors
         self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(self._device)
         parameters = dict(self.module.named_parameters())
@@ -105,7 +106,7 @@ class LocalSteps:
         self._slots = [list(views(slot, of_slot.shapes)) for of_slot, slot in state]
         shared = [all(positions is None for positions in at) for at in subnet.positions]
         # Where the changes of all subnets are added to a shared parameter, each applies its part of the weight decay.
-        part = 1 / program.training.subnets if program.layout.common == "sum" else 1.0
+        part = 1 / self._phase.subnets if program.layout.common == "sum" else 1.0
         optimizer, names = program.training.optimizer, [t.name for t in tensors]
         settings = [
             replace(own, weight_decay=own.weight_decay * part) if is_shared else own
@@ -125,11 +126,11 @@ class LocalSteps:
 
     def reads(self, order: BatchOrder, step: int) -> list[tuple[Any, int]]:
         """Return all that the steps from `step` to the round's last read: which samples, and with which seed."""
-        return [read for s in range(step, self._training.local_steps) for read in self._reads_of(order, s)]
+        return [read for s in range(step, self._phase.local_steps) for read in self._reads_of(order, s)]
 
     def _reads_of(self, order: BatchOrder, step: int) -> list[tuple[Any, int]]:
         """Return what a step reads: a micro-batch at a time, but of a stream the whole batch."""
-        index = order.batch(self._number, self._round * self._training.local_steps + step)
+        index = order.batch(self._number, self._phase.steps_before(self._round) + step)
         seed = partial(data_seed, self._training.seed, self._round, step, self._number)
         size = None if self.planned else self._program.micro_batch
         if size is None or not isinstance(index, np.ndarray):
@@ -138,14 +139,14 @@ class LocalSteps:
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> Tensor:
         """Do one of this round's J steps and return the loss `[]` of its batch, computed before the step."""
-        since_start = self._round * self._training.local_steps + step
+        since_start = self._phase.steps_before(self._round) + step
         is_persistent = self._training.optimizer.state == "travel"
         self._optimizer.counted(since_start if is_persistent else step)
         self._factor = self._program.lr_factor(since_start)
         reads = self._reads_of(order, step)
         if self.planned:
             (batch,) = self._micro_batches(samples, reads, step)
-            return self.planned.step(*batch, last=step + 1 == self._training.local_steps)
+            return self.planned.step(*batch, last=step + 1 == self._phase.local_steps)
         self.module.zero_grad(set_to_none=True)
         loss = self._backward(self._micro_batches(samples, reads, step), sum(len(index) for index, _ in reads))
         moved = [i for i in self._trained if self._parameters[i].grad is not None]

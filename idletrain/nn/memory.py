@@ -77,7 +77,8 @@ def subnet_need(program: Program) -> Callable[[float], int]:
 
 
 def fitting_micro_batch(program: Program, budget: int) -> int:
-    """Return how many samples fit into a budget of bytes at a time in a subnet of the mean share: halves of a batch.
+    """Return how many samples fit into a budget of bytes at a time in a subnet of the mean share of the widest phase:
+    halves of a batch.
 
     It depends on the job alone, and so do the bits of its run. The budget is rounded as that of workers, whose subnets
     would be narrower otherwise.
@@ -85,7 +86,8 @@ def fitting_micro_batch(program: Program, budget: int) -> int:
     Raises:
         JobError: not one sample fits.
     """
-    share = program.training.equal_shares[0] if program.layout.groups else 1.0
+    shares = (phase.equal_shares[0] for phase in program.training.every_phase)
+    share = max(shares) if program.layout.groups else 1.0
     size = min(program.training.batch_size, len(program.source.open()))
     while (need := subnet_need(replace(program, micro_batch=size))(share)) > steady(budget):
         if size == 1:

@@ -26,7 +26,6 @@ class Network:
         row_slots: Number of slots with one number for each row (a tensor's first dimension).
         powers: For each slot, the power of a subnet's factors that its numbers are multiplied by (see
             `nn.ist.subnets.scaled`); if left out, all slots are values and momenta, all row slots mean squares.
-        copies: Number of a round's subnets that every neuron is in.
         ema: Decay a commit of an exponential moving average of the values; None without one.
         outer_optimizer: What moves values that several subnets have; None for their mean.
 
@@ -44,12 +43,11 @@ class Network:
         values: Sequence[Tensor] | None = None,
         row_slots: int = 0,
         powers: Sequence[int] = (),
-        copies: int = 1,
         ema: float | None = None,
         outer_optimizer: OuterOptimizerSettings | None = None,
     ) -> None:
         self._powers = tuple(powers) or (1,) * slots + (-2,) * row_slots
-        self._counts, self._common, self._copies, self._ema = (slots, row_slots), layout.common, copies, ema
+        self._counts, self._common, self._ema = (slots, row_slots), layout.common, ema
         self._outer = outer_optimizer
         shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
         sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
@@ -81,7 +79,6 @@ class Network:
             values,
             row_slots,
             program.powers,
-            training.copies,
             training.ema,
             training.outer_optimizer,
         )
@@ -100,10 +97,14 @@ class Network:
             gather(tensors, part, slot, power)
         return flat
 
-    def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
-        """Write updates `(subnet, flat buffer, steps)` into the network.
+    def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]], copies: int = 1) -> None:
+        """Write a round's updates `(subnet, flat buffer, steps)` into the network.
 
         The order of updates matters only to parameters that several subnets have.
+
+        Args:
+            updates: The updates.
+            copies: Number of the round's subnets that every neuron is in.
         """
         before = [value.clone() for value in self.values] if self._outer else []
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
@@ -111,7 +112,7 @@ class Network:
             is_moment = 0 < slot < self._counts[0]  # averaged: summed changes are meaningless and can be negative
             common: SharedRule = "mean" if is_moment and self._common == "sum" else self._common
             part = [(*pieces[slot], steps) for pieces, steps in split]
-            merge(tensors, part, common, self._powers[slot], self._copies)
+            merge(tensors, part, common, self._powers[slot], copies)
         if self._outer and updates:
             outer.move(self._outer, self.values, before, self._momenta, [subnet for subnet, *_ in updates])
         if self._ema is not None:

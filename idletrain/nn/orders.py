@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.streams import StreamPlace, StreamSource
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.local_steps import BatchOrder, data_seed
+from idletrain.phases import TrainingPhase, batch_number
 
 Batches = list[NDArray[np.int64]]  # the sample numbers `[B]` of each batch of an epoch
 
@@ -40,11 +42,27 @@ class SamplerOrder(BatchOrder):
         return self._batches[number - self._begin]
 
 
+class PhasedOrder(BatchOrder):
+    """Deal the batches of an order to the subnets of each phase in turn; a phase goes on where the one before ended.
+
+    Args:
+        whole: The order as one subnet would take it.
+        phases: The phases.
+    """
+
+    def __init__(self, whole: BatchOrder, phases: Sequence[TrainingPhase]) -> None:
+        self._whole, self._phases = whole, phases
+
+    def batch(self, subnet: int, step: int) -> NDArray[np.int64]:
+        """Return the sample numbers `[B]` of a subnet's step; steps count from the start of the run."""
+        return self._whole.batch(0, batch_number(self._phases, subnet, step))
+
+
 class StreamOrder(BatchOrder):
     """Read each subnet's part of a stream, batch by batch."""
 
     def __init__(self, training: TrainingSettings, position: str = "") -> None:
-        self._training, self._position = training, position
+        self._training, self._position, self._phases = training, position, training.every_phase
 
     def going_on(self, position: str) -> StreamOrder:
         """Return the same order for whoever begins at a position (see `StreamSource.position`)."""
@@ -53,8 +71,11 @@ class StreamOrder(BatchOrder):
     def batch(self, subnet: int, step: int) -> Any:
         """Return the place in the stream of a subnet's step; steps count from the start of the run."""
         training = self._training
+        subnets = next(phase for phase in reversed(self._phases) if phase.first_step <= step).subnets
+        number = batch_number(self._phases, subnet, step) // subnets
+        # Seeds of batches that are skipped are those of any phase: what a place holds depends on nothing else.
         seed_of = partial(_seed_of, training.seed, training.local_steps, subnet)
-        return StreamPlace(subnet, training.subnets, step, training.batch_size, seed_of, self._position)
+        return StreamPlace(subnet, subnets, number, training.batch_size, seed_of, self._position)
 
 
 def _seed_of(seed: int, local_steps: int, subnet: int, step: int) -> int:
@@ -91,10 +112,13 @@ def batch_order(samples: Samples, training: TrainingSettings) -> BatchOrder:
     """Return the order of a run's samples."""
     if isinstance(samples, StreamSource):
         return StreamOrder(training)
+    subnets = 1 if training.phases else training.subnets
     sampler = loading_of(samples).sampler
     if sampler is None:
-        return BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
-    return SamplerOrder(training.seed, sampler, training.batch_size, training.subnets)
+        order = BatchOrder(training.seed, len(samples), training.batch_size, subnets)
+    else:
+        order = SamplerOrder(training.seed, sampler, training.batch_size, subnets)
+    return PhasedOrder(order, training.every_phase) if training.phases else order
 
 
 def unrepeatable(loading: Loading, training: TrainingSettings) -> str:

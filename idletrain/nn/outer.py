@@ -65,7 +65,8 @@ def check_shared(layout: Layout, training: TrainingSettings) -> None:
 
 def _shares(layout: Layout, training: TrainingSettings) -> bool:
     """Return whether some parameter that trains is in several of a round's subnets."""
-    if training.subnets == 1:
-        return False
+    phases = training.every_phase
+    if any(phase.copies > 1 for phase in phases):
+        return True
     in_all = (all(n is None or (n < 0).any() for n in tensor.neurons) for tensor in layout.tensors if tensor.trainable)
-    return training.copies > 1 or any(in_all)
+    return any(phase.subnets > 1 for phase in phases) and any(in_all)

@@ -171,7 +171,7 @@ def named_schedule(schedule: Schedule | None, training: TrainingSettings) -> Sch
     if schedule is None and ":" not in name:
         return None
     function: Schedule = resolve(name, field) if schedule is None else schedule
-    steps = training.rounds * training.local_steps
+    steps = training.steps
     for step in (0, steps // 2, steps - 1):
         with user_code(f"{field}: {name} fails at step {step} (", "); it should be (step, steps) -> factor"):
             factor = float(function(step, steps))

@@ -125,7 +125,11 @@ class Program:
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step, counted from the start of the run."""
         training = self.training
-        return schedule.factor(training.optimizer, step, training.rounds * training.local_steps, self.schedule)
+        return schedule.factor(training.optimizer, step, training.steps, self.schedule)
+
+    def local_steps(self, round_: int) -> int:
+        """Return how many steps each subnet takes in a round."""
+        return self.training.phase(round_).local_steps
 
     @property
     def training_loss(self) -> Loss:

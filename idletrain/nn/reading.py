@@ -75,7 +75,7 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
     changes: dict[str, Any] = {}
     notes: list[str] = []
     if isinstance(samples, StreamSource):
-        check_stream(samples, training.subnets)
+        check_stream(samples, max(phase.subnets for phase in training.every_phase))
         if keeps_state(samples.dataset):
             fault = state_fault(samples.dataset)
             changes["resumes"] = not fault

@@ -49,7 +49,7 @@ def _are_round_parts(value: Any) -> bool:
 ROUND_PARTS = frozenset({"pull", "compute", "push", "commit"})
 COUNTS = (
     "round rounds subnet attempt steps step kept_steps lost_steps bytes bytes_down bytes_up memory_bytes pid "
-    "parameters resumed_at"
+    "parameters resumed_at local_steps"
 )
 NUMBERS = "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction"
 OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour"  # without a target; of a machine without a known price
@@ -74,6 +74,7 @@ KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
 LEASE = "round subnet attempt"
 FIELDS: Mapping[str, str] = {
     "run_started": "run subnets rounds target parameters resumed_at run_dir dashboard",
+    "phase_started": "round subnets local_steps",
     "worker_joining": "worker",
     "joining_failed": "worker",
     "worker_joined": "worker name memory_bytes device pid",

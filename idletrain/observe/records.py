@@ -7,6 +7,8 @@ and `kind`. The kinds and their fields:
                      run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, better (`higher`
                      or `lower` by metric), and with a forecast expected (a round's seconds: pull, compute, push,
                      commit) and why; of sparse rows data (rows, features, labels, without_labels, repaired_rows)
+    phase_started    round, phase, subnets, copies, local_steps (where training.phases are several; the first one's are
+                     those of run_started)
     worker_joining   worker
     joining_failed   worker
     worker_joined    worker, name, memory_bytes, device, steps_per_second, cohort, pid

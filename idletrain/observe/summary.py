@@ -98,6 +98,10 @@ def _started(summary: RunTotals, event: Record) -> None:
         cell.state = cell.state if cell.state == "staged" else "waiting"
 
 
+def _phase_started(summary: RunTotals, event: Record) -> None:
+    summary.subnets, summary.local_steps_each = event["subnets"], event["local_steps"]
+
+
 def _joining(summary: RunTotals, event: Record) -> None:
     summary.joining.setdefault(event["worker"], summary.seconds)
 
@@ -263,6 +267,7 @@ def _set(summary: RunTotals, event: Record, state: str, **known: Any) -> Cell:
 
 _ADD: dict[str, Callable[[RunTotals, Record], None]] = {
     "run_started": _started,
+    "phase_started": _phase_started,
     "worker_joining": _joining,
     "joining_failed": _not_joining,
     "worker_refused": _not_joining,

@@ -12,6 +12,7 @@ from idletrain.exchange.store import StoreServer
 from idletrain.rounds import protocol
 from idletrain.rounds.evaluation import Evaluator
 from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.run_records import record_phase
 from idletrain.rounds.sizing import SubnetSizing
 from idletrain.rounds.uploads import Uploads
 
@@ -46,10 +47,13 @@ class Commits:
     async def commit(self, command: protocol.Commit) -> None:
         """Commit a round and draw the next one's partition."""
         run, directory, started = self._run, self._run.directory, time.monotonic()
-        specs = next_specs = directory.specs
+        training = run.program.training
+        ended_phase, phase = training.phase(command.round), training.phase(command.round + 1)
+        specs = directory.specs
+        next_specs = directory.planned[phase.number - 1] if directory.planned else specs
         if run.job.preemption.policy == "salvage" and self._sizing.capacities():
             with contextlib.suppress(RunError):  # every worker that could hold a subnet is gone just now
-                next_specs = await asyncio.to_thread(self._sizing.specs)
+                next_specs = await asyncio.to_thread(self._sizing.specs, command.round + 1)
         await directory.commit(command.staged, next_specs)
         await directory.keep_positions(run.positions)
         self._subnet_loss = _mean_loss(self._uploads.losses, command.staged)
@@ -66,11 +70,22 @@ class Commits:
             loss=self._subnet_loss,
         )
         self._traffic, self._opened_at = traffic, ended
-        run.checkpoints.clear()
+        run.checkpoints.open_round(phase.subnets if training.mode == "lockstep" else 0)
         self._uploads.open_round()
+        begins = phase != ended_phase
+        if begins:
+            record_phase(run, phase)
         due = ended - self._snapshot_at > run.job.checkpoint.every
         needs, exclusive = await asyncio.to_thread(self._sizing.needs, directory.specs)
-        self._run.handle(protocol.Committed(now=ended, needs=needs, exclusive=exclusive, snapshot_due=due))
+        self._run.handle(
+            protocol.Committed(
+                now=ended,
+                needs=needs,
+                exclusive=exclusive,
+                snapshot_due=due,
+                new_local_steps=phase.local_steps if begins else None,
+            )
+        )
 
     async def evaluate(self, command: protocol.Evaluate) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""

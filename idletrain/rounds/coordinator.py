@@ -97,7 +97,9 @@ class Coordinator:
             handle=self._handle,
             spawn=self._spawn,
             positions=StreamPositions(directory.run_dir),
-            checkpoints=ProgressCheckpoints(training.subnets if training.mode == "lockstep" else 0),
+            checkpoints=ProgressCheckpoints(
+                training.phase(directory.round).subnets if training.mode == "lockstep" else 0
+            ),
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()

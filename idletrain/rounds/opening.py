@@ -23,14 +23,21 @@ async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch |
         RunError: No worker can do the work.
     """
     directory, training, preemption = run.directory, run.program.training, run.job.preemption
+    phase = training.phase(directory.round)
     salvage, lockstep = preemption.policy == "salvage", training.mode == "lockstep"
     # The subnets that are left of a round in lockstep could not train alone.
-    drop = lockstep and 0 < len(directory.staged) < training.subnets
+    drop = lockstep and 0 < len(directory.staged) < phase.subnets
     keep = directory.specs and (not salvage or directory.staged)
-    await directory.begin(directory.specs if keep else await asyncio.to_thread(sizing.specs), drop=drop)
+    planned = directory.planned if not salvage else ()  # what the first head planned: the bits depend on it
+    planned = planned or await asyncio.to_thread(sizing.plan)
+    if keep:
+        specs = directory.specs
+    else:
+        specs = planned[phase.number - 1] if planned else await asyncio.to_thread(sizing.specs, directory.round)
+    await directory.begin(specs, planned=planned, drop=drop)
     rules = table.RoundRules(
         salvage=salvage,
-        local_steps=training.local_steps,
+        local_steps=phase.local_steps,
         rounds=training.rounds,
         lease_seconds=preemption.lease,
         evaluate_every=training.evaluate_every,

@@ -30,9 +30,13 @@ class ProgressCheckpoints:
             for k, checkpoints in self._held.items():
                 self._held[k] = {at: saved for at, saved in checkpoints.items() if at >= oldest}
 
-    def clear(self) -> None:
-        """Drop all: the round is committed."""
-        self._held = {}
+    def open_round(self, together: int = 0) -> None:
+        """Drop all, as the round is committed.
+
+        Args:
+            together: The next round's number of subnets that roll back to one step together.
+        """
+        self._held, self._together = {}, together
 
     def forget_above(self, steps: int) -> None:
         """Drop the checkpoints of more steps."""

@@ -112,11 +112,13 @@ class Committed(RoundEvent):
         needs: Bytes that training each subnet of the next round takes.
         exclusive: Those of them that are trained out of core.
         snapshot_due: Whether a snapshot is to be written.
+        new_local_steps: Local steps of the next round where it begins a phase; None where it is like the last.
     """
 
     needs: tuple[int, ...]
     exclusive: frozenset[int] = frozenset()
     snapshot_due: bool
+    new_local_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

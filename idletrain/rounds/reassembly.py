@@ -153,7 +153,7 @@ class Reassembly:
     def read(self, header: PushHeader, frames: Sequence[memoryview], baseline: Baseline | None) -> DecodedPush:
         """Decode a push and check it; without frames, use the parts that have arrived."""
         attempt, steps = header.lease.attempt, header.steps
-        whole = header.update and steps == self._program.training.local_steps
+        whole = header.update and steps == self._program.local_steps(header.lease.round)
         codec = encoding.codec(self._program, baseline.subnet, "push") if baseline and header.update else None
         if not frames and codec and codec.rows and baseline and (whole or self._is_part(header)):
             return self._read_rows(header, codec, baseline)
@@ -209,7 +209,7 @@ class Reassembly:
 
     def _is_part(self, header: PushHeader) -> bool:
         """Return whether a push can be a progress checkpoint, or an update of fewer steps than all."""
-        early = 0 < header.steps < self._program.training.local_steps
+        early = 0 < header.steps < self._program.local_steps(header.lease.round)
         return early and (not header.update or (self._salvage and self._program.training.exchange.push != "fp32"))
 
 

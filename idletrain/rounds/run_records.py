@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from idletrain.phases import TrainingPhase
 from idletrain.rounds import protocol
 from idletrain.rounds.membership import Membership
 from idletrain.rounds.run_context import RunContext
@@ -23,22 +24,35 @@ def record_start(run: RunContext, about: Mapping[str, Any]) -> None:
         about: Further fields: its dashboard, and how to reproduce it.
     """
     training = run.program.training
+    phase = training.phase(run.directory.round)
     run.record(
         "run_started",
         run=run.job.name,
         version=version(),
-        subnets=training.subnets,
+        subnets=phase.subnets,
         rounds=training.rounds,
         policy=run.job.preemption.policy,
         target=run.job.stop.accuracy,
         method=training.method,
-        local_steps=training.local_steps,
+        local_steps=phase.local_steps,
         exchange=training.exchange.model_dump(),
         parameters=sum(tensor.numel() for tensor in run.directory.network.values),
         groups={group.name: group.size for group in run.program.layout.groups},
         resumed_at=run.directory.round,
         run_dir=str(run.directory.run_dir),
         **about,
+    )
+
+
+def record_phase(run: RunContext, phase: TrainingPhase) -> None:
+    """Record that a phase begins."""
+    run.record(
+        "phase_started",
+        round=phase.first_round,
+        phase=phase.number,
+        subnets=phase.subnets,
+        copies=phase.copies,
+        local_steps=phase.local_steps,
     )
 
 

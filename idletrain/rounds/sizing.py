@@ -40,8 +40,17 @@ class SubnetSizing:
             for address, capacity in self._measured.items()
         }
 
-    def specs(self) -> tuple[SubnetSpec, ...]:
-        """Plan the next round's subnets for the workers that are here.
+    def plan(self) -> tuple[tuple[SubnetSpec, ...], ...]:
+        """Plan the subnets of every phase for the workers that are here; return nothing for a job without phases.
+
+        Raises:
+            RunError: as `specs`, or no worker can hold a subnet of some phase.
+        """
+        training = self._program.training
+        return tuple(self.specs(phase.first_round) for phase in training.every_phase) if training.phases else ()
+
+    def specs(self, round_: int) -> tuple[SubnetSpec, ...]:
+        """Plan a round's subnets for the workers that are here.
 
         Under `reissue` neither their measured speed nor their present number counts, which are noise to a result that
         is a function of the job (one of seven undisturbed runs of workflows/digits.yaml differed).
@@ -63,13 +72,17 @@ class SubnetSizing:
                 mode == "always",
             )
         training = self._program.training
-        shares = widths.shares(workers, training.subnets, self._need_bytes, smallest, costs, training.copies)
+        phase = training.phase(round_)
+        if training.phases:
+            shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs)
+        else:
+            shares = widths.shares(workers, phase.subnets, self._need_bytes, smallest, costs, phase.copies)
         if training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:
             raise RunError(
                 f"training.mode: lockstep needs all labels at once, and the workers hold {sum(shares):.0%} of them; "
                 "take more or larger workers"
             )
-        return by_neurons(shares, training.copies)
+        return by_neurons(shares, phase.copies)
 
     def needs(self, specs: Sequence[SubnetSpec]) -> tuple[tuple[int, ...], frozenset[int]]:
         """Return the bytes that each subnet needs, and the subnets that are trained out of core.

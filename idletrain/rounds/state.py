@@ -167,6 +167,8 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
     evaluations = (Evaluate(evaluate, event.snapshot_due or last),) if evaluate or event.snapshot_due else ()
     if last:
         return replace(state, round=done, stage=RunStage.LAST_EVALUATION, evaluating=True), evaluations
+    if event.new_local_steps is not None:
+        state = _in_new_phase(state, event.new_local_steps)
     opened = replace(
         state,
         round=done,
@@ -178,6 +180,13 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
         evaluating=bool(evaluations),
     )
     return opened, evaluations
+
+
+def _in_new_phase(state: RoundState, local_steps: int) -> RoundState:
+    """Return the state with a phase's local steps; the pace of other subnets says nothing of its own."""
+    workers = {name: replace(worker, step_seconds=None) for name, worker in state.workers.items()}
+    rules = replace(state.rules, local_steps=local_steps)
+    return replace(state, rules=rules, workers=workers, typical_seconds=None, slowest_seconds=None)
 
 
 def _on_evaluated(state: RoundState, event: Evaluated) -> Transition:

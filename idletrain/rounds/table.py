@@ -201,6 +201,7 @@ class RoundRules:
     Attributes:
         salvage: Close a round with the steps that lost subnets have; else every subnet gets all its steps.
         lockstep: Subnets take every step together: each has a worker for itself, and all finish at once.
+        local_steps: Local steps of each subnet in a round; those of the open round's phase.
         evaluate_every: Rounds between evaluations.
         target: Test accuracy at which the run ends, or None.
         watch: What tells the best network, or None if none is kept.

@@ -108,7 +108,7 @@ class Uploads:
         if reply is Reply.ACCEPTED and header.loss is not None:
             self.losses[lease.subnet] = header.loss
         if reply is Reply.ACCEPTED:
-            steps_before = lease.round * self._run.program.training.local_steps
+            steps_before = self._run.program.training.phase(lease.round).steps_before(lease.round)
             self._run.positions.keep(lease.subnet, steps_before + header.steps, header.position)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             self._refuse(lease, reply, push.where)
@@ -160,7 +160,7 @@ class Uploads:
         assert run.state is not None
         subnet = run.state.subnets[k]
         run.checkpoints.keep(k, subnet.steps, checkpoint)
-        if subnet.steps < run.program.training.local_steps:  # else it is the update, recorded when it is stored
+        if subnet.steps < run.state.rules.local_steps:  # else it is the update, recorded when it is stored
             number = run.directory.round
             run.record("progress_saved", round=number, subnet=k, attempt=command.attempt, steps=subnet.steps)
 

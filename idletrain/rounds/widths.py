@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from idletrain.errors import RunError
+from idletrain.phases import TrainingPhase
 from idletrain.quantities import steady
 
 WHOLE_NETWORK = 1 - 1e-9  # shares that add up to this cover the network
@@ -97,6 +98,32 @@ def shares(
         return narrow
     wide_seconds = _cover_seconds(wide, everyone, out_of_core, copies)
     return wide if wide_seconds < _cover_seconds(narrow, deal, out_of_core, copies) else narrow
+
+
+def shares_of_phase(
+    workers: Sequence[Capacity],
+    phase: TrainingPhase,
+    need_bytes: Callable[[float], int],
+    neurons: int,
+    out_of_core: OutOfCoreCosts | None = None,
+) -> tuple[float, ...]:
+    """Return the `shares` of a phase that a job names; the workers must hold all of it in each round.
+
+    Raises:
+        RunError: They do not.
+    """
+    try:
+        result = shares(workers, phase.subnets, need_bytes, neurons, out_of_core, phase.copies)
+    except RunError as error:
+        raise RunError(f"training.phases: phase {phase.number}: {error}") from None
+    if neurons > 1 and sum(result) < phase.copies * WHOLE_NETWORK:
+        share = phase.equal_shares[0]
+        raise RunError(
+            f"training.phases: phase {phase.number} needs {need_bytes(share) >> 20} MiB for a subnet with {share:.0%} "
+            f"of each layer, and the largest worker has {max(worker.memory_bytes for worker in workers) >> 20} MiB "
+            "free; give it more subnets or fewer copies, or use larger workers"
+        )
+    return result
 
 
 @dataclass(frozen=True)

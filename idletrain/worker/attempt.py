@@ -88,7 +88,7 @@ class Attempt:
                 return self.report("revoked")
             if self.steps == initial_steps:
                 return self.report("drained")
-            whole = self.steps == loaded.program.training.local_steps
+            whole = self.steps == loaded.program.local_steps(self._spec.lease.round)
             with transfers.transferring("push"):
                 reply = self._push(loaded, subnet, whole=whole)
         finally:
@@ -138,7 +138,7 @@ class Attempt:
 
     def _train_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """Do the remaining steps, sending progress checkpoints and late rows meanwhile."""
-        all_steps, initial_steps = loaded.program.training.local_steps, self.steps
+        all_steps, initial_steps = loaded.program.local_steps(self._spec.lease.round), self.steps
         transfers, samples = self._transfers, loaded.samples
         if loaded.read_ahead:
             loaded.read_ahead.start(work.reads(order, self.steps))

@@ -168,7 +168,7 @@ class LockstepAttempt(Attempt):
         layer.together = exchange
         try:
             self._train_with(exchange, loaded, work, order, group.step)
-            if self.steps == loaded.program.training.local_steps:
+            if self.steps == loaded.program.local_steps(self._spec.lease.round):
                 values = views(self._flat[: subnet.parameters], subnet.shapes)
                 exchange.agree(v for v, at in zip(values, subnet.positions, strict=True) if all(p is None for p in at))
                 self._agreed = True
@@ -197,7 +197,7 @@ class LockstepAttempt(Attempt):
         self, exchange: JointExchange, loaded: Loaded, work: LocalSteps, order: BatchOrder, initial_step: int
     ) -> None:
         """Do the remaining steps over an open exchange, keeping the checkpoints that all members agree on."""
-        node, all_steps = self._node, loaded.program.training.local_steps
+        node, all_steps = self._node, loaded.program.local_steps(self._spec.lease.round)
         saved_at = time.perf_counter()
         while self.steps < all_steps and not self._transfers.revoked.is_set():
             self._doing = "train"

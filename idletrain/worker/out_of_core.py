@@ -115,7 +115,7 @@ class OutOfCoreAttempt(Attempt):
         work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), plan_steps)
         try:
             self._train_steps(loaded, work, self._batch_order(loaded))
-            if self.steps < program.training.local_steps:
+            if self.steps < program.local_steps(lease.round):
                 self._planned.store(self._state_file)
         finally:
             self._planned.close()

@@ -104,7 +104,7 @@ def test_a_trial_trains_as_a_run_does_without_the_held_out_samples() -> None:
     assert tried.loss < 1.0  # 2.3 without training
     assert len(set(drawn)) == len(opened) - len(opened) // 10
     assert len(drawn) == 40 * 4 * 20 * 32
-    assert program.subnets(0, by_neurons(program.training.equal_shares, 2))[0].parameters > 0
+    assert program.subnets(0, by_neurons(program.training.phase(0).equal_shares, 2))[0].parameters > 0
 
 
 def test_a_trial_whose_steps_take_much_longer_than_forecast_is_given_up() -> None:

@@ -131,8 +131,8 @@ def train_alone(job: Job) -> list[str]:
         network = Network.of(program, prepared.network)
         digests = [network.sha256()]
         for round_ in range(training.rounds):
-            updates = []
-            specs = by_neurons(training.equal_shares, training.copies)
+            updates, phase = [], training.phase(round_)
+            specs = by_neurons(phase.equal_shares, phase.copies)
             for k, subnet in enumerate(program.subnets(round_, specs)):
                 pulled = encoding.decode_pull(
                     program, subnet, encoding.encode_pull(program, subnet, network.pull(subnet))
@@ -144,15 +144,15 @@ def train_alone(job: Job) -> list[str]:
                     order = label_shards.open_output(
                         program, work.module, subnet, samples, flat, label_shards.ShardPlace(round_, k)
                     )
-                for step in range(training.local_steps):
+                for step in range(phase.local_steps):
                     work.step(samples, order, step)
                 trained = flat[: len(pulled)]
                 if coder := encoding.codec(program, subnet, "push"):
                     lease = LeaseId(job.name, 1, round_, k, 1)
                     content = encoding.encode_update(program, subnet, trained, pulled, lease)
                     trained = coder.decode(content, network.pull(subnet))
-                updates.append((subnet, trained, training.local_steps))
-            network.commit(updates)
+                updates.append((subnet, trained, phase.local_steps))
+            network.commit(updates, phase.copies)
             digests.append(network.sha256())
         return digests
     finally:
@@ -331,9 +331,8 @@ class Run:
             assert len(set(staged_subnets)) == len(staged_subnets)
             assert all(staged[commit["round"], k] == 1 for k in staged_subnets)
             if self.job.preemption.policy == "reissue":
-                assert commit["staged"] == [
-                    [k, self.job.training.local_steps] for k in range(self.job.training.subnets)
-                ]
+                phase = self.job.training.phase(commit["round"])
+                assert commit["staged"] == [[k, phase.local_steps] for k in range(phase.subnets)]
         if digests is not None:
             assert end["params_sha256"] == digests[end["rounds"]]
         return end

@@ -13,12 +13,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from idletrain.cli.plan_table import plan_table
+from idletrain.cli.plan_table import WORKER_BYTES, plan_table
 from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.job_file import load_job, parse_job
 from idletrain.nn.ist.groups import Contraction, Scaling
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
+from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.prepare import Prepared, from_settings
 
 DIGITS = load_job(Path(__file__).parents[2] / "workflows" / "digits.yaml")
@@ -181,3 +182,31 @@ def test_the_size_of_micro_batches_is_told(budget: str, told: bool) -> None:
     assert (size is not None) == told
     if size:
         assert int(size[1]) == prepared.program.micro_batch in (64, 128, 256)
+
+
+def phased(widths: Sequence[int], *phases: dict[str, int]) -> tuple[Job, Prepared]:
+    """The digits job in phases, in memory alone."""
+    training = {**DIGITS.training.model_dump(exclude={"rounds"}), "phases": phases}
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": widths, "norm": "batch"}}
+    tree = {**DIGITS.model_dump(), "model": model, "training": training, "memory": {"out_of_core": "never"}}
+    job = parse_job(tree)
+    return job, from_settings(job.model, job.data, job.training, job.memory)
+
+
+def test_each_phase_has_a_row_with_its_memory_bytes_and_time() -> None:
+    job, prepared = phased([64, 256, 10], {"rounds": 30, "subnets": 8}, {"rounds": 10, "subnets": 1, "local_steps": 40})
+    text = shown(prepared, 1 << 30, job)
+    assert "ist, 40 rounds in 2 phases" in text
+    rows = [re.split(r" *│ *", line.strip("│ ")) for line in text.splitlines() if " of 774.0 MiB" in line]
+    assert [row[:6] for row in rows] == [["1", "30", "8", "1", "20", "12.5%"], ["2", "10", "1", "1", "40", "100.0%"]]
+    moved, a_round, together = zip(*(row[7:10] for row in rows), strict=True)
+    assert len(set(moved)) == 2
+    assert all(text.endswith(" s") for text in (*a_round, *together))
+
+
+def test_a_phase_that_no_node_can_hold_is_refused_in_the_plan() -> None:
+    job, prepared = phased([64, 2048, 2048, 10], {"rounds": 30, "subnets": 4}, {"rounds": 10, "subnets": 1})
+    need = OutOfCoreForecast(prepared.program).need_bytes
+    between = WORKER_BYTES + (need(0.25) + need(1.0)) // 2
+    with pytest.raises(RunError, match=r"training.phases: phase 2 needs \d+ MiB for a subnet with 100% of each layer"):
+        shown(prepared, between, job)

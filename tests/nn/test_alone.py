@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
 import torch
 
+from idletrain.job import TrainingSettings
 from idletrain.nn.alone import train_alone
+from idletrain.nn.local_steps import BatchOrder
+from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from tests.nn.test_local_steps import train
 
@@ -18,3 +23,50 @@ def test_it_trains_the_rounds_of_the_program(small_program: Callable[..., Prepar
     assert torch.equal(torch.random.get_rng_state(), state)
     assert network.sha256() == train(prepared, 2, [0.5, 0.5]).sha256()
     assert not torch.equal(network.values[0], prepared.network[0])
+
+
+def phased(prepared: Prepared, *phases: dict[str, int]) -> Prepared:
+    """The same network, trained in phases."""
+    training = TrainingSettings.model_validate(
+        {**prepared.program.training.model_dump(exclude={"rounds"}), "phases": phases}
+    )
+    return replace(prepared, program=replace(prepared.program, training=training))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_phases_that_divide_alike_are_the_bits_of_a_run_without_any(
+    small_program: Callable[..., Prepared], copies: int
+) -> None:
+    prepared = small_program(
+        subnets=4, copies=copies, rounds=5, optimizer={"lr": 0.1, "momentum": 0.9, "schedule": "cosine"}
+    )
+    divided = phased(prepared, {"rounds": 2}, {"rounds": 3, "subnets": 4, "local_steps": 3})
+    assert train_alone(divided).sha256() == train_alone(prepared).sha256()
+
+
+def test_a_last_phase_on_the_whole_network_goes_on_as_torch_would(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program(subnets=2, rounds=2, optimizer={"lr": 0.1})
+    begun = train_alone(prepared)
+    network = train_alone(phased(prepared, {"rounds": 2}, {"rounds": 2, "subnets": 1, "local_steps": 5}))
+    module = prepared.module
+    for parameter, value in zip(module.parameters(), begun.values, strict=True):
+        parameter.data.copy_(value)
+    plain, samples = torch.optim.SGD(module.parameters(), lr=0.1), prepared.program.source.open()
+    order = BatchOrder(0, len(samples), 4, 1)
+    for number in range(
+        2 * 2 * 3, 2 * 2 * 3 + 10
+    ):  # behind the batches that two subnets took in three steps of two rounds
+        inputs, labels = samples.batch(order.batch(0, number))
+        plain.zero_grad()
+        prepared.program.loss(module(inputs), labels).backward()
+        plain.step()
+    for value, parameter in zip(network.values, module.parameters(), strict=True):
+        torch.testing.assert_close(value, parameter.detach())
+
+
+def test_phases_change_the_number_of_subnets_copies_and_steps(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program(subnets=4, rounds=1)
+    phases = [{"rounds": 1, "subnets": 4}, {"rounds": 1, "subnets": 4, "copies": 4}, {"rounds": 1, "subnets": 2}]
+    ends = [train_alone(phased(prepared, *phases[: n + 1])).sha256() for n in range(3)]
+    assert len({Network.of(prepared.program, prepared.network).sha256(), *ends}) == 4
+    assert ends[0] == train_alone(prepared).sha256()

@@ -48,10 +48,10 @@ def test_with_as_many_copies_as_subnets_a_commit_is_that_of_local_sgd_to_the_bit
     module = models.mlp([6, 8, 12, 3])
     ends = []
     for kind in (layout, whole(to_meta(module))):
-        network = Network(kind, 2, [p.detach() for p in module.parameters()], copies=subnets)
+        network = Network(kind, 2, [p.detach() for p in module.parameters()])
         full = cut(kind, mask if kind is layout else np.zeros(0, dtype=np.bool_))
         random = torch.Generator().manual_seed(0)
-        network.commit([(full, torch.randn(2 * full.parameters, generator=random), n) for n in (50, 50, 21)])
+        network.commit([(full, torch.randn(2 * full.parameters, generator=random), n) for n in (50, 50, 21)], subnets)
         ends.append(network.flat)
     assert torch.equal(*ends)
 

@@ -89,3 +89,14 @@ def test_a_sampler_that_yields_nothing_or_fails_is_refused(sampler: Any, fault: 
 def test_without_a_sampler_samples_are_shuffled() -> None:
     assert type(batch_order(MapStyleSource(DATASET), TRAINING)) is BatchOrder
     assert isinstance(batch_order(MapStyleSource(DATASET, loading=Loading(sampler=[0, 1])), TRAINING), SamplerOrder)
+
+
+@pytest.mark.parametrize("sampler", [None, SequentialSampler(DATASET)])
+def test_a_phase_goes_on_with_the_batch_behind_the_last_phase_s(sampler: Any) -> None:
+    phases = [{"rounds": 1, "subnets": 3, "local_steps": 2}, {"rounds": 2, "subnets": 2, "local_steps": 1}]
+    training = TrainingSettings.model_validate({"batch_size": 3, "phases": phases})
+    samples = MapStyleSource(DATASET, loading=Loading(sampler=sampler))
+    order = batch_order(samples, training)
+    whole = batch_order(samples, TrainingSettings(batch_size=3, subnets=1))
+    taken = [order.batch(k, step).tolist() for step, subnets in enumerate((3, 3, 2, 2)) for k in range(subnets)]
+    assert taken == [whole.batch(0, number).tolist() for number in range(10)]

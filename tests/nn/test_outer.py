@@ -42,11 +42,11 @@ def rounds_of(prepared: Prepared, networks: Sequence[Network], rounds: int) -> l
     """Commit the same updates of some rounds to networks; the last one's values before each round's commit."""
     training, seen = prepared.program.training, []
     for round_ in range(rounds):
-        subnets = prepared.program.subnets(round_, by_neurons(training.equal_shares, training.copies))
+        subnets = prepared.program.subnets(round_, by_neurons(training.phase(0).equal_shares, training.copies))
         updates = [(s, moved(networks[0], s, 10 * round_ + k), 3) for k, s in enumerate(subnets)]
         seen.append([value.clone() for value in networks[-1].values])
         for network in networks:
-            network.commit(updates)
+            network.commit(updates, training.copies)
     return seen
 
 
@@ -59,7 +59,7 @@ def test_the_steps_are_those_of_torch_s_sgd_with_the_averaged_change_as_its_grad
     expected = torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
     network = Network.of(program, prepared.network)
     for round_ in range(4):
-        subnets = program.subnets(round_, by_neurons(program.training.equal_shares))
+        subnets = program.subnets(round_, by_neurons(program.training.phase(0).equal_shares))
         updates = [(s, moved(network, s, 10 * round_ + k), 3) for k, s in enumerate(subnets)]
         mean = torch.stack([values for _, values, _ in updates]).mean(0)
         for parameter, value in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
@@ -111,7 +111,7 @@ def test_what_rests_in_a_round_or_is_in_one_subnet_keeps_its_value_and_its_momen
         counted.commit([(subnet, ones.pull(subnet), 1)])
         for total, value in zip(held, counted.values, strict=True):
             total.add_(value != 0)
-    network.commit([(subnet, moved(network, subnet, k), 3) for k, subnet in enumerate(subnets)])
+    network.commit([(subnet, moved(network, subnet, k), 3) for k, subnet in enumerate(subnets)], 2)
     for value, old, momentum, was, count in zip(network.values, before, network._momenta, momenta, held, strict=True):
         assert torch.equal(value[count == 0], old[count == 0])
         assert torch.equal(momentum[count < 2], was[count < 2])

@@ -312,3 +312,13 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "goodput": None,
         "preemptions": {"notice": 0, "kill": 0},
     }
+
+
+def test_a_phase_has_subnets_and_steps_of_its_own() -> None:
+    begun = event("phase_started", 3.0, round=1, phase=2, subnets=4, copies=2, local_steps=20)
+    lease = {**leased(3.5, 3, "a"), "round": 1}
+    update = {**staged(4.0, 3, 1.0), "round": 1, "steps": 20}
+    summary = summary_of([started(), joined(0.0, "a"), committed(2.0, 0), begun, lease, update])
+    assert (summary.subnets, summary.local_steps_each) == (4, 20)
+    assert [cell.state for cell in summary.grid[1]] == ["waiting", "waiting", "waiting", "staged"]
+    assert summary.puts["accepted"] == 1

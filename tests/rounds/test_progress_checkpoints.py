@@ -50,3 +50,14 @@ def test_checkpoints_of_more_steps_are_forgotten() -> None:
     assert [sorted(checkpoints.steps(k)) for k in (0, 1)] == [[3], [3]]
     checkpoints.forget_above(0)
     assert [sorted(checkpoints.steps(k)) for k in (0, 1)] == [[], []]
+
+
+def test_a_round_of_fewer_subnets_in_lockstep_waits_for_those_alone() -> None:
+    checkpoints = ProgressCheckpoints(together=3)
+    checkpoints.keep(0, 10, checkpoint(10))
+    checkpoints.open_round(together=2)
+    assert list(checkpoints.steps(0)) == []
+    for k in (0, 1):
+        for steps in (10, 20):
+            checkpoints.keep(k, steps, checkpoint(steps))
+    assert [list(checkpoints.steps(k)) for k in (0, 1)] == [[20], [20]]

@@ -401,3 +401,24 @@ def test_a_restart_after_the_last_commit_only_evaluates_and_ends(round_: int) ->
     assert world.leases == []
     world.evaluate(0.5)
     assert world.finished == "completed"
+
+
+def test_a_phase_has_its_own_steps_and_subnets_and_knows_no_pace_of_the_last() -> None:
+    world = World(workers=("a", "b"), needs=(SMALL, SMALL), evaluate_every=9)
+    world.do(ClockTick)
+    for k in (0, 1):
+        world.now += 1
+        world.finish_subnet(k)
+    assert world.state.typical_seconds or world.state.slowest_seconds
+    assert any(worker.step_seconds for worker in world.state.workers.values())
+    world.needs, world.commit_due = (LARGE,), False
+    world.do(Committed, needs=world.needs, snapshot_due=False, new_local_steps=2 * STEPS)
+    assert (world.state.rules.local_steps, len(world.state.subnets)) == (2 * STEPS, 1)
+    assert (world.state.typical_seconds, world.state.slowest_seconds) == (None, None)
+    assert not any(worker.step_seconds for worker in world.state.workers.values())
+    lease = world.lease_of(0)
+    assert lease.round == 1
+    assert world.send(Pushed, lease, steps=STEPS, update=False) is Reply.ACCEPTED
+    assert world.state.subnets[0].phase is Phase.LEASED
+    assert world.send(Pushed, lease, steps=2 * STEPS, update=True) is Reply.ACCEPTED
+    assert world.state.subnets[0].phase is Phase.STORING

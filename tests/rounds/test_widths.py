@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.errors import RunError
+from idletrain.phases import TrainingPhase
 from idletrain.quantities import steady
-from idletrain.rounds.widths import Capacity, OutOfCoreCosts, shares
+from idletrain.rounds.widths import Capacity, OutOfCoreCosts, shares, shares_of_phase
 
 MIB = 1 << 20
 ROOMY = 1 << 40
@@ -140,3 +141,21 @@ def test_local_sgd_may_train_the_whole_network_out_of_core() -> None:
     assert shares([Capacity(60 * MIB, 1.0)] * 2, 2, need, 1, HALF) == (0.5, 0.5)
     with pytest.raises(RunError, match=r"needs 101 MiB, 50 MiB out of core, on a worker and the largest has 40 MiB"):
         shares([Capacity(40 * MIB, 1.0)] * 2, 2, need, 1, HALF)
+
+
+def test_a_phase_gets_the_shares_of_its_subnets_and_copies() -> None:
+    phase = TrainingPhase(2, 10, 5, subnets=4, copies=2, local_steps=50)
+    assert shares_of_phase([Capacity(ROOMY, 1.0)] * 2, phase, need, 64) == (0.5,) * 4
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "reason"),
+    [
+        (60, r"phase 2 needs 101 MiB for a subnet with 100% of each layer, and the largest worker has 60 MiB free"),
+        (1, r"phase 2: even the narrowest subnet needs 2 MiB"),
+    ],
+)
+def test_a_phase_that_no_worker_can_hold_is_refused_by_its_number(memory_mib: int, reason: str) -> None:
+    phase = TrainingPhase(2, 10, 5, subnets=1, copies=1, local_steps=50)
+    with pytest.raises(RunError, match=rf"training.phases: {reason}"):
+        shares_of_phase([Capacity(memory_mib * MIB, 1.0)] * 4, phase, need, 64)

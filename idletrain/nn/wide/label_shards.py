@@ -17,6 +17,7 @@ from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.subnets import Subnet, views
 from idletrain.nn.local_steps import BatchOrder
+from idletrain.nn.orders import batch_order
 from idletrain.nn.program import Program
 from idletrain.nn.wide.layers import SparseLinear
 
@@ -88,7 +89,7 @@ def open_output(
     if training.mode == "lockstep":
         return BatchOrder(training.seed, len(samples), training.batch_size, 1)
     if labels is None:
-        return BatchOrder(training.seed, len(samples), training.batch_size, training.subnets)
+        return batch_order(samples, training)
     numbers = _holding(samples, labels)
     return ShardOrder(training.seed, numbers if len(numbers) else np.arange(len(samples)), training.batch_size)
 

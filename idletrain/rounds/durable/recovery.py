@@ -56,6 +56,7 @@ class History:
         scores: Per metric that told the best network, the scores by the number of rounds done.
         damage: What is wrong with the log behind these records, or an empty string.
         status: How the run ended, or None.
+        planned: Per phase, the subnets of its rounds as an earlier head planned them; empty without phases.
     """
 
     epochs: int
@@ -69,6 +70,7 @@ class History:
     params_sha256: str | None
     scores: dict[str, dict[int, KeptScore]] = field(default_factory=dict)
     damage: str = ""
+    planned: tuple[tuple[SubnetSpec, ...], ...] = ()
 
     def best_round(self, metric: str | None) -> int | None:
         """Return the round after which the network was the best by a metric; None if there is none."""
@@ -100,6 +102,7 @@ def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
     """
     epochs, rounds, late_count, status, params = 0, 0, 0, None, None
     specs: dict[int, tuple[SubnetSpec, ...]] = {}
+    planned: tuple[tuple[SubnetSpec, ...], ...] = ()
     staged: dict[int, dict[int, StagedUpdate]] = {}
     steps: dict[int, dict[int, int]] = {}
     late_updates: dict[int, list[LateUpdate]] = {}
@@ -109,6 +112,7 @@ def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
             _check_format(record)
             epochs, status, params = record["epoch"], None, None
             specs[round_] = _specs(record["subnets"])
+            planned = tuple(map(_specs, record.get("phases", ())))
             if record["drop"]:
                 staged.pop(round_, None)
         elif kind == "stage":
@@ -127,7 +131,10 @@ def history(records: Sequence[write_ahead_log.LogRecord]) -> History:
                 _forget(held, round_)
         elif kind == "end":
             status, params = record["status"], record["params_sha256"]
-    return History(epochs, rounds, specs, staged, steps, late_updates, late_count, status, params, _scores(records))
+    scores = _scores(records)
+    return History(
+        epochs, rounds, specs, staged, steps, late_updates, late_count, status, params, scores, planned=planned
+    )
 
 
 def _scores(records: Sequence[write_ahead_log.LogRecord]) -> dict[str, dict[int, KeptScore]]:
@@ -309,7 +316,8 @@ def replay(run_dir: Path, program: Program, network: Network, past: History, rou
     for late in late_updates:
         updates.read(updates.path_of(run_dir, round_), late.change)
     subnets = program.subnets(round_, past.specs[round_])
-    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
+    copies = past.specs[round_][0].copies
+    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_], copies)
     for late in late_updates:
         apply_late(run_dir, program, network, round_, late, past.specs, past.steps)
 
@@ -321,14 +329,24 @@ def apply(
     round_: int,
     staged: dict[int, StagedUpdate],
     steps: dict[int, int],
+    copies: int,
 ) -> None:
     """Write a round's staged updates into the network: the one place where parameters change.
+
+    Args:
+        run_dir: The run directory.
+        subnets: The round's subnets.
+        network: The network.
+        round_: The round.
+        staged: Its durable updates, by subnet.
+        steps: The local steps in each that is taken, by subnet.
+        copies: Number of its subnets that every neuron is in.
 
     Raises:
         DamageError: An update does not hold what was written; the network is as before.
     """
     path = updates.path_of(run_dir, round_)
-    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
+    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)], copies)
 
 
 def apply_late(

@@ -60,6 +60,7 @@ class RunDirectory:
         module: The module with the network's values; snapshots hold its other state as it is then.
         epoch: This head's number; leases of older heads are void.
         specs: The open round's subnets, or empty if it is not planned yet.
+        planned: Per phase, the subnets of its rounds as the first head planned them; empty without phases.
         places: The places of the open round's subnets, as leases carry them, once it has begun.
         subnets: The same as layouts of tensors.
         staged: The open round's durable updates, by subnet.
@@ -100,6 +101,7 @@ class RunDirectory:
         self.epoch = max(past.epochs + 1, int(time.time())) if self._went_back else past.epochs + 1
         self._specs = past.specs
         self.specs = past.specs.get(past.rounds, ())
+        self.planned = past.planned
         self.places: Sequence[SubnetPlace] = ()
         self.subnets: Sequence[Subnet] = ()
         self.staged = self._sound(past.staged.get(past.rounds, {}))
@@ -138,17 +140,22 @@ class RunDirectory:
         """Wait no longer for disk space: the run is to end."""
         self._stopping = True
 
-    async def begin(self, specs: tuple[SubnetSpec, ...], *, drop: bool = False) -> None:
+    async def begin(
+        self, specs: tuple[SubnetSpec, ...], *, planned: tuple[tuple[SubnetSpec, ...], ...] = (), drop: bool = False
+    ) -> None:
         """Begin a new epoch, so that pushes on older heads' leases are refused.
 
         Args:
             specs: The open round's subnets.
+            planned: Per phase, those of its rounds.
             drop: Whether to forget the updates that older heads staged of it.
         """
-        self.specs = specs
+        self.specs, self.planned = specs, planned
         self.staged = {} if drop else self.staged
         self._draw()
         fields = {"epoch": self.epoch, "round": self.round, "subnets": [asdict(spec) for spec in specs], "drop": drop}
+        if planned:
+            fields["phases"] = [[asdict(spec) for spec in of_phase] for of_phase in planned]
         await self._append("epoch", durable=True, format=recovery.FORMAT, **fields)
         self._reached("epoch-recorded")
 
@@ -233,7 +240,8 @@ class RunDirectory:
         return digest
 
     def _apply(self) -> None:
-        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
+        steps, copies = self._steps[self.round], self.specs[0].copies
+        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, steps, copies)
         for late in self._late_updates:
             recovery.apply_late(self.run_dir, self._program, self.network, self.round, late, self._specs, self._steps)
 

@@ -256,3 +256,31 @@ def test_a_stream_of_hugging_face_goes_on_from_its_state_unless_a_buffer_shuffle
         for known in range(step + 1):
             late = StreamSource(stream, resumes=True)
             assert read_from(late, 1, step, positions[known])["label"].tolist() == there[step], (step, known)
+
+
+class InOrder(IterableDataset):  # type: ignore[type-arg]
+    """Items 0 to 11."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((torch.tensor(item), item) for item in range(12))
+
+
+def test_a_phase_goes_on_in_the_stream_where_the_one_before_ended() -> None:
+    phases = [{"rounds": 1, "subnets": 2, "local_steps": 2}, {"rounds": 1, "subnets": 1, "local_steps": 2}]
+    order = StreamOrder(TrainingSettings.model_validate({"batch_size": 2, "phases": phases}))
+    whole = StreamSource(InOrder())
+    places = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (0, 3))  # subnet and step
+    taken = [whole.batch(order.batch(*place))[0].tolist() for place in places]
+    assert taken == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 9], [10, 11]]
+    assert StreamSource(InOrder()).batch(order.batch(0, 3))[0].tolist() == [10, 11]
+
+
+def test_a_position_of_an_earlier_phase_is_left_out() -> None:
+    phases = [{"rounds": 1, "subnets": 2, "local_steps": 2}, {"rounds": 1, "subnets": 1, "local_steps": 2}]
+    order = StreamOrder(TrainingSettings.model_validate({"batch_size": 2, "phases": phases}))
+    whole, late = StreamSource(Resumable(12), resumes=True), StreamSource(Resumable(12), resumes=True)
+    for step in range(2):
+        whole.batch(order.batch(0, step))
+    place = order.going_on(whole.position()).batch(0, 2)
+    assert place.from_where() is None
+    assert torch.equal(late.batch(place)[0], whole.batch(order.batch(0, 2))[0])

@@ -49,7 +49,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
             log.append("stage", round=round_, attempt=1, **asdict(staged[k]))
             offset += flat.nbytes
         steps = {k: s.steps for k, s in staged.items()}
-        recovery.apply(run_dir, program.subnets(round_, SPECS), network, round_, staged, steps)
+        recovery.apply(run_dir, program.subnets(round_, SPECS), network, round_, staged, steps, 1)
         log.append("commit", round=round_, staged=sorted(steps.items()), next_subnets=PLANNED)
         torch.save(network.flat, tmp_path / f"after-{round_ + 1}")
         if round_ == 1:
@@ -211,6 +211,14 @@ def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Ne
     log.close()
     past = recovery.read_history(run_dir)
     assert (past.status, past.epochs, past.specs[ROUNDS]) == (None, 2, by_neurons((0.7, 0.3)))
+
+
+def test_the_subnets_of_all_phases_are_those_of_the_newest_epoch() -> None:
+    epoch = {"kind": "epoch", "round": 0, "subnets": PLANNED, "format": recovery.FORMAT, "drop": False}
+    whole = [{"kind": "neurons", "share": 1.0, "copies": 1}]
+    assert recovery.history([{**epoch, "epoch": 1}]).planned == ()
+    past = recovery.history([{**epoch, "epoch": 1}, {**epoch, "epoch": 2, "phases": [PLANNED, whole]}])
+    assert past.planned == (SPECS, by_neurons((1.0,)))
 
 
 def test_what_an_epoch_drops_of_its_round_is_not_staged_and_what_comes_then_is() -> None:
