@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
+from idletrain.export import finished_module
 from idletrain.job import TrainingSettings
 from idletrain.nn.alone import train_alone
+from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.given import as_samples
+from idletrain.nn.evaluate import score
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.network import Network
-from idletrain.nn.prepare import Prepared
+from idletrain.nn.prepare import Prepared, prepare
+from idletrain.optimizer_settings import OptimizerSettings
 from tests.nn.test_local_steps import train
 
 
@@ -70,3 +78,34 @@ def test_phases_change_the_number_of_subnets_copies_and_steps(small_program: Cal
     ends = [train_alone(phased(prepared, *phases[: n + 1])).sha256() for n in range(3)]
     assert len({Network.of(prepared.program, prepared.network).sha256(), *ends}) == 4
     assert ends[0] == train_alone(prepared).sha256()
+
+
+class Table:
+    """Inputs and labels at hand, as a source."""
+
+    def __init__(self, *data: NDArray[np.float32]) -> None:
+        self.data = data
+
+    def open(self) -> Samples:
+        return as_samples(self.data)
+
+
+def test_four_subnets_without_norm_learn_binary_labels_as_well_as_the_whole_network() -> None:
+    """The labels are noisy, and the best probabilities are known: neither sure of itself nor shy is good."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4000, 16)).astype(np.float32)
+    y = (rng.random(4000) < 1 / (1 + np.exp(-3 * (x[:, 0] * x[:, 1] + x[:, 2])))).astype(np.float32)[:, None]
+    train_data, test_data = Table(x[:3000], y[:3000]), Table(x[3000:], y[3000:])
+    scores = {}
+    for subnets in (1, 4):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1))
+        training = TrainingSettings(
+            subnets=subnets, rounds=40, local_steps=20, optimizer=OptimizerSettings(name="adamw", lr=1e-3)
+        )
+        prepared = prepare(module, train_data, test_data, "bce_with_logits", training)
+        trained = finished_module(prepared, train_alone(prepared))
+        scores[subnets] = score(trained, test_data.open(), prepared.program.loss)
+    assert scores[4].loss <= 1.05 * scores[1].loss
+    assert scores[4].temperature is not None
+    assert 0.8 <= scores[4].temperature <= 1.3
