@@ -263,7 +263,7 @@ def _opened(job: Job, options: RunOptions) -> Iterator[Recorder]:
 def _recorder(job: Job, options: RunOptions) -> Iterator[Recorder]:
     """Yield the recorder of the run's events: to its file, its summary, the sinks and the watchers."""
     path, summary = job.run_dir / "events.jsonl", options.summary
-    with contextlib.suppress(IdletrainError), reading(path, ""):  # what is only told never blocks what counts
+    with contextlib.suppress(IdletrainError), reading(path, ""):  # records never block a run
         for event in read_records(path):
             summary.add(event)
             options.forecast.recall(event)

@@ -71,7 +71,7 @@ def kinds_of(observed: Sequence[Observed], names: Sequence[str], training: Train
     return {name: kinds[name] for name in names if name in kinds}
 
 
-def travelling(kinds: Mapping[str, BufferKind]) -> dict[str, BufferRule]:
+def traveling_rules(kinds: Mapping[str, BufferKind]) -> dict[str, BufferRule]:
     """Return the buffers whose values travel with the parameters, each with the rule that merges the copies."""
     return {name: kind for name, kind in kinds.items() if kind != "estimate"}
 

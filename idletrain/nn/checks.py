@@ -232,7 +232,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         several = getattr(labels, "shape", None) == logits.shape
         remedy = "; or name bce_with_logits, if a sample may have several of these labels" if several else ""
         raise JobError(f"{fault}labels should be {list(logits.shape[:-1])}, the number of a class each{remedy}")
-    is_class = labels is not None and labels.dtype == torch.int64
+    is_class = isinstance(labels, Tensor) and labels.dtype == torch.int64
     if loss is cross_entropy and is_class and not _within(labels, logits.shape[-1]):
         return  # `check_labels` says which, and by how much they are to be shifted
     with user_code(fault):

@@ -262,7 +262,7 @@ def _own_groups(module: nn.Module, exclude: Sequence[str]) -> dict[str, tuple[st
     names = {name for name, _ in module.named_parameters()}
     known = list(dict.fromkeys(group for entries in declared.values() for group in entries if group))
     if unknown := set(exclude) - set(known):
-        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
+        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; the groups are {', '.join(known)}")
     if not set(known) - set(exclude):
         raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")
     return {
@@ -276,7 +276,7 @@ def _fix(layout: Layout, fixed: Sequence[str]) -> Layout:
     """Return the layout with some groups' partitions fixed for all rounds."""
     known = [group.name for group in layout.groups]
     if unknown := set(fixed) - set(known):
-        raise JobError(f"model.fixed: {', '.join(sorted(unknown))} is not a group; found are {', '.join(known)}")
+        raise JobError(f"model.fixed: {', '.join(sorted(unknown))} is not a group; the groups are {', '.join(known)}")
     return replace(layout, groups=tuple(replace(group, fixed=group.name in fixed) for group in layout.groups))
 
 
@@ -306,9 +306,9 @@ def _check_subnets(meta: nn.Module, layout: Layout, trial: tuple[nn.Module, Any]
             if scores := getattr(outputs, "dense", None):  # of a very wide output, which has computed no score yet
                 scores()
         if shapes_of(outputs) != shapes_of(expected):
-            told = f"{described(outputs)}, the network's {described(expected)}"
+            shapes = f"{described(outputs)}, the network's {described(expected)}"
             raise JobError(
-                f"model.groups: a subnet's outputs for two samples are {told}; leave what indexes the outputs whole"
+                f"model.groups: a subnet's outputs for two samples are {shapes}; leave what indexes the outputs whole"
             )
 
 

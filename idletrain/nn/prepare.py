@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
 from idletrain.nn import checks, module_checks, outer
-from idletrain.nn.buffers import travelling
+from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data import remote
 from idletrain.nn.data.arrays import FileSource, Samples, Source
@@ -235,7 +235,7 @@ def _prepare(
     faults.check(_check_joined, module, samples, trial, fits)
     faults.check(module_checks.check_computing, module, trial, fits, training, precision)
     kinds = faults.check(module_checks.buffer_kinds, module, trial, fits, training)
-    rules = kinds if kinds is FaultCollector.FAULTY else travelling(kinds)
+    rules = kinds if kinds is FaultCollector.FAULTY else traveling_rules(kinds)
     inputs = trial if trial is FaultCollector.FAULTY else trial[0]
     cuts = faults.check(cuts_or_whole, module, inputs, training, cut_settings, rules, after=outputs)
     faults.check(pieces_of, module, memory.units)

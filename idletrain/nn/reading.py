@@ -80,8 +80,8 @@ def fit_reading(module: nn.Module, source: Source, training: TrainingSettings) -
             fault = state_fault(samples.dataset)
             changes["resumes"] = not fault
             name = type(samples.dataset).__name__
-            told = f"data: the {name} is read anew by a worker that goes on with a subnet, since {fault}"
-            notes += [told] if fault else []
+            note = f"data: the {name} is read anew by a worker that goes on with a subnet, since {fault}"
+            notes += [note] if fault else []
     loading = loading_of(samples)
     if loading.batch_size and "batch_size" not in training.model_fields_set:
         training = training.model_copy(update={"batch_size": loading.batch_size})

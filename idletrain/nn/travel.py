@@ -104,7 +104,7 @@ def _is_renamed(cls: Any) -> bool:
 def _error(attempt: Callable[[Any], Any], value: Any) -> Exception | None:
     try:
         attempt(value)
-    except Exception as error:  # noqa: BLE001 (named where it is told)
+    except Exception as error:  # noqa: BLE001 (named where it is raised)
         return error
     return None
 

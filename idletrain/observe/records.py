@@ -90,7 +90,7 @@ class Recorder:
             self._file = open(path, "a", buffering=1, opener=owner_only)  # noqa: SIM115 (closed by `close`)
             if cut:
                 self._file.write("\n")
-        except OSError as error:  # what is only told never blocks what counts
+        except OSError as error:  # records never block a run
             logger.warning("%s cannot be written (%s): the run goes on without its records", path, error.strerror)
         self._sinks, self._complete = tuple(sinks), complete
         self._started = time.monotonic()

@@ -94,7 +94,7 @@ class PastRun:
         """The chart of workers and rounds over time."""
         summary = self.summary
         rounds = thinned(summary.round_ends, LANES_ROUNDS)
-        return charts.worker_timeline(summary.everybody, rounds, summary.seconds)
+        return charts.worker_timeline(summary.all_workers, rounds, summary.seconds)
 
 
 def report_page(runs: Sequence[PastRun], now: float | None = None) -> str:

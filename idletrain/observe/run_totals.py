@@ -168,15 +168,15 @@ class RunTotals:
     open_attempts: dict[int, OpenAttempt] = field(default_factory=dict)
 
     @property
-    def everybody(self) -> list[WorkerView]:
+    def all_workers(self) -> list[WorkerView]:
         """Return all workers that ever joined, in order."""
         return sorted([*self.former, *self.workers.values()], key=lambda worker: worker.joined)
 
     @property
     def alive_seconds(self) -> float:
         """Node-seconds that workers were alive."""
-        everybody = (*self.former, *self.workers.values())
-        return sum((w.left if w.left is not None else self.seconds) - w.joined for w in everybody)
+        workers = (*self.former, *self.workers.values())
+        return sum((w.left if w.left is not None else self.seconds) - w.joined for w in workers)
 
     @property
     def goodput(self) -> float | None:

@@ -39,7 +39,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
     silent = max(0.0, now - summary.updated) if summary.updated else 0.0
     live = summary.status == "running"
     seconds = summary.seconds + (min(silent, VIEW_SILENCE_SECONDS) if live else 0.0)
-    departed = [worker for worker in summary.everybody if worker.left is not None]
+    departed = [worker for worker in summary.all_workers if worker.left is not None]
     rows = _workers(summary, seconds, departed)
     traffic = ("bytes_down", "bytes_up", "bytes_per_second")
     left_rounds = max(0, summary.total_rounds - summary.rounds)
@@ -164,7 +164,7 @@ def _workers(summary: Summary, seconds: float, departed: Sequence[WorkerView]) -
 def _booting(summary: Summary) -> list[str]:
     """Return the cloud machines from which no worker has joined yet."""
     ended = {e["instance"] for e in summary.machines if e["kind"] == "instance_ended"}
-    ended |= {cloud_machine_of(worker.name) for worker in summary.everybody}
+    ended |= {cloud_machine_of(worker.name) for worker in summary.all_workers}
     nodes = [e["instance"] for e in summary.machines if e["kind"] == "instance_launched" and e["role"] == "worker"]
     return [name for name in nodes if name not in ended] if summary.status == "running" else []
 

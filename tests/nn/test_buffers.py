@@ -11,7 +11,7 @@ from torch import nn
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
-from idletrain.nn.buffers import Observed, kinds_of, of_torch_norms, travelling
+from idletrain.nn.buffers import Observed, kinds_of, of_torch_norms, traveling_rules
 
 WRITTEN = Observed("mean", True, torch.float32)
 READ = replace(WRITTEN, read=True)
@@ -41,7 +41,7 @@ def test_what_was_seen_decides(seen: Observed, kind: str) -> None:
 def test_the_first_pattern_that_fits_decides_also_for_buffers_that_the_trial_did_not_change() -> None:
     decided = kinds(READ, names=("mean", "later"), buffers={"l*": "sum", "*": "mean"})
     assert decided == {"mean": "mean", "later": "sum"}
-    assert travelling({**decided, "other": "estimate"}) == decided
+    assert traveling_rules({**decided, "other": "estimate"}) == decided
 
 
 @pytest.mark.parametrize(

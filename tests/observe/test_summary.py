@@ -286,7 +286,7 @@ def test_a_worker_that_comes_back_under_its_old_address_is_another_one() -> None
     left = event("worker_left", 2.0, worker="tcp://a", name="a", cause="kill")
     summary = summary_of([started(), joined(0.0, "a"), left, joined(5.0, "a"), event("waiting", 6.0, reason="")])
     assert summary.alive_seconds == 2.0 + 1.0
-    assert [(worker.joined, worker.left) for worker in summary.everybody] == [(0.0, 2.0), (5.0, None)]
+    assert [(worker.joined, worker.left) for worker in summary.all_workers] == [(0.0, 2.0), (5.0, None)]
 
 
 def test_a_worker_joins_until_it_has_joined_or_failed_to() -> None:

@@ -105,7 +105,7 @@ class StreamSource:
         """Return the first items."""
         if not self._leading:
             with seeded(0):
-                self._leading.extend(itertools.islice(begun(own_copy(self.dataset), 0), LEADING_ITEMS))
+                self._leading.extend(itertools.islice(one_pass(own_copy(self.dataset), 0), LEADING_ITEMS))
         return self._leading
 
     def batch(self, index: NDArray[np.int64] | StreamPlace) -> tuple[Any, Any]:
@@ -174,7 +174,7 @@ class _Shard:
         shard, shards, _ = self._own
         while True:
             empty = not self._read
-            for item in begun(self._dataset, self._epoch, position):
+            for item in one_pass(self._dataset, self._epoch, position):
                 number, self._read = self._read, self._read + 1
                 if number % shards == shard:
                     yield item
@@ -185,7 +185,7 @@ class _Shard:
             self._epoch, self._read, position = self._epoch + 1, 0, None
 
 
-def begun(dataset: Any, epoch: int, position: StreamPosition | None = None) -> Iterator[Any]:
+def one_pass(dataset: Any, epoch: int, position: StreamPosition | None = None) -> Iterator[Any]:
     """Begin a pass over a stream, or go on in it; where it has a `set_epoch`, it is told the number of the pass."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -220,7 +220,7 @@ def check_stream(stream: StreamSource, subnets: int) -> None:
     for _ in range(2):
         with seeded(0):
             read.append(
-                [_content(item) for item in itertools.islice(begun(own_copy(stream.dataset), 0), COMPARED_ITEMS)]
+                [_content(item) for item in itertools.islice(one_pass(own_copy(stream.dataset), 0), COMPARED_ITEMS)]
             )
     if read[0] != read[1]:
         raise JobError(

@@ -87,7 +87,7 @@ def find_groups(
     refused = {name: reason for name, reason in refused.items() if reason}
     if unknown := set(exclude) - {candidate.name for candidate in search.accepted}:
         known = ", ".join(candidate.name for candidate in search.accepted)
-        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; found are {known}")
+        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; the groups are {known}")
     if not search.accepted:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
         raise UnsplitError(f"it has nothing to split ({reasons})")

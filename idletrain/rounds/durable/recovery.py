@@ -53,7 +53,7 @@ class History:
         steps: Per committed round, the local steps of every subnet in it.
         late_updates: Per round, the late rows that its commit adds; for the open round, all that were recorded.
         late_count: Late updates recorded so far.
-        scores: Per metric that told the best network, the scores by the number of rounds done.
+        scores: Per metric that chose the best network, the scores by the number of rounds done.
         damage: What is wrong with the log behind these records, or an empty string.
         status: How the run ended, or None.
         planned: Per phase, the subnets of its rounds as an earlier head planned them; empty without phases.

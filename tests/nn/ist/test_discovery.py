@@ -131,7 +131,7 @@ def test_an_excluded_group_stays_whole() -> None:
 
 
 def test_a_group_that_is_not_there_cannot_be_excluded() -> None:
-    with pytest.raises(JobError, match=r"model.exclude: 9, x is not a group; found are 0, 4, 8"):
+    with pytest.raises(JobError, match=r"model.exclude: 9, x is not a group; the groups are 0, 4, 8"):
         layout_of(vgg(), torch.randn(2, 3, 8, 8), exclude=["x", "9", "0"])
 
 

@@ -222,9 +222,9 @@ def test_memory_follows_the_shard_and_counts_tables(job_of: Any) -> None:
     [
         ({"args": {"labels": 59}}, "data.train: has 60 labels and the model 59; set model.args.labels: 60"),
         ({"args": {"features": 9}}, "data.train: has 90 features and the model 9; set model.args.features: 90"),
-        ({"exclude": ["outputs"]}, "model.exclude: outputs is not a group; found are hidden, labels"),
+        ({"exclude": ["outputs"]}, "model.exclude: outputs is not a group; the groups are hidden, labels"),
         ({"exclude": ["hidden", "labels"]}, "model.exclude: names every group"),
-        ({"fixed": ["outputs"]}, "model.fixed: outputs is not a group; found are hidden, labels"),
+        ({"fixed": ["outputs"]}, "model.fixed: outputs is not a group; the groups are hidden, labels"),
         ({"optimizer": {"lr": 0.1, "momentum": 0.9}}, "momentum: row-sparse gradients keep none"),
         ({"args": {"sampler": "simhush"}}, "sampler: 'simhush' should be one of"),
         ({"args": {"sampler": "simhash", "most_table_bytes": 1000}}, r"tables over 30 labels take 0.1 MiB and 0.0 MiB"),
