@@ -24,7 +24,7 @@ from idletrain.nn.ist.modules import copied
 from idletrain.nn.ist.partition import draw, widths
 from idletrain.nn.ist.scaling import with_scaling
 from idletrain.nn.ist.scaling_trial import Subject
-from idletrain.nn.ist.shape_runs import for_trials, run_for_shapes
+from idletrain.nn.ist.shape_runs import ShapeMemory, for_trials, run_for_shapes
 from idletrain.nn.ist.subnets import cut
 from idletrain.nn.ist.time_limit import within
 from idletrain.nn.ist.value_check import reason_against
@@ -283,8 +283,8 @@ def _fix(layout: Layout, fixed: Sequence[str]) -> Layout:
 def _check_subnets(meta: nn.Module, layout: Layout, trial: tuple[nn.Module, Any], training: TrainingSettings) -> None:
     """Check that subnets of equal shares run, of every width among them, with outputs of the network's shape."""
     module, sample = trial
-    device = device_of(sample)
-    with torch.no_grad():
+    device, memory = device_of(sample), ShapeMemory()
+    with torch.no_grad(), memory:
         expected = run_for_shapes(module, sample)
     masks = [
         mask
@@ -301,6 +301,7 @@ def _check_subnets(meta: nn.Module, layout: Layout, trial: tuple[nn.Module, Any]
             torch.no_grad(),
             torch.device(device),
             torch.random.fork_rng(devices=[]),
+            memory,
         ):
             outputs = call(small, sample)
             if scores := getattr(outputs, "dense", None):  # of a very wide output, which has computed no score yet

@@ -1,4 +1,4 @@
-"""What `torch.jit` has compiled: copies of it with other tensors in their places, and the bytes by which it travels.
+"""Copy what `torch.jit` has compiled with other tensors in their places, and make the bytes by which it travels.
 
 Copies that torch makes of a compiled module have no parameters that an optimizer takes, and pickle refuses both modules
 and functions.

@@ -1,4 +1,4 @@
-"""The bytes by which programs and data sources travel to workers, and where in an object something has none.
+"""Make the bytes by which programs and data sources travel to workers, and find where in an object something has none.
 
 They are cloudpickle's, also of what `torch.jit` has compiled, and of classes that torch has renamed.
 """

@@ -29,10 +29,17 @@ MOST_TRIES = 64  # sets of a layer's buffers that are tried
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a module does not run without some neurons, and the name of the innermost layer that failed."""
+    """The reason why a module does not run without some neurons, or computes other values.
+
+    Attributes:
+        reason: The reason.
+        layer: The name of the innermost layer that failed, or "".
+        of_values: It runs, but computes other values.
+    """
 
     reason: str
     layer: str
+    of_values: bool = False
 
 
 class HalfTrial:
@@ -89,12 +96,16 @@ class HalfTrial:
 def with_cut_buffers(trial: HalfTrial, labels: Labels, joint: Collection[str] = ()) -> Labels | str:
     """Return a group's labels with those of its buffers, or the reason why the module cannot be cut by it.
 
+    Where no buffer is as long as what is cut, nothing is tried.
+
     Args:
         trial: Runs of the module.
         labels: The neurons at the positions of its parameters.
         joint: Buffers whose values for some neurons depend on the others, as a codebook's do; they are not cut.
     """
     module = trial.module
+    if not any(_fitting(module, layer, labels) for layer, _ in module.named_modules()):
+        return labels
 
     def failure_of(labels: Labels) -> Failure | None:
         size = 1 + max(int(label.max()) for label in labels.values())

@@ -137,7 +137,10 @@ class _Search:
         return replace(layout_of(self._module, groups), summed=self._summed, normalized=self._normalized)
 
     def add(self, some: Sequence[NeuronKind]) -> None:
-        """Try all at once; where that fails, those that the failing layer has apart, or one half after the other."""
+        """Try all at once; where that fails, those that the failing layer has apart, or one half after the other.
+
+        Where values differ, twins stay together: groups of repeated blocks, of which the first and the last tell.
+        """
         if not some:
             return
         failure = self._failure(some)
@@ -150,12 +153,24 @@ class _Search:
             self.accepted = sorted([*self.accepted, *some], key=lambda candidate: candidate.place)
         elif len(some) == 1:
             self.refused[some[0].name] = failure.reason
+        elif failure.of_values and len(some) > 2 and len({_twin_key(candidate) for candidate in some}) == 1:
+            self._add_twins(some)
         else:
-            inside = [c for c in some if any(name.startswith(f"{failure.layer}.") for name, _ in c.labels)]
-            if not failure.layer or not 0 < len(inside) < len(some):
-                inside = list(some[len(some) // 2 :])
-            self.add([candidate for candidate in some if all(candidate is not other for other in inside)])
-            self.add(inside)
+            second = _second_part(some, failure)
+            self.add([candidate for candidate in some if all(candidate is not other for other in second)])
+            self.add(second)
+
+    def _add_twins(self, twins: Sequence[NeuronKind]) -> None:
+        """Try the first and the last; the others are refused, too, if both are for the same reason, else tried."""
+        first, *middle, last = twins
+        self.add([first])
+        self.add([last])
+        reason = self.refused.get(first.name)
+        if reason and reason == self.refused.get(last.name):
+            self.refused |= dict.fromkeys((twin.name for twin in middle), reason)
+        else:
+            self.add(middle[: len(middle) // 2])
+            self.add(middle[len(middle) // 2 :])
 
     def _failure(self, some: Sequence[NeuronKind]) -> Failure | None:
         self._runs_left -= 1
@@ -164,8 +179,25 @@ class _Search:
         layout = self.layout([*self.accepted, *some])
         failure = self._trial.failure(layout)
         if failure is None and (reason := self._refuse(layout)):
-            return Failure(reason, "")
+            return Failure(reason, "", of_values=True)
         return failure
+
+
+def _second_part(some: Sequence[NeuronKind], failure: Failure) -> list[NeuronKind]:
+    """Return the candidates to try after the others, some of which fail together."""
+    if failure.of_values:
+        kinds = list(dict.fromkeys(_twin_key(candidate) for candidate in some))
+        later = kinds[len(kinds) // 2 :]
+        second = [candidate for candidate in some if _twin_key(candidate) in later]
+    else:
+        second = [c for c in some if any(name.startswith(f"{failure.layer}.") for name, _ in c.labels)]
+    return second if 0 < len(second) < len(some) else list(some[len(some) // 2 :])
+
+
+def _twin_key(candidate: NeuronKind) -> tuple[Any, ...]:
+    """Return what groups of repeated blocks have in common: sizes, positions, and names but for numbers."""
+    labels = ((re.sub(r"\d+", "", name), d, label.tobytes()) for (name, d), label in candidate.labels.items())
+    return re.sub(r"\d+", "", candidate.name), candidate.size, *labels
 
 
 def _trace(module: nn.Module, sample: Any) -> Trace:

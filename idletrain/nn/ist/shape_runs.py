@@ -48,7 +48,7 @@ def for_trials(module: nn.Module, inputs: Any) -> tuple[nn.Module, Any]:
     on_meta = take_widths(leave_out_statistics(weightless(module)))
     sample = map_parts((lambda part: part.to("meta")) if joined else _two_on_meta, inputs)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ShapeMemory():
             run_for_shapes(on_meta, sample)
     except JobError:
         module = take_widths(without_statistics(module))

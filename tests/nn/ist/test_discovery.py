@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -317,3 +318,45 @@ def test_forward_is_traced_with_the_sample_and_nothing_else() -> None:
 
     layout_of(Masked(), torch.randn(2, 6))
     assert set(seen) == {((2, 6), None)}
+
+
+class Blocks(nn.Module):
+    """Blocks of two hidden layers each, whose widths are the same in all of them."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"a": nn.Linear(6, 8), "b": nn.Linear(6, 10), "out": nn.Linear(18, 6)}) for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            layers: Any = block
+            x = layers["out"](torch.cat([layers["a"](x).relu(), layers["b"](x).relu()], 1)).tanh()
+        return x
+
+
+def searched(blocks: int, refused: Callable[[str], bool]) -> tuple[Layout, int]:
+    """The layout of blocks of which groups of some names fail by their values, and how often that was tried."""
+    tries = 0
+
+    def refuse(layout: Layout) -> str:
+        nonlocal tries
+        tries += 1
+        return "differs" if any(refused(group.name) for group in layout.groups) else ""
+
+    streams = [f"blocks.{i}.out" for i in range(blocks)]
+    return find_groups(*for_trials(Blocks(blocks), torch.randn(2, 6)), streams[:-1], refuse), tries
+
+
+def test_groups_of_repeated_blocks_that_fail_by_their_values_are_tried_together() -> None:
+    layout, tries = searched(12, lambda name: name.endswith("a"))
+    assert {name for name, reason in layout.kept_whole if reason == "differs"} == {f"blocks.{i}.a" for i in range(12)}
+    assert list(sizes(layout).values()) == [10] * 12
+    assert tries < 12
+
+
+def test_one_of_repeated_blocks_that_differs_from_the_others_is_found() -> None:
+    layout, _ = searched(5, lambda name: name == "blocks.2.a")
+    assert [name for name, reason in layout.kept_whole if reason == "differs"] == ["blocks.2.a"]
+    assert len(layout.groups) == 9
