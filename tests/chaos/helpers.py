@@ -284,6 +284,10 @@ class Run:
                 matching[address] = psutil.Process(pid)
         return matching
 
+    def causes_of_loss(self) -> set[str]:
+        """Return why leases were lost, but for those that a backup overtook: a busy machine has slow workers."""
+        return {event["cause"] for event in self.events("lost")} - {"overtaken"}
+
     def busy(self) -> dict[str, Event]:
         """The oldest open lease of each worker of the newest head: what it trains."""
         leases: dict[int, Event] = {}

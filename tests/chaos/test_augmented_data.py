@@ -52,5 +52,5 @@ def kill_in_the_middle(run: Run, calm: Callable[[], None]) -> Process:
     calm()
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
-    assert {event["cause"] for event in run.events("lost")} == {"kill"}
+    assert run.causes_of_loss() == {"kill"}
     return head

@@ -210,7 +210,7 @@ def test_datagrams_of_killed_and_warned_workers_have_the_same_bits(
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
-    assert {event["cause"] for event in run.events("lost")} == {"kill", "notice"}
+    assert run.causes_of_loss() == {"kill", "notice"}
     done = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
     assert {event["transport"] for event in done} == {"udp"}
 

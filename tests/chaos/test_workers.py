@@ -137,7 +137,7 @@ def test_coded_updates_of_killed_and_warned_workers_have_the_same_bits(
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
-    assert {event["cause"] for event in run.events("lost")} == {"kill", "notice"}
+    assert run.causes_of_loss() == {"kill", "notice"}
     updates = [event for event in run.events("attempt_ended") if event["ended"] == "done"]
     whole = 2 * 4 * sum(128 * n for n in (64, 128, 10))  # of a round, fp32
     assert len(updates) == 4
@@ -428,7 +428,7 @@ def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
-    assert {event["cause"] for event in run.events("lost")} == {"kill"}
+    assert run.causes_of_loss() == {"kill"}
     module: Any = load_run(run.job.run_dir).module()
     assert int(module.steps) == 3 * 2 * 20  # every step of both subnets in every round, once
     assert float(module.shift[0]) > 0.009
