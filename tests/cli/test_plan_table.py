@@ -194,11 +194,15 @@ def phased(widths: Sequence[int], *phases: dict[str, int]) -> tuple[Job, Prepare
 
 
 def test_each_phase_has_a_row_with_its_memory_bytes_and_time() -> None:
-    job, prepared = phased([64, 256, 10], {"rounds": 30, "subnets": 8}, {"rounds": 10, "subnets": 1, "local_steps": 40})
+    job, prepared = phased(
+        [64, 256, 10],
+        {"rounds": 30, "subnets": 8, "copies": 4},
+        {"rounds": 10, "subnets": 1, "local_steps": 40},
+    )
     text = shown(prepared, 1 << 30, job)
     assert "ist, 40 rounds in 2 phases" in text
     rows = [re.split(r" *│ *", line.strip("│ ")) for line in text.splitlines() if " of 774.0 MiB" in line]
-    assert [row[:6] for row in rows] == [["1", "30", "8", "1", "20", "12.5%"], ["2", "10", "1", "1", "40", "100.0%"]]
+    assert [row[:6] for row in rows] == [["1", "30", "8", "4", "20", "50.0%"], ["2", "10", "1", "1", "40", "100.0%"]]
     moved, a_round, together = zip(*(row[7:10] for row in rows), strict=True)
     assert len(set(moved)) == 2
     assert all(text.endswith(" s") for text in (*a_round, *together))
