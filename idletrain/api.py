@@ -189,6 +189,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             exclude=job.model.exclude,
             table=job.model.groups,
             fixed=job.model.fixed,
+            split=job.model.split,
             memory=job.memory,
             schedule=schedule,
             metrics=metrics,

@@ -91,6 +91,9 @@ class ModelSettings(_Settings):
     dimension holds the group three times over) or null. Groups are discovered automatically when null."""
     fixed: tuple[str, ...] = ()
     """Groups whose partition is drawn once and kept for all rounds."""
+    split: Literal["neurons", "blocks"] = "neurons"
+    """What subnets divide: the neurons of every layer, or whole residual blocks, each in `training.copies` of a round's
+    subnets (ResIST, Dun et al., arXiv 2107.00961). A subnet passes over the blocks that it lacks."""
 
 
 class DataSettings(_Settings):

@@ -146,7 +146,16 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
             ("training.copies", "training.phases", "training.method"),
             "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
         )
+    yield from _block_contradictions(job)
     yield from _exchange_contradictions(training, policy)
+
+
+def _block_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the settings that a network cut by depth does not have."""
+    given: dict[str, Any] = {"training.method": job.training.method == "local-sgd", "model.groups": job.model.groups}
+    given |= {"model.fixed": job.model.fixed, "memory.out_of_core": job.memory.out_of_core == "always"}
+    for field in [field for field, value in given.items() if value and job.model.split == "blocks"]:
+        yield ("model.split", field), f"{field}: does not go with model.split: blocks; leave one of the two out"
 
 
 def _phase_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -263,6 +263,18 @@ def test_an_optimizer_has_its_own_settings_alone(optimizer: dict[str, Any], said
     assert reported == f"training.optimizer.{said}"
 
 
+def test_a_split_by_depth_has_no_settings_of_neurons() -> None:
+    model = {"factory": "a:b", "split": "blocks"}
+    assert parse_job(tree(model=model)).model.split == "blocks"
+    by_hand = {**model, "groups": {"0.weight": ["hidden", None]}, "fixed": ["hidden"]}
+    assert faults(tree(model=by_hand, training={"method": "local-sgd"}, memory={"out_of_core": "always"})) == (
+        "training.method: does not go with model.split: blocks; leave one of the two out",
+        "model.groups: does not go with model.split: blocks; leave one of the two out",
+        "model.fixed: does not go with model.split: blocks; leave one of the two out",
+        "memory.out_of_core: does not go with model.split: blocks; leave one of the two out",
+    )
+
+
 def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
     training = {"mode": "lockstep", "subnets": 5}
     assert parse_job(tree(training=training, nodes={"count": 5})).training.mode == "lockstep"

@@ -134,7 +134,8 @@ def _fits(program: Program, memory_bytes: int) -> bool:
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
     """Yield the job's training settings with each method and number of subnets that it leaves open."""
     training, given, free = job.training, job.training.model_fields_set, leaves_open(job)
-    open_method = free and "method" not in given and "copies" not in given  # which are of subnets
+    open_method = free and "method" not in given and "copies" not in given
+    open_method = open_method and job.model.split == "neurons"  # copies and blocks are of subnets
     methods = ("local-sgd", "ist") if open_method else (training.method,)
     for method in methods:
         counts = (nodes,) if method == "local-sgd" else (nodes, 2 * nodes)

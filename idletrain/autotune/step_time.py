@@ -11,7 +11,6 @@ import torch
 from distributed import Worker
 from torch import Tensor
 
-from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
@@ -69,7 +68,7 @@ class StepProbe:
 def typical(program: Program) -> Subnet:
     """Return the first round's first subnet, with all subnets of equal size."""
     phase = program.training.phase(0)
-    return program.subnets(0, by_neurons(phase.equal_shares, phase.copies))[0]
+    return program.subnets(0, program.specs(phase.equal_shares, phase.copies))[0]
 
 
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int, round_: int = 0) -> float:

@@ -15,7 +15,7 @@ from idletrain.job import Job
 from idletrain.nn.ist.groups import Layout, split_share
 from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.ist.partition import widths
-from idletrain.nn.ist.schemes import by_neurons
+from idletrain.nn.ist.schemes import block_sizes
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, OutOfCoreForecast
@@ -117,7 +117,7 @@ def _plan_phase(
     """
     program = prepared.program
     shares = _shares(job, prepared, phase, out_of_core, memory)
-    subnets = program.subnets(phase.first_round, by_neurons(shares, phase.copies))
+    subnets = program.subnets(phase.first_round, program.specs(shares, phase.copies))
     held = tuple(share if program.layout.groups else 1.0 for share in shares)
     need, always = out_of_core.need_bytes, program.out_of_core == "always"
     plans = {share: out_of_core.plan(share, memory) for share in held if always or need(share) > memory}
@@ -137,13 +137,14 @@ def _shares(
     job: Job, prepared: Prepared, phase: TrainingPhase, out_of_core: OutOfCoreForecast, memory: int
 ) -> tuple[float, ...]:
     """Return each subnet's share of every neuron group, for equal workers with `memory` bytes each."""
-    program = prepared.program
+    program, need = prepared.program, out_of_core.need_bytes
+    capacities = [round_widths.Capacity(memory, 1.0)] * job.nodes.count
+    if program.layout.skippable:
+        return round_widths.equal_shares(capacities, phase.subnets, need, phase.copies)
     mode, costs = program.out_of_core, None
     if mode != "never":
         costs = round_widths.OutOfCoreCosts(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
     smallest = min(program.layout.sizes, default=1)
-    capacities = [round_widths.Capacity(memory, 1.0)] * job.nodes.count
-    need = out_of_core.need_bytes
     if program.training.phases:
         return round_widths.shares_of_phase(capacities, phase, need, smallest, costs)
     return round_widths.shares(capacities, phase.subnets, need, smallest, costs, phase.copies)
@@ -240,10 +241,11 @@ def _round_lines(prepared: Prepared, planned: _PhasePlan) -> list[str]:
     """Return the lines on a round of a job without phases: its bytes, down and up, and what a subnet holds."""
     layout, copies, (down, up) = prepared.program.layout, planned.phase.copies, planned.moved
     covered = min(1.0, sum(planned.shares) / copies) if layout.groups else 1.0
+    parts = "blocks" if layout.skippable else "neurons"
     largest = max(subnet.parameters for subnet in planned.subnets)
     held = largest / sum(math.prod(tensor.shape) for tensor in layout.tensors)
     return [
-        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the neurons",
+        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the {parts}",
         f"a subnet holds up to {held:.0%} of the parameters{_advice(layout, copies, held)}",
     ]
 
@@ -264,7 +266,9 @@ def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> 
     for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down, up", "memory", "compute"):
         table.add_column(column, justify="right")
     program, shares = prepared.program, planned.shares
-    neurons = [widths(size, shares, planned.phase.copies) for size in program.layout.sizes]
+    neurons: Sequence[Sequence[int]] = [widths(size, shares, planned.phase.copies) for size in program.layout.sizes]
+    if program.layout.skippable:
+        neurons = [[sum(factor > 0 for _, factor in subnet.branches) for subnet in planned.subnets]]
     for k, subnet in enumerate(planned.subnets):
         table.add_row(
             str(k),
@@ -306,7 +310,22 @@ def _buffers(prepared: Prepared) -> Sequence[RenderableType]:
     return [table] if table.row_count else []
 
 
+def _blocks(prepared: Prepared) -> RenderableType:
+    """Return a table of the residual blocks that subnets have some of."""
+    table = Table(title="blocks", title_justify="left")
+    for column in ("block", "parameters", "in a subnet"):
+        table.add_column(column)
+    layout, phases = prepared.program.layout, prepared.program.training.every_phase
+    factors = ", then ".join(dict.fromkeys(f"{max(1.0, phase.subnets / phase.copies):.3g}" for phase in phases))
+    for block, parameters in zip(layout.skippable, block_sizes(layout), strict=True):
+        change = f"its change multiplied by {factors}" if block.additive else "as it is: its sum is normalized"
+        table.add_row(block.name, f"{parameters:,}", change)
+    return table
+
+
 def _groups(prepared: Prepared) -> RenderableType:
+    if prepared.program.layout.skippable:
+        return _blocks(prepared)
     table = Table(title="neuron groups", title_justify="left")
     for column in ("group", "neurons", "tensors"):
         table.add_column(column)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from idletrain.nn.data.arrays import Samples
-from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
@@ -42,7 +41,7 @@ def train_rounds(
     with torch.random.fork_rng(devices=[]):
         for round_ in range(rounds):
             updates, phase = [], program.training.phase(round_)
-            specs = by_neurons(phase.equal_shares, phase.copies)
+            specs = program.specs(phase.equal_shares, phase.copies)
             for k, subnet in enumerate(program.subnets(round_, specs)):
                 flat = torch.zeros(program.buffer_size(subnet, persistent=False))
                 pulled = network.pull(subnet)

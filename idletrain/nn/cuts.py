@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from idletrain.nn.data.batches import call, described, device_of, shapes_of
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist import discovery, groups
 from idletrain.nn.ist.any_width import take_widths
+from idletrain.nn.ist.blocks import by_depth
 from idletrain.nn.ist.groups import BufferRule, Layout, UnsplitError, weightless, with_buffers
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.ist.partition import draw, widths
@@ -49,11 +50,13 @@ class CutSettings(NamedTuple):
         exclude: Names of groups to keep whole.
         table: All groups written by hand (see `groups.by_hand`), or None to find them.
         fixed: Names of groups whose partition is drawn once for all rounds.
+        split: Whether subnets get some of the neurons or some of the residual blocks.
     """
 
     exclude: Sequence[str] = ()
     table: Mapping[str, Sequence[str | None]] | None = None
     fixed: Sequence[str] = ()
+    split: Literal["neurons", "blocks"] = "neurons"
 
 
 class Cuts(NamedTuple):
@@ -94,7 +97,7 @@ def cuts_or_whole(
         raise JobError(
             f"training.copies: {training.copies} is more than training.subnets: {training.subnets}; use at most as many"
         )
-    if training.trains_whole or _is_by_hand(module, requested):
+    if training.trains_whole or requested.split == "blocks" or _is_by_hand(module, requested):
         return Cuts(*cuts_of(module, inputs, training, requested, rules), training)
     try:
         if compiled := [f"its layer {name}" if name else "it" for name in scripted_layers(module)]:
@@ -154,6 +157,8 @@ def cuts_of(
     meta = groups.leave_out_statistics(groups.to_meta(module))
     if training.trains_whole:
         return meta, with_buffers(meta, groups.whole(meta), rules)
+    if requested.split == "blocks":
+        return meta, with_buffers(meta, by_depth(module, inputs, training, requested.exclude, tuple(rules)), rules)
     meta, trial = take_widths(meta), for_trials(module, inputs)
     values = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     subject = Subject(copied(meta), values, inputs)

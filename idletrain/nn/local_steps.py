@@ -22,6 +22,7 @@ from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.seeding import seed_everything
 from idletrain.nn.ist.modules import copied, in_training, set_buffer, tensor_of
 from idletrain.nn.ist.randomness import generator, key
+from idletrain.nn.ist.skipping import change_by
 from idletrain.nn.ist.subnets import ScaledInputs, Subnet, gather, views
 from idletrain.nn.optim import parameter_groups
 from idletrain.nn.optim.parameter_groups import ParameterSettings
@@ -317,6 +318,8 @@ def assemble(meta: nn.Module, subnet: Subnet, values: Tensor) -> nn.Module:
     for name, factor in subnet.input_factors:
         layer = module.get_submodule(name)
         layer.register_forward_pre_hook(ScaledInputs(factor, layer))
+    for block, share in subnet.branches:
+        change_by(module, block, share)
     return in_training(module)
 
 

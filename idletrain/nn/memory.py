@@ -33,7 +33,12 @@ SPREAD = 0.02  # of made-up weights where a run needs values
 
 
 def subnet_of_share(program: Program, share: float) -> Subnet:
-    """Return a subnet with this share of every group, for measurements."""
+    """Return a subnet with this share of every group, or the largest of a round if cut by depth, for measurements."""
+    if program.layout.skippable:
+        by_share = {phase.equal_shares[0]: phase for phase in program.training.every_phase}
+        phase = by_share.get(share, by_share[min(by_share)])
+        subnets = program.subnets(phase.first_round, program.specs(phase.equal_shares, phase.copies))
+        return max(subnets, key=lambda subnet: subnet.parameters)
     return cut(program.layout, draw(program.training.seed, 0, program.layout.sizes, [share])[0])
 
 

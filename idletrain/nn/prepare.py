@@ -127,7 +127,7 @@ def from_settings(
     faults = FaultCollector()
     module = faults.check(_module, model)
     train, test = _sources(faults, data)
-    cuts = CutSettings(model.exclude, model.groups, model.fixed)
+    cuts = CutSettings(model.exclude, model.groups, model.fixed, model.split)
     schedule = faults.check(named_schedule, None, training)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
     prepared = replace(prepared, program=replace(prepared.program, schedule=schedule))
@@ -146,6 +146,7 @@ def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)
     exclude: Sequence[str] = (),
     table: Mapping[str, Sequence[str | None]] | None = None,
     fixed: Sequence[str] = (),
+    split: Literal["neurons", "blocks"] = "neurons",
     memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
     schedule: Schedule | None = None,
     metrics: Mapping[str, Any] | None = None,
@@ -155,7 +156,7 @@ def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)
     Raises:
         JobError: with every fault that can be detected.
     """
-    faults, cuts = FaultCollector(), CutSettings(exclude, table, fixed)
+    faults, cuts = FaultCollector(), CutSettings(exclude, table, fixed, split)
     schedule = faults.check(named_schedule, schedule, training)
     prepared = _prepare(faults, module, train, test, loss, training, cuts, memory, metrics)
     return replace(prepared, program=replace(prepared.program, schedule=schedule))

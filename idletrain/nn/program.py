@@ -15,7 +15,14 @@ from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
 from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of
+from idletrain.nn.ist.schemes import (
+    SCHEMES,
+    SubnetPlace,
+    SubnetSpec,
+    by_blocks,
+    by_neurons,
+    scheme_of,
+)
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.optim import schedule
 from idletrain.nn.optim.schedule import Schedule
@@ -145,10 +152,14 @@ class Program:
             return int((labels != IGNORED_LABEL).sum())
         return sample_count(inputs, target)
 
+    def specs(self, shares: Sequence[float], copies: int) -> tuple[SubnetSpec, ...]:
+        """Return the specs of a round whose subnets have these shares, and each neuron is in `copies` of them."""
+        return by_blocks(len(shares), copies) if self.layout.skippable else by_neurons(shares, copies)
+
     def subnets(self, round_: int, specs: Sequence[SubnetSpec]) -> list[Subnet]:
         """Return every subnet of a round, in the order of their specs."""
         masks = scheme_of(specs).masks(self.training.seed, round_, self.layout, specs)
-        return [cut(self.layout, mask) for mask in masks]
+        return [cut(self.layout, mask, min(1.0, specs[0].copies / len(specs))) for mask in masks]
 
     def places(self, specs: Sequence[SubnetSpec]) -> list[SubnetPlace]:
         """Return the place of every subnet of a round, which is sent with its lease."""
@@ -156,7 +167,8 @@ class Program:
 
     def subnet(self, round_: int, place: SubnetPlace) -> Subnet:
         """Return one subnet of a round from its place, without drawing the others."""
-        return cut(self.layout, SCHEMES[place.kind].mask(self.training.seed, round_, self.layout, place))
+        mask = SCHEMES[place.kind].mask(self.training.seed, round_, self.layout, place)
+        return cut(self.layout, mask, min(1.0, place.copies / place.subnets))
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -209,7 +221,7 @@ class Program:
         )
         has_buffers = any(tensor.buffer for tensor in self.layout.tensors)
         special = self.output or self.row_slots or self.joined or training.exchange.coded
-        in_core = special or has_buffers or self.layout.frozen or not is_plain
+        in_core = special or has_buffers or self.layout.frozen or self.layout.skippable or not is_plain
         return "never" if in_core else self.memory.out_of_core
 
     def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:

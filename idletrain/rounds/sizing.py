@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from idletrain.errors import RunError
 from idletrain.job import Job
-from idletrain.nn.ist.schemes import SubnetSpec, by_neurons
+from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.program import Program
 from idletrain.rounds import lockstep_rules, widths
@@ -62,6 +62,11 @@ class SubnetSizing:
         if self._job.preemption.policy == "reissue":
             count = self._job.nodes.count
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * count][:count]
+        training = self._program.training
+        phase = training.phase(round_)
+        if self._program.layout.skippable:
+            shares = widths.equal_shares(workers, phase.subnets, self._need_bytes, phase.copies)
+            return self._program.specs(shares, phase.copies)
         smallest = min(self._program.layout.sizes, default=1)
         mode, costs = self._program.out_of_core, None
         if mode != "never":
@@ -71,8 +76,6 @@ class SubnetSizing:
                 functools.partial(self._out_of_core.seconds, streams=streams),
                 mode == "always",
             )
-        training = self._program.training
-        phase = training.phase(round_)
         if training.phases:
             shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs)
         else:
@@ -82,7 +85,7 @@ class SubnetSizing:
                 f"training.mode: lockstep needs all labels at once, and the workers hold {sum(shares):.0%} of them; "
                 "take more or larger workers"
             )
-        return by_neurons(shares, phase.copies)
+        return self._program.specs(shares, phase.copies)
 
     def needs(self, specs: Sequence[SubnetSpec]) -> tuple[tuple[int, ...], frozenset[int]]:
         """Return the bytes that each subnet needs, and the subnets that are trained out of core.

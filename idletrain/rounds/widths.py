@@ -126,6 +126,31 @@ def shares_of_phase(
     return result
 
 
+def equal_shares(
+    workers: Sequence[Capacity], subnets: int, need_bytes: Callable[[float], int], copies: int = 1
+) -> tuple[float, ...]:
+    """Return each subnet's share of a network that is cut by depth, where none is narrower than another.
+
+    Args:
+        workers: At least one.
+        subnets: How many subnets a round has.
+        need_bytes: Bytes that training the largest of them takes.
+        copies: Number of subnets that every residual block is in.
+
+    Raises:
+        RunError: The largest subnet fits no worker.
+    """
+    share = min(1.0, copies / subnets)
+    largest = max(worker.memory_bytes for worker in workers)
+    if (need := need_bytes(share)) > largest:
+        raise RunError(
+            f"the largest subnet needs {need >> 20} MiB for its residual blocks and all that subnets share, and the "
+            f"largest worker has {largest >> 20} MiB; use more training.subnets, a smaller training.micro_batch or "
+            "workers with more memory"
+        )
+    return (share,) * subnets
+
+
 @dataclass(frozen=True)
 class _Assignment:
     """Subnets dealt to workers in turn.

@@ -58,6 +58,16 @@ def test_part_of_it_may_be_said() -> None:
     assert (decided.training.exchange.pull, decided.training.exchange.push) == ("bf16", "fp32")
 
 
+def test_a_network_that_is_to_be_cut_by_depth_is_not_trained_whole() -> None:
+    model = {"factory": "tests.chaos.residual_network:build", "split": "blocks"}
+    by_depth = parse_job({"name": "t", "model": model, "data": {"name": "digits"}})
+    programs = [variant.prepared.program for variant in choose.variants(by_depth, 2, 1 << 30)]
+    assert [(len(p.layout.skippable), p.training.method, p.training.subnets) for p in programs] == [
+        (5, "ist", 2),
+        (5, "ist", 4),
+    ]
+
+
 def test_very_wide_outputs_and_lockstep_are_left_alone() -> None:
     assert not choose.leaves_open(job(loss="sampled_softmax"))
     assert not choose.leaves_open(job(mode="lockstep", subnets=2))

@@ -24,7 +24,6 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
 from idletrain.job import Job
 from idletrain.job_file import parse_job
-from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
@@ -132,7 +131,7 @@ def train_alone(job: Job) -> list[str]:
         digests = [network.sha256()]
         for round_ in range(training.rounds):
             updates, phase = [], training.phase(round_)
-            specs = by_neurons(phase.equal_shares, phase.copies)
+            specs = program.specs(phase.equal_shares, phase.copies)
             for k, subnet in enumerate(program.subnets(round_, specs)):
                 pulled = encoding.decode_pull(
                     program, subnet, encoding.encode_pull(program, subnet, network.pull(subnet))

@@ -13,7 +13,8 @@ import pytest
 
 from idletrain.rounds.durable import write_ahead_log
 
-from .helpers import Cluster, Control, Run, await_end, until
+from . import residual_network
+from .helpers import Cluster, Control, Run, await_end, train_alone, until
 
 ORPHAN_SECONDS = 3.0  # the longest that a process may outlive the one that started it
 # Named points in the order in which a run comes by them, and which time to die there: every sitting gets on a little.
@@ -88,6 +89,21 @@ def test_nothing_outlives_a_killed_head(
     control.pace(0)
     run.resume()
     run.check(undisturbed())
+
+
+def test_a_run_by_depth_goes_on_after_its_head_has_died_in_its_second_round(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": "blocks"}
+    run = make_run(rounds=3, subnets=3, model=model)
+    control.pace(0.05)
+    head = run.launch()
+    until("an update of the second round", lambda: any(round_ == 1 for round_, _ in staged_subnets(run)))
+    head.send(signal.SIGKILL)
+    head.exit_code()
+    control.pace(0)
+    run.resume()
+    run.check(train_alone(run.job))
 
 
 def test_the_head_dies_while_its_workers_start(make_run: Callable[..., Run]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from idletrain.export import load_run
 
-from . import buffered_network
+from . import buffered_network, residual_network
 from .helpers import Cluster, Control, Event, Run, await_end, train_alone, until
 
 
@@ -64,6 +64,21 @@ def test_twenty_kills(make_run: Callable[..., Run], control: Control, undisturbe
 
 def test_workers_killed_while_neurons_have_two_copies(make_run: Callable[..., Run], control: Control) -> None:
     run = make_run(rounds=3, subnets=3, nodes=3, training={"copies": 2})
+    control.pace(0.05)
+    head = run.launch()
+    for n in range(1, 4):
+        victims = until("a marked subnet", lambda: marked(run) & run.workers().keys())
+        kill(run.workers()[min(victims)])
+        run.wait("its leaving", "worker_left", lambda event: event["cause"] == "kill", count=n)
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    run.check(train_alone(run.job))
+    assert [event for event in run.events("lost") if event["kept_steps"]], "no kill hit a marked subnet"
+
+
+def test_workers_killed_while_subnets_lack_blocks(make_run: Callable[..., Run], control: Control) -> None:
+    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": "blocks"}
+    run = make_run(rounds=3, subnets=3, nodes=3, training={"copies": 2}, model=model)
     control.pace(0.05)
     head = run.launch()
     for n in range(1, 4):

@@ -18,9 +18,10 @@ from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.job_file import load_job, parse_job
 from idletrain.nn.ist.groups import Contraction, Scaling
-from idletrain.nn.memory import HEAD_RESERVE_BYTES
+from idletrain.nn.memory import HEAD_RESERVE_BYTES, subnet_need
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.program import Program
 
 DIGITS = load_job(Path(__file__).parents[2] / "workflows" / "digits.yaml")
 
@@ -214,3 +215,32 @@ def test_a_phase_that_no_node_can_hold_is_refused_in_the_plan() -> None:
     between = WORKER_BYTES + (need(0.25) + need(1.0)) // 2
     with pytest.raises(RunError, match=r"training.phases: phase 2 needs \d+ MiB for a subnet with 100% of each layer"):
         shown(prepared, between, job)
+
+
+def by_depth(copies: int, nodes_memory: int = 1 << 30) -> tuple[str, Program]:
+    """The plan of a network of five residual blocks in three subnets, and its program."""
+    model = {"factory": "tests.chaos.residual_network:build", "split": "blocks"}
+    training = {"method": "ist", "subnets": 3, "copies": copies}
+    job = parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
+    prepared = from_settings(job.model, job.data, job.training)
+    return shown(prepared, nodes_memory, job), prepared.program
+
+
+def test_the_blocks_of_a_split_by_depth_are_listed_with_the_factor_of_their_change_and_other_candidates() -> None:
+    text, program = by_depth(copies=1)
+    blocks, rest = text[text.index("blocks\n") :].split("kept whole")
+    sizes = re.findall(r"(\d) +│ ([\d,]+) +│ its change multiplied by 3 ", blocks)
+    assert sizes == [*((str(block), "4,256") for block in range(1, 5)), ("5", "8,416")]
+    assert re.search(r"0 +│ it returns no hidden state", rest)
+    assert "covers 100% of the blocks" in text
+    counts = [int(count) for count in re.findall(r"33\.3% +│ +(\d) │", rest)]
+    specs = program.specs([1 / 3] * 3, 1)
+    assert counts == [sum(factor > 0 for _, factor in subnet.branches) for subnet in program.subnets(0, specs)]
+    assert sorted(counts) == [1, 2, 2]  # the largest block is alone in its subnet
+
+
+def test_memory_of_a_split_by_depth_follows_from_the_blocks_that_the_largest_subnet_has() -> None:
+    one, two, all_of_them = (subnet_need(by_depth(copies)[1])(copies / 3) for copies in (1, 2, 3))
+    assert one < two < all_of_them
+    with pytest.raises(RunError, match=r"the largest subnet needs .* for its residual blocks"):
+        by_depth(copies=1, nodes_memory=WORKER_BYTES + one - 1)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from idletrain.export import finished_module
 from idletrain.job import TrainingSettings
+from idletrain.nn import models
 from idletrain.nn.alone import train_alone
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.given import as_samples
 from idletrain.nn.evaluate import score
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.network import Network
-from idletrain.nn.prepare import Prepared, prepare
+from idletrain.nn.prepare import Prepared, named_loss, prepare
 from idletrain.optimizer_settings import OptimizerSettings
+from tests.conftest import Given
 from tests.nn.test_local_steps import train
 
 
@@ -109,3 +112,106 @@ def test_four_subnets_without_norm_learn_binary_labels_as_well_as_the_whole_netw
     assert scores[4].loss <= 1.05 * scores[1].loss
     assert scores[4].temperature is not None
     assert 0.8 <= scores[4].temperature <= 1.3
+
+
+TOKENS = torch.randint(0, 20, (32, 9), generator=torch.Generator().manual_seed(0))
+
+
+def language_model(**training: Any) -> Prepared:
+    """A transformer of four blocks that are split by depth."""
+    torch.manual_seed(0)
+    options = {"local_steps": 3, "rounds": 1, "batch_size": 4, "optimizer": {"name": "adamw", "lr": 0.01}} | training
+    module = models.transformer(20, 8, width=8, heads=2, hidden=16, blocks=4)
+    data, settings = Given(TOKENS[:, :-1].numpy(), TOKENS[:, 1:].numpy()), TrainingSettings.model_validate(options)
+    return prepare(module, data, None, named_loss("cross_entropy"), settings, split="blocks")
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_subnet_neither_pulls_nor_changes_the_parameters_of_the_blocks_that_it_lacks(copies: int) -> None:
+    prepared = language_model(subnets=4, copies=copies)
+    program, training = prepared.program, prepared.program.training
+    specs = program.specs(training.phase(0).equal_shares, copies)
+    names = [tensor.name for tensor in program.layout.tensors]
+    for subnet in program.subnets(0, specs):
+        lacking = {block.name for block, factor in subnet.branches if not factor}
+        factors = {factor for _, factor in subnet.branches if factor}
+        assert 0 < len(lacking) < 4
+        assert factors == {training.subnets / copies}
+        sizes = dict(zip(names, subnet.shapes, strict=True))
+        assert {name for name, shape in sizes.items() if 0 in shape} == {
+            name for name in names if name.rpartition(".")[0].startswith(tuple(lacking))
+        }
+        network = Network.of(program, prepared.network)
+        before = [value.clone() for value in network.values]
+        network.commit([(subnet, network.pull(subnet) + 1, 3)], copies)
+        for name, old, new in zip(names, before, network.values, strict=True):
+            held = not name.startswith(tuple(f"{block}." for block in lacking))
+            assert torch.equal(new, old + 1 if held else old), name
+
+
+@pytest.mark.parametrize("hugging_face", [False, True])
+def test_blocks_that_return_tuples_or_come_from_transformers_train_by_depth(hugging_face: bool) -> None:
+    torch.manual_seed(0)
+    module, inputs = Tagger(), TOKENS.numpy()
+    if hugging_face:
+        hf = pytest.importorskip("transformers")
+        size = {"vocab_size": 20, "n_positions": 9, "n_embd": 8, "n_layer": 4, "n_head": 2, "n_inner": 16}
+        module = hf.GPT2LMHeadModel(hf.GPT2Config(**size, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"))
+    options = {"subnets": 4, "copies": 2, "local_steps": 2, "rounds": 2, "optimizer": {"name": "adamw", "lr": 0.01}}
+    settings = TrainingSettings.model_validate({**options, "batch_size": 4})
+    prepared = prepare(module, Given(inputs, inputs), None, named_loss("cross_entropy"), settings, split="blocks")
+    assert len(prepared.program.layout.skippable) == 4
+    network = train_alone(prepared)
+    assert not any(torch.equal(old, new) for old, new in zip(prepared.network, network.values, strict=True))
+    assert all(value.isfinite().all() for value in network.values)
+
+
+class Tagger(nn.Module):
+    """Tokens `[B, T]` to logits `[B, T, 20]`, by blocks that return `(hidden state, None, weights)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+        self.layers = nn.ModuleList([TupleBlock() for _ in range(4)])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.tokens(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden_states=hidden, scale=1.0)[0]
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+class TupleBlock(nn.Module):
+    """Adds a layer's outputs to the hidden state, which it takes by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, scale: float, hidden_states: Tensor) -> tuple[Tensor, None, Tensor]:
+        change = scale * torch.tanh(self.inner(hidden_states))
+        return hidden_states + change, None, change.mean()
+
+
+def test_every_block_trains_in_every_round() -> None:
+    prepared = language_model(subnets=3, copies=2)
+    network = train_alone(prepared)
+    assert not any(torch.equal(old, new) for old, new in zip(prepared.network, network.values, strict=True))
+
+
+def test_one_subnet_of_all_blocks_is_plain_training() -> None:
+    by_depth = train_alone(language_model(subnets=1, rounds=2))
+    whole = train_alone(language_model(subnets=1, rounds=2, method="local-sgd"))
+    assert by_depth.sha256() == whole.sha256()
+
+
+def test_phases_by_depth_train_more_blocks_in_each_subnet_up_to_all() -> None:
+    phases = [{"rounds": 1, "subnets": 4}, {"rounds": 1, "subnets": 4, "copies": 2}, {"rounds": 1, "subnets": 1}]
+    prepared = language_model(phases=phases, rounds=3)
+    program, held = prepared.program, []
+    for phase in program.training.every_phase:
+        subnets = program.subnets(phase.first_round, program.specs(phase.equal_shares, phase.copies))
+        held.append([[factor for _, factor in subnet.branches if factor] for subnet in subnets])
+    assert held == [[[4.0]] * 4, [[2.0, 2.0]] * 4, [[1.0] * 4]]
+    assert all(value.isfinite().all() for value in train_alone(prepared).values)

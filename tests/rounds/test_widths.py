@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from idletrain.errors import RunError
 from idletrain.phases import TrainingPhase
 from idletrain.quantities import steady
-from idletrain.rounds.widths import Capacity, OutOfCoreCosts, shares, shares_of_phase
+from idletrain.rounds.widths import Capacity, OutOfCoreCosts, equal_shares, shares, shares_of_phase
 
 MIB = 1 << 20
 ROOMY = 1 << 40
@@ -159,3 +159,10 @@ def test_a_phase_that_no_worker_can_hold_is_refused_by_its_number(memory_mib: in
     phase = TrainingPhase(2, 10, 5, subnets=1, copies=1, local_steps=50)
     with pytest.raises(RunError, match=rf"training.phases: {reason}"):
         shares_of_phase([Capacity(memory_mib * MIB, 1.0)] * 4, phase, need, 64)
+
+
+def test_subnets_by_depth_are_alike_whatever_their_workers_and_fit_the_largest() -> None:
+    workers = [Capacity(60 * MIB, 1.0), Capacity(30 * MIB, 8.0)]
+    assert equal_shares(workers, 4, need, 2) == (0.5,) * 4
+    with pytest.raises(RunError, match=r"the largest subnet needs 76 MiB .* has 60 MiB; use more training.subnets"):
+        equal_shares(workers, 4, need, 3)

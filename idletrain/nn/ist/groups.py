@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError
 from idletrain.nn.ist.modules import copied, stays_evaluated
+from idletrain.nn.ist.skipping import SkippableBlock
 
 Neurons = NDArray[np.int64]
 SharedRule = Literal["mean", "sum", "same"]
@@ -125,6 +126,7 @@ class Layout:
         summed: Parameters and those of their dimensions that layers sum over, as a run has shown; None if not known.
         normalized: Those that a normalization follows directly.
         frozen: Cuts of parameters that do not train, once they are no longer among `tensors` (see `frozen`).
+        skippable: The residual blocks that are the neurons of the only group, where the network is cut by depth.
     """
 
     groups: tuple[Group, ...]
@@ -135,6 +137,7 @@ class Layout:
     summed: frozenset[tuple[str, int]] | None = None
     normalized: frozenset[tuple[str, int]] = frozenset()
     frozen: tuple[TensorLayout, ...] = ()
+    skippable: tuple[SkippableBlock, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:

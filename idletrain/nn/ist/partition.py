@@ -156,3 +156,33 @@ def draw(
     subnets = blocks(sizes, shares, copies)
     orders = permutations(seed, round_, sizes, subnets[0], fixed)
     return [members(orders, subnet) for subnet in subnets]
+
+
+def deal(seed: int, round_: int, sizes: Sequence[int], subnets: int, copies: int = 1) -> NDArray[np.bool_]:
+    """Deal a network's residual blocks to the subnets of one round; return who has which `[subnets, blocks]`.
+
+    Each block, the largest first and those of one size in random order, goes to the subnets with the fewest
+    parameters so far. So no subnet is empty, and any two pairs of blocks of the same sizes meet with the same chance.
+    How many parameters the largest subnet has is the same in every round.
+
+    Args:
+        seed: The run's seed.
+        round_: The round, from 0.
+        sizes: Number of parameters of each block.
+        subnets: Number of subnets.
+        copies: Number of subnets that every block is in, at most all.
+
+    Raises:
+        ValueError: there are more subnets than blocks and copies allow.
+    """
+    if subnets > len(sizes) * copies:
+        raise ValueError(f"{subnets} subnets cannot share {len(sizes)} blocks in {copies} copies")
+    random = generator(seed, "blocks", round_)
+    shuffled = random.permutation(len(sizes))
+    held = np.zeros((subnets, len(sizes)), dtype=np.bool_)
+    parameters = np.zeros(subnets, dtype=np.int64)
+    for block in shuffled[np.argsort([-sizes[block] for block in shuffled], kind="stable")]:
+        chosen = np.lexsort((random.random(subnets), parameters))[:copies]
+        held[chosen, block] = True
+        parameters[chosen] += max(1, sizes[block])
+    return held

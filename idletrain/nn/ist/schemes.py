@@ -6,11 +6,12 @@ write-ahead log, so all subnets of a past round can be drawn again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from idletrain.nn.ist.partition import Block, Mask, blocks, draw, members, permutations
+from idletrain.nn.ist.partition import Block, Mask, blocks, deal, draw, members, permutations
 
 if TYPE_CHECKING:  # places travel with leases through the scheduler, which must not import torch
     from idletrain.nn.ist.groups import Layout
@@ -38,10 +39,16 @@ class SubnetPlace:
     Attributes:
         blocks: Its part of each neuron group.
         kind: Name of its scheme in `SCHEMES`.
+        number: Its number among the round's subnets.
+        subnets: Number of the round's subnets.
+        copies: Number of them that every residual block is in.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = ()
     kind: str = "neurons"
+    number: int = 0
+    subnets: int = 1
+    copies: int = 1
 
 
 class PartitionScheme(Protocol):
@@ -78,12 +85,48 @@ class NeuronScheme:
         return members(orders, place.blocks)
 
 
-SCHEMES: Mapping[str, PartitionScheme] = {"neurons": NeuronScheme()}
+class BlockScheme:
+    """Gives every subnet whole residual blocks, whose parameters add up to about as many in each (see `deal`).
+
+    The blocks are the neurons of the layout's only group, and their parameters have rows of one neuron each.
+    """
+
+    def places(self, sizes: Sequence[int], specs: Sequence[SubnetSpec]) -> list[SubnetPlace]:
+        """See `PartitionScheme`."""
+        del sizes  # the numbers of subnets and copies say all
+        subnets, copies = len(specs), specs[0].copies
+        return [SubnetPlace(kind="blocks", number=k, subnets=subnets, copies=copies) for k in range(subnets)]
+
+    def masks(self, seed: int, round_: int, layout: Layout, specs: Sequence[SubnetSpec]) -> list[Mask]:
+        """See `PartitionScheme`."""
+        return list(deal(seed, round_, block_sizes(layout), len(specs), specs[0].copies))
+
+    def mask(self, seed: int, round_: int, layout: Layout, place: SubnetPlace) -> Mask:
+        """See `PartitionScheme`."""
+        held: Mask = deal(seed, round_, block_sizes(layout), place.subnets, place.copies)[place.number]
+        return held
+
+
+SCHEMES: Mapping[str, PartitionScheme] = {"neurons": NeuronScheme(), "blocks": BlockScheme()}
+
+
+def block_sizes(layout: Layout) -> list[int]:
+    """Return the number of parameters of each block of a layout by depth, of those that train."""
+    sizes = [0] * len(layout.skippable)
+    for tensor in layout.tensors:
+        if tensor.neurons and tensor.neurons[0] is not None and tensor.trainable:
+            sizes[int(tensor.neurons[0][0])] += math.prod(tensor.shape)
+    return sizes
 
 
 def by_neurons(shares: Sequence[float], copies: int = 1) -> tuple[SubnetSpec, ...]:
     """Return the specs of subnets with these shares of every group; each neuron is in `copies` of them."""
     return tuple(SubnetSpec(share, copies=copies) for share in shares)
+
+
+def by_blocks(subnets: int, copies: int = 1) -> tuple[SubnetSpec, ...]:
+    """Return the specs of subnets of residual blocks, of which each is in `copies` of them."""
+    return (SubnetSpec(min(1.0, copies / subnets), "blocks", copies),) * subnets
 
 
 def scheme_of(specs: Sequence[SubnetSpec]) -> PartitionScheme:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from idletrain.nn.ist.groups import INPUT_POWERS, Layout, SharedRule, TensorLayout
 from idletrain.nn.ist.partition import Mask
+from idletrain.nn.ist.skipping import SkippableBlock
 
 BLOCK_ROWS = 1 << 14  # rows added at a time: 16 MB of an embedding of 256 numbers
 Positions = tuple[Tensor | None, ...]  # for each dimension, the positions that a subnet has, None for all of them
@@ -35,6 +36,7 @@ class Subnet:
             scaling of dropout), and the network computes the mean of its subnets' sums.
         input_factors: Names of modules and the factor of their inputs, where the tensor itself cannot be multiplied.
         frozen: The same of the parameters that do not train, which are no part of its flat buffer; None without any.
+        branches: Each residual block of a network cut by depth, with the factor of its change; 0 where it is lacking.
     """
 
     layout: Layout
@@ -43,6 +45,7 @@ class Subnet:
     factors: tuple[Tensor | None, ...]
     input_factors: tuple[tuple[str, Tensor], ...] = ()
     frozen: Subnet | None = None
+    branches: tuple[tuple[SkippableBlock, float], ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -69,8 +72,11 @@ def by_row(layout: Layout) -> Layout:
     return replace(layout, tensors=tuple(tensors))
 
 
-def cut(layout: Layout, members: Mask) -> Subnet:
-    """Return the subnet of the neurons in the mask `members` `[neurons]`; positions keep their order for reshapes."""
+def cut(layout: Layout, members: Mask, survival: float = 1.0) -> Subnet:
+    """Return the subnet of the neurons in the mask `members` `[neurons]`; positions keep their order for reshapes.
+
+    A residual block's change is multiplied by the inverse of `survival`, the share of the round's subnets that have it.
+    """
     has = np.append(members, True)  # index -1 (a position of every subnet) finds the last
     positions = tuple(tuple(_positions(neurons, has) for neurons in t.neurons) for t in layout.tensors)
     shapes = tuple(
@@ -89,7 +95,12 @@ def cut(layout: Layout, members: Mask) -> Subnet:
         for layer in c.layers
     )
     frozen = replace(layout, tensors=layout.frozen, frozen=(), contractions=())
-    return Subnet(layout, positions, shapes, factors, input_factors, cut(frozen, members) if layout.frozen else None)
+    branches = tuple(
+        (block, (1 / survival if block.additive else 1.0) if is_member else 0.0)
+        for block, is_member in zip(layout.skippable, members, strict=False)
+    )
+    of_frozen = cut(frozen, members) if layout.frozen else None
+    return Subnet(layout, positions, shapes, factors, input_factors, of_frozen, branches)
 
 
 def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:

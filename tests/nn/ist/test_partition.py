@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.nn.ist.partition import blocks, draw, members, permutations, widths
+from idletrain.nn.ist.partition import blocks, deal, draw, members, permutations, widths
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=4)
 
@@ -151,3 +151,52 @@ def test_more_subnets_than_neurons_are_refused() -> None:
 def test_shares_above_the_network_are_refused() -> None:
     with pytest.raises(ValueError, match=r"add up to 1\.200"):
         widths(10, [0.6, 0.6])
+
+
+@st.composite
+def depths(draw_: st.DrawFn) -> tuple[list[int], int, int]:
+    """Sizes of residual blocks, subnets and copies."""
+    subnets = draw_(st.integers(1, 8))
+    copies = draw_(st.integers(1, subnets))
+    sizes = draw_(st.lists(st.integers(1, 10**6), min_size=-(-subnets // copies), max_size=30))
+    return sizes, subnets, copies
+
+
+@settings(deadline=None)
+@given(depths(), st.integers(0, 1000), st.integers(0, 2**40))
+def test_every_residual_block_is_in_as_many_subnets_as_copies_and_no_subnet_is_empty(
+    depth: tuple[list[int], int, int], round_: int, seed: int
+) -> None:
+    sizes, subnets, copies = depth
+    held = deal(seed, round_, sizes, subnets, copies)
+    assert held.shape == (subnets, len(sizes))
+    assert (held.sum(axis=0) == copies).all()
+    assert held.any(axis=1).all()
+    assert np.array_equal(held, deal(seed, round_, sizes, subnets, copies))
+
+
+@settings(deadline=None)
+@given(depths(), st.integers(0, 1000))
+def test_subnets_of_residual_blocks_differ_by_no_more_than_the_largest_and_are_alike_in_every_round(
+    depth: tuple[list[int], int, int], round_: int
+) -> None:
+    sizes, subnets, copies = depth
+    first, other = (deal(3, r, sizes, subnets, copies) @ np.array(sizes) for r in (0, round_))
+    assert first.max() - first.min() <= max(sizes)
+    assert sorted(first) == sorted(other)
+
+
+def test_any_two_residual_blocks_of_one_size_meet_with_the_same_chance() -> None:
+    rounds, count = 3000, 6
+    meetings = np.zeros((count, count))
+    for round_ in range(rounds):
+        held = deal(1, round_, [7] * count, 4, 2).astype(int)
+        meetings += held.T @ held
+    pairs = meetings[np.triu_indices(count, 1)] / rounds
+    assert pairs.std() < 0.03 * pairs.mean() + 0.02
+    assert pairs.min() > 0.2
+
+
+def test_more_subnets_than_residual_blocks_and_copies_allow_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 subnets cannot share 2 blocks in 2 copies"):
+        deal(0, 0, [1, 1], 5, 2)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from idletrain.nn import models
 from idletrain.nn.ist import schemes
+from idletrain.nn.ist.blocks import block_layout, find_blocks
 from idletrain.nn.ist.groups import Layout
 from idletrain.nn.ist.partition import Mask
-from idletrain.nn.ist.schemes import NeuronScheme, SubnetPlace, SubnetSpec, by_neurons
+from idletrain.nn.ist.schemes import (
+    SCHEMES,
+    NeuronScheme,
+    SubnetPlace,
+    SubnetSpec,
+    block_sizes,
+    by_blocks,
+    by_neurons,
+)
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 
@@ -34,6 +46,18 @@ def test_a_place_alone_gives_the_subnet_that_the_whole_round_has(small_program: 
         again = program.subnet(7, place)
         assert again.shapes == subnet.shapes
         assert torch.equal(network.pull(again), network.pull(subnet))
+
+
+def test_a_place_alone_gives_the_blocks_that_the_subnet_has_in_the_whole_round() -> None:
+    module = nn.Sequential(*(models.ResidualBlock(4, hidden) for hidden in (4, 8, 8, 16)))
+    layout = block_layout(module, find_blocks(module, torch.rand(2, 4, 6, 6))[0])
+    specs, scheme = by_blocks(3, 2), SCHEMES["blocks"]
+    masks = scheme.masks(5, 7, layout, specs)
+    assert block_sizes(layout) == [sum(p.numel() for p in block.parameters()) for block in module]
+    assert np.array_equal(np.sum(masks, axis=0), [2] * 4)
+    assert {spec.share for spec in specs} == {2 / 3}
+    for mask, place in zip(masks, scheme.places(layout.sizes, specs), strict=True):
+        assert np.array_equal(scheme.mask(5, 7, layout, place), mask)
 
 
 def test_a_new_kind_of_partition_is_one_class_and_one_line_in_the_table(
