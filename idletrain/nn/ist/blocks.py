@@ -48,7 +48,7 @@ class _Call:
 
 
 def find_blocks(
-    module: nn.Module, inputs: Any, exclude: Sequence[str] = (), travelling: Sequence[str] = ()
+    module: nn.Module, inputs: Any, exclude: Sequence[str] = (), traveling: Sequence[str] = ()
 ) -> tuple[list[SkippableBlock], dict[str, str]]:
     """Return the blocks that a module runs without, and why each of the other candidates is none.
 
@@ -56,7 +56,7 @@ def find_blocks(
         module: The module.
         inputs: A few samples' inputs.
         exclude: Names of blocks that every subnet keeps.
-        travelling: Names of buffers that travel with the parameters.
+        traveling: Names of buffers that travel with the parameters.
 
     Raises:
         JobError: the module runs without each block, but not without all of them.
@@ -67,7 +67,7 @@ def find_blocks(
     expected, calls = _recorded(trial, inputs, candidates)
     blocks, reasons = [], {}
     for name, layer in candidates.items():
-        found = "model.exclude names it" if name in exclude else _block(name, layer, calls.get(name), travelling)
+        found = "model.exclude names it" if name in exclude else _block(name, layer, calls.get(name), traveling)
         found = _as_residual(trial, inputs, found) if isinstance(found, SkippableBlock) else found
         if isinstance(found, SkippableBlock):
             found = _reason_against(trial, inputs, found, expected) or found
@@ -80,11 +80,11 @@ def find_blocks(
         expected
     ):
         raise JobError("model.split: the model runs without each of its blocks, but not without all; use neurons")
-    return blocks, _worth_telling(candidates, {block.name for block in blocks}, reasons)
+    return blocks, _worth_naming(candidates, {block.name for block in blocks}, reasons)
 
 
 def by_depth(
-    module: nn.Module, inputs: Any, training: TrainingSettings, exclude: Sequence[str], travelling: Sequence[str]
+    module: nn.Module, inputs: Any, training: TrainingSettings, exclude: Sequence[str], traveling: Sequence[str]
 ) -> Layout:
     """Return the layout of a module's cuts into blocks, tried on a few samples' inputs.
 
@@ -93,30 +93,32 @@ def by_depth(
         inputs: The samples.
         training: The job's settings.
         exclude: Names of blocks that every subnet keeps.
-        travelling: Names of buffers that travel with the parameters.
+        traveling: Names of buffers that travel with the parameters.
 
     Raises:
         JobError: there is no block, or there are too few for the subnets; or one to keep is none.
     """
-    blocks, refused = find_blocks(module, inputs, exclude, travelling)
+    blocks, refused = find_blocks(module, inputs, exclude, traveling)
     names = ", ".join(block.name for block in blocks)
     if unknown := set(exclude) - set(refused):
-        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a block; found are {names}")
+        raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a block; the blocks are {names}")
     if not blocks:
         reasons = [f"{name}: {reason}" for name, reason in refused.items()]
         more = [f"and {len(reasons) - SHOWN} more"] if len(reasons) > SHOWN else []
-        told = "; ".join([*reasons[:SHOWN], *more]) or "it has no ModuleList and no Sequential"
-        raise JobError(f"model.split: the model has no residual blocks that it runs without ({told}); use neurons")
+        candidates = "; ".join([*reasons[:SHOWN], *more]) or "it has no ModuleList and no Sequential"
+        raise JobError(
+            f"model.split: the model has no residual blocks that it runs without ({candidates}); use neurons"
+        )
     for phase in training.every_phase:
         if phase.subnets > (most := len(blocks) * phase.copies):
             raise JobError(
                 f"training.subnets: {phase.subnets} is more than the {len(blocks)} blocks ({names}) can be in with "
                 f"training.copies: {phase.copies}; use at most {most}"
             )
-    return replace(block_layout(module, blocks, travelling), kept_whole=tuple(refused.items()))
+    return replace(block_layout(module, blocks, traveling), kept_whole=tuple(refused.items()))
 
 
-def block_layout(module: nn.Module, blocks: Sequence[SkippableBlock], travelling: Sequence[str] = ()) -> Layout:
+def block_layout(module: nn.Module, blocks: Sequence[SkippableBlock], traveling: Sequence[str] = ()) -> Layout:
     """Return the layout in which a block's parameters, and its buffers that travel, are in the block's subnets alone.
 
     What a block shares with another part of the module is in all subnets.
@@ -129,7 +131,7 @@ def block_layout(module: nn.Module, blocks: Sequence[SkippableBlock], travelling
     labels: Labels = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         owner, *others = owners[id(tensor)]
-        if owner >= 0 and not others and tensor.ndim and (isinstance(tensor, nn.Parameter) or name in travelling):
+        if owner >= 0 and not others and tensor.ndim and (isinstance(tensor, nn.Parameter) or name in traveling):
             labels[name, 0] = np.full(len(tensor), owner)
     return replace(layout_of(module, [(Group(GROUP, len(blocks)), labels)]), skippable=tuple(blocks))
 
@@ -147,7 +149,7 @@ def _candidates(module: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _worth_telling(candidates: Mapping[str, nn.Module], blocks: Set[str], reasons: Mapping[str, str]) -> dict[str, str]:
+def _worth_naming(candidates: Mapping[str, nn.Module], blocks: Set[str], reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the reasons against candidates that neither hold a block nor are a part of a block or of another layer."""
     layers = tuple(
         f"{name}."
@@ -192,14 +194,14 @@ def _recorded(module: nn.Module, inputs: Any, layers: Mapping[str, nn.Module]) -
             handle.remove()
 
 
-def _block(name: str, layer: nn.Module, call: _Call | None, travelling: Sequence[str]) -> SkippableBlock | str:
+def _block(name: str, layer: nn.Module, call: _Call | None, traveling: Sequence[str]) -> SkippableBlock | str:
     """Return what a candidate takes and returns, or the reason why it is no block."""
     if not any(p.requires_grad and p.ndim > 1 for p in layer.parameters()):
         return "it has no weights that train"
     if call is None or call.outputs is None:
         return "it does not run, or returns nothing"
     single = [short for short, tensor in layer.named_parameters() if tensor.requires_grad and not tensor.ndim]
-    single += [short for short, t in layer.named_buffers() if f"{name}.{short}" in travelling and not t.ndim]
+    single += [short for short, t in layer.named_buffers() if f"{name}.{short}" in traveling and not t.ndim]
     if single:
         return f"its {single[0]} is a single number, which cannot be left out of a subnet"
     argument, result = _hidden(call)

@@ -164,7 +164,7 @@ def test_a_network_without_blocks_or_with_too_few_is_refused_with_the_candidates
         by_depth(nn.Linear(8, 3), X, settings(), (), ())
     with pytest.raises(JobError, match=r"training.subnets: 5 is more than the 2 blocks .*copies: 2; use at most 4"):
         by_depth(Stack(Residual(), Residual()), X, settings(subnets=5, copies=2), (), ())
-    with pytest.raises(JobError, match=r"model.exclude: first is not a block; found are blocks.0, blocks.1"):
+    with pytest.raises(JobError, match=r"model.exclude: first is not a block; the blocks are blocks.0, blocks.1"):
         by_depth(Stack(Residual(), Residual()), X, settings(), ("first",), ())
 
 
