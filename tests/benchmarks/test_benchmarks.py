@@ -69,10 +69,10 @@ def _check_local_steps(written):
 def _check_memory(written):
     figures = {figure["what"]: figure for figure in written["figures"]}
     assert 0 < figures["a subnet's parameters"]["value"] < figures["network's parameters"]["value"]
-    assert all(growth > 0 for growth in figures["a worker's growth with marks"]["samples"])
+    assert all(growth > 0 for growth in figures["a worker's growth with checkpoints"]["samples"])
     # A process takes some 30 MB for its first step whatever the subnet: less than half of a network of 126 MB.
-    assert figures["growth with marks / the network's parameters"]["met"]
-    assert figures["growth without marks / the network's parameters"]["met"]
+    assert figures["growth with checkpoints / the network's parameters"]["met"]
+    assert figures["growth without checkpoints / the network's parameters"]["met"]
 
 
 def _check_outofcore(written):
@@ -228,11 +228,11 @@ def _check_fabric(written):
 def _check_forecast(written):
     figures = {figure["what"].split(": ")[-1]: figure for figure in written["figures"]}
     assert all(value >= 0 for figure in figures.values() for value in figure["samples"])
-    assert figures["a first look, at worst"]["value"] == figures["the first look"]["value"] > 0
+    assert figures["a first measurement, at worst"]["value"] == figures["the first measurement"]["value"] > 0
     assert min(*figures["compute, measured"]["samples"], *figures["compute, expected"]["samples"]) > 0
     off, ratios = figures["off by"]["value"], figures["off by"]["samples"]
     assert off == pytest.approx(abs(statistics.median(ratios) - 1))
-    shares = zip(figures["stolen from looks"]["samples"], figures["stolen from rounds"]["samples"], strict=True)
+    shares = zip(figures["stolen from measurements"]["samples"], figures["stolen from rounds"]["samples"], strict=True)
     steady = [abs(look - rounds) <= 0.05 for look, rounds in shares]
     assert len(ratios) == (sum(steady) or len(steady))
     assert figures["cases within 15 %"]["value"] == (off <= 0.15)
