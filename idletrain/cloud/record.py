@@ -10,9 +10,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from idletrain.cloud.machines import TAG, LaunchSite, Pool
 from idletrain.cloud.reconcile import DesiredFleet
-from idletrain.errors import JobError, RunError
+from idletrain.errors import DamageError, JobError, RunError
 from idletrain.storage import ConflictError, S3Prefix
 
 RUN_RECORD_KEY = "record.json"
@@ -74,16 +76,20 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, content: bytes) -> RunRecord:
-        """Parse what `as_json` returned."""
-        fields = json.loads(content)
-        wanted = fields["wanted"]
-        fields["wanted"] = DesiredFleet(
-            wanted["count"], wanted["policy"], tuple(Pool(**pool) for pool in wanted["pools"])
-        )
-        fields["site"] = LaunchSite(**fields["site"])
-        fields["heads"] = tuple(Pool(**pool) for pool in fields["heads"])
-        fields["prices"] = {Pool(**pool): price for pool, price in fields["prices"]}
-        return cls(**fields)
+        """Parse what `as_json` returned.
+
+        Raises:
+            DamageError: it is something else.
+        """
+        try:
+            fields = json.loads(content)
+            fields["prices"] = dict(TypeAdapter(list[tuple[Pool, float]]).validate_python(fields["prices"]))
+            return TypeAdapter(cls).validate_python(fields)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise DamageError(
+                f"{RUN_RECORD_KEY} of the run does not hold what was written to it; end the run with "
+                "`idletrain down NAME`, or put an earlier version of that object back"
+            ) from None
 
 
 def claim(prefix: S3Prefix, record: RunRecord) -> None:

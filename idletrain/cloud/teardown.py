@@ -120,7 +120,7 @@ def over(account: CloudAccount, machines: Collection[Instance], now: float) -> d
             with account.explained():
                 stored, renewed = prefix.get(record.RUN_RECORD_KEY), leader_lease.renewed(prefix)
             state = RunRecord.from_json(stored.content).state if stored else ""
-        except (RunError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
+        except (IdletrainError, LookupError, TypeError, ValueError) as error:  # also what another version wrote
             logger.warning("%s cannot be read: %r", prefix.url, error)
             continue
         if not stored:

@@ -53,7 +53,7 @@ class ScheduleStore:
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
             raise JobError(f"NAME: there is no schedule {name}; there are: {known}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamageError(f"{path} is not a schedule ({error}); remove it and add the schedule again") from None
 
     def add(self, schedule: Schedule) -> None:
@@ -74,7 +74,7 @@ class ScheduleStore:
             return tuple(_execution(json.loads(line)) for line in path.read_text().splitlines())
         except FileNotFoundError:
             return ()
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamageError(f"{path} is not a history ({error}); remove it to start an empty one") from None
 
     @contextlib.contextmanager

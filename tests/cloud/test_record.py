@@ -9,7 +9,7 @@ import pytest
 from rehearsal import RECORD
 
 from idletrain.cloud import record
-from idletrain.errors import JobError, RunError
+from idletrain.errors import DamageError, JobError, RunError
 from idletrain.storage import S3Prefix
 
 
@@ -31,6 +31,17 @@ def test_a_run_that_is_not_there_is_said_to_be_none(prefix: S3Prefix) -> None:
         record.read(prefix)
     with pytest.raises(RunError, match="holds no run"):
         record.update(prefix, state="ended")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"{}", b"\xff", b"[1]", b"null", b"[" * 9999, RECORD.as_json().replace(b"1073741824", b'"x"')],
+)
+def test_a_damaged_record_is_said_to_be_damaged(prefix: S3Prefix, content: bytes) -> None:
+    prefix.put(record.RUN_RECORD_KEY, content)
+    for use in (record.read, lambda prefix: record.update(prefix, state="ended")):
+        with pytest.raises(DamageError, match=r"record\.json of the run does not hold .*idletrain down"):
+            use(prefix)
 
 
 def test_changes_made_at_the_same_time_are_all_kept(prefix: S3Prefix) -> None:

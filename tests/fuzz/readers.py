@@ -1,4 +1,4 @@
-"""Everything that reads bytes from outside, as functions of bytes: each ends in a clean error or in none.
+"""Readers of bytes from outside, as functions of bytes: each ends in a clean error or in none.
 
 `test_readers.py` gives each some odd bytes; `python -m fuzz.campaign` (make fuzz) searches for a minute.
 """
@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from idletrain.cloud.machines import LaunchSite, Pool
+from idletrain.cloud.reconcile import DesiredFleet
+from idletrain.cloud.record import RunRecord
 from idletrain.cloud.sandbox import reclaims, signatures
 from idletrain.cluster import contact
 from idletrain.errors import IdletrainError
@@ -32,8 +35,10 @@ from idletrain.nn.data.arrays import FileSource
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.observe import display, records, report
 from idletrain.quantities import parse_bytes, parse_seconds
-from idletrain.rounds.durable import write_ahead_log
+from idletrain.rounds.durable import recovery, write_ahead_log
+from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.schedules import cron
+from idletrain.schedules.store import ScheduleStore
 from idletrain.worker.idle import parse_share
 
 PLACE = Path(tempfile.gettempdir())  # of the process; tests and campaigns name one of their own
@@ -155,6 +160,24 @@ def signature(content: bytes) -> object:
     return signatures.check(claim, keys, "POST", "http://h/", headers, content)
 
 
+def run_files(content: bytes) -> object:
+    """Small files of JSON; the first byte chooses which."""
+    kind, content = content[0] % 5 if content else 0, content[1:]
+    if kind == 0:
+        return RunRecord.from_json(content)
+    if kind == 1:
+        file_of(content, "streams.json")
+        return StreamPositions(PLACE).at(0, 9)
+    if kind == 2:
+        file_of(content, "job.json")
+        return recovery.read_job(PLACE)
+    folder = PLACE / "schedules"
+    folder.mkdir(exist_ok=True)
+    (folder / ("night.json" if kind == 3 else "night.history.jsonl")).write_bytes(content)
+    store = ScheduleStore(folder)
+    return store.get("night") if kind == 3 else store.history("night")
+
+
 def npz(**contents: Any) -> bytes:
     file = io.BytesIO()
     np.savez(file, **contents)
@@ -190,6 +213,22 @@ EVENTS = b"""\
 "run_dir": "runs/r", "accuracy": 0.5, "loss": 1.0}
 """
 
+POOL = Pool("spot", "m5.large", "eu-west-1a")
+RECORD = RunRecord(
+    run="night",
+    job={"name": "night"},
+    tags={"idletrain:run": "night"},
+    created=1.0,
+    deadline=2.0,
+    site=LaunchSite("eu-west-1", "vpc-1", {"eu-west-1a": "subnet-a"}, "ami-1"),
+    wanted=DesiredFleet(2, "auto", (POOL,)),
+    heads=(POOL,),
+    prices={POOL: 0.1},
+    on_demand={"m5.large": 0.3},
+    need_bytes=1 << 30,
+    most_slots=1,
+)
+
 READERS: Mapping[str, Reader] = {
     "job": Reader(
         job,
@@ -214,7 +253,14 @@ READERS: Mapping[str, Reader] = {
     ),
     "sparse": Reader(
         sparse_file,
-        (b"2 3 4\n1,2 0:1.5 2:1\n3 1:2e3\n", b"1 0:1\n", b"2 3 4\n\n", b"\0" + npz(**CSR) + npz(**CSR)),
+        (
+            b"2 3 4\n1,2 0:1.5 2:1\n3 1:2e3\n",
+            b"1 0:1\n",
+            b"9" * 400 + b" 0:1\n",
+            b"1 2 " + b"9" * 4096,
+            b"2 3 4\n\n",
+            b"\0" + npz(**CSR) + npz(**CSR),
+        ),
     ),
     "events": Reader(events, (EVENTS, b'{"kind": []}\n{"kind": "staged"}\n[1]\n"x"\nnull\n' + b"[" * 2000)),
     "log": Reader(log, (b'8c736521 {"kind":"commit","n":7,"round":3}\n', b"", b"00000000 {")),
@@ -236,6 +282,16 @@ READERS: Mapping[str, Reader] = {
         ),
     ),
     "fabric": Reader(fabric, (b'{"schema": 3, "points": [], "nodes": []}', b"[]", b'{"schema": null}')),
+    "run files": Reader(
+        run_files,
+        (
+            b"\0" + RECORD.as_json(),
+            b'\1[[0, 20, "{\\"shard\\": 0}"]]',
+            b'\2{"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}',
+            b'\3{"name": "night", "created": "2026-11-25T00:00:00+00:00"}',
+            b'\4{"due": "2026-11-25T00:00:00+00:00", "started": null, "ended": null}',
+        ),
+    ),
     "signature": Reader(
         signature,
         (

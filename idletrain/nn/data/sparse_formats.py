@@ -20,7 +20,7 @@ from idletrain.nn.data.csr import Csr
 
 logger = logging.getLogger(__name__)
 CHUNK_ROWS = 8192  # rows in memory at a time while converting: 5 MB of Amazon-670K
-HEADER = re.compile(rb"\s*(\d+)\s+(\d+)\s+(\d+)\s*")
+HEADER = re.compile(rb"\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
 LABELS = re.compile(rb"\d+(,\d+)*|")
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FEATURES = re.compile(rb"(?:\d+:%b(?:\s+\d+:%b)*)?" % (NUMBER, NUMBER))
@@ -98,21 +98,21 @@ def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: 
     if not LABELS.fullmatch(names) or not FEATURES.fullmatch(rest):
         shown = line[:60].decode(errors="replace").rstrip()
         raise JobError(f"{where}: {shown!r} is not `label,label feature:value ...`; correct or remove that line")
-    labels = [int(name) for name in names.split(b",")] if names else []
+    labels = names.split(b",") if names else []
     pairs = np.array(rest.replace(b":", b" ").split(), dtype=np.float64).reshape(-1, 2)
     values = pairs[:, 1].astype(np.float32)
     if not np.isfinite(values).all():
         raise JobError(f"{where}: a value is beyond float32; correct or remove that line")
-    # Checked as floats: converted to 64-bit integers, large ones would overflow.
+    # Checked as floats, which a number of any length is: converted to 64-bit integers, large ones would overflow.
     for name, largest, size in (
         ("feature", pairs[:, 0].max(initial=-1), sizes[0]),
-        ("label", max(labels, default=-1), sizes[1]),
+        ("label", max(map(float, labels), default=-1.0), sizes[1]),
     ):
         if largest >= (size or LARGEST_WITHOUT_HEADER):
             limit = size or LARGEST_WITHOUT_HEADER
             reason = "line 1 names" if size else "can be had without a header"
             raise JobError(f"{where}: {name} {largest:.0f} is beyond the {limit} {name}s that {reason}; count from 0")
-    return pairs[:, 0].astype(np.int64), values, np.array(labels, dtype=np.int64)
+    return pairs[:, 0].astype(np.int64), values, np.array([int(label) for label in labels], dtype=np.int64)
 
 
 def _stack(columns: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]] | None = None) -> Csr:

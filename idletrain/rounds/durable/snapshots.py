@@ -56,7 +56,7 @@ def _holds(folder: Path, content: memoryview) -> bool:
         return manifest["sha256"] == hashlib.sha256(content).hexdigest() and bool(
             np.array_equal(np.fromfile(folder / "network", np.uint8), np.frombuffer(content, np.uint8))
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -78,7 +78,7 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
         manifest = json.loads((folder / "manifest.json").read_bytes())
         digest = manifest["sha256"]
         content = np.fromfile(folder / "network", np.float32)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, KeyError, TypeError, RecursionError):
         raise DamageError(f"{folder}: is not whole") from None
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror}); fix that and try again") from None
