@@ -73,13 +73,13 @@ def test_a_network_that_diverges_ends_the_run_after_a_second_opinion(
     assert len(diverged) <= 4, "a subnet goes to another worker at once: with three, the fourth is a second opinion"
 
 
-def test_a_worker_that_hangs_in_a_step_is_restarted_and_the_run_goes_on_without_it(
+def test_the_run_goes_on_without_a_worker_that_hangs_in_a_step(
     three: Callable[..., tuple[Run, list[Process]]],
     control: Control,
     cluster: Cluster,
     undisturbed: Callable[..., list[str]],
 ) -> None:
-    run, workers = three(rounds=8, preemption={"lease": "3s"})
+    run, _ = three(rounds=8, preemption={"lease": "3s"})
     control.pace(0)
     head = run.launch("--scheduler", cluster.address)
     run.wait("a round", "round_committed", count=2)
@@ -91,7 +91,25 @@ def test_a_worker_that_hangs_in_a_step_is_restarted_and_the_run_goes_on_without_
     assert overtaken, "w0 held no subnet when it hung"
     seconds = [e["seconds"] for e in run.events("round_committed")]
     assert max(seconds[2:]) < 30
-    assert workers[0].running or sick_of(run)
+
+
+def test_a_local_worker_that_hangs_in_a_step_is_ended_and_replaced(
+    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
+) -> None:
+    run = make_run(rounds=3, nodes=1, training=TRAINING, preemption={"lease": "3s", "progress_every": "50ms"})
+    (control.path / "slow-all").write_text("0.1")
+    head = run.launch()
+    run.wait("progress", "progress_saved", count=2)
+    (name,) = [e["name"] for e in run.events("worker_joined")]
+    ((_, hung),) = run.workers().items()
+    (control.path / f"hang-{name}").touch()
+    run.wait("the verdict", "worker_sick", lambda e: (e["name"], e["cause"]) == (name, "hang"))
+    until("its end", lambda: not runs(hung), 10)
+    for file in (f"hang-{name}", "slow-all"):
+        (control.path / file).unlink()
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed())
+    assert len(run.events("worker_joined")) == 2
 
 
 def test_the_only_worker_that_hangs_is_ended_and_another_goes_on(
