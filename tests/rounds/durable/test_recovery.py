@@ -14,9 +14,11 @@ from idletrain.exchange.messages import checksum
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
-from idletrain.rounds.durable import recovery, snapshots, updates
+from idletrain.rounds.durable import recovery, s3_mirror, snapshots, updates
+from idletrain.rounds.durable.s3_mirror import Mirror
 from idletrain.rounds.durable.updates import StagedUpdate
 from idletrain.rounds.durable.write_ahead_log import WriteAheadLog
+from idletrain.storage import S3Prefix
 
 SPECS = by_neurons((0.5, 0.5))
 PLANNED = [asdict(spec) for spec in SPECS]
@@ -116,6 +118,26 @@ def test_a_damaged_snapshot_and_a_damaged_update_lead_to_the_round_between(run: 
     recovered = recovery.load_network(run_dir, prepared.program)
     assert (recovered.rounds, recovered.damaged_snapshots) == (1, (2,))
     assert torch.equal(recovered.network.flat, after(run_dir, 1))
+
+
+@pytest.mark.parametrize(("part", "rounds"), [("snapshots/00000002/network", 4), ("updates/", 3), ("wal/", 2)])
+def test_a_damaged_copy_in_s3_leads_to_its_newest_sound_state(
+    run: tuple[Path, Prepared, Network], prefix: S3Prefix, part: str, rounds: int
+) -> None:
+    run_dir, prepared, _ = run
+    (run_dir / "job.json").write_text("{}")
+    Mirror(run_dir, prefix).copy()
+    key = [name for name in prefix.names() if name.startswith(part)][-1]
+    stored = prefix.get(key)
+    assert stored
+    content = bytearray(stored.content)
+    content[len(content) // 2] ^= 1
+    prefix.put(key, bytes(content))
+    restored = run_dir.parent / "restored"
+    assert s3_mirror.restore(prefix, restored)
+    recovered = recovery.load_network(restored, prepared.program)
+    assert recovered.rounds == rounds
+    assert torch.equal(recovered.network.flat, after(run_dir, rounds))
 
 
 def test_without_a_sound_snapshot_the_run_is_refused_with_every_reason(run: tuple[Path, Prepared, Network]) -> None:
