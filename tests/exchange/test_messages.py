@@ -72,4 +72,5 @@ def test_headers_become_plain_values() -> None:
         "checksum": 9,
         "update": True,
         "loss": None,
+        "position": "",
     }
