@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -104,6 +105,8 @@ def cuts_or_whole(
             raise UnsplitError(f"{compiled[0]} is compiled by torch.jit, and its neurons cannot be followed")
         if (trained := _trained_share(module)) < LEAST_TRAINED and not requested.exclude:
             raise UnsplitError(f"only {trained:.1%} of its parameters train, and no others travel")
+        # torch imports it where it is first used; stopped in the middle of that, no later use of it would work.
+        importlib.import_module("torch._dynamo")
         meta, layout = within(
             SEARCH_SECONDS,
             lambda: _guarded_cuts(module, inputs, training, requested, rules),
