@@ -75,9 +75,11 @@ def test_wrong_pushes_are_refused_by_name(
     assert head.exit_code() == 0, head.text
     refused = run.events("refused")
     assert {e["reply"] for e in refused} >= {"corrupt", "wrong-shape", "not-finite"}
-    causes = {e["attempt"]: e["cause"] for e in run.events("lost")}
-    assert {causes.pop(e["attempt"]) for e in refused} == {"refused"}
-    assert set(causes.values()) <= {"overtaken"}  # held workers' subnets may be leased a second time
+    attempts = {e["attempt"] for e in refused}
+    causes = {attempt: {e["cause"] for e in run.events("lost") if e["attempt"] == attempt} for attempt in attempts}
+    assert set().union(*causes.values()) - {"overtaken"} == {"refused"}, causes  # by a backup, of a slow worker
+    others = {e["cause"] for e in run.events("lost") if e["attempt"] not in attempts}
+    assert others <= {"overtaken"}
     run.check(undisturbed())
 
 
