@@ -174,6 +174,8 @@ def _map(path: Path, member: str, job_field: str) -> Array:
         else:
             plain = path
         mapped: Array = np.load(plain, mmap_mode="r") if plain.suffix == ".npy" else _map_idx(plain)
+        if not isinstance(mapped, np.ndarray):
+            raise ValueError("it is an archive of arrays")
     except OSError as error:
         reason = error.strerror or str(error)
         raise JobError(f"{job_field}: {path} cannot be read ({reason}); name an existing file") from None

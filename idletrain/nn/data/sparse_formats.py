@@ -148,7 +148,8 @@ def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
     except OSError as error:
         raise unreadable(field, path, error) from None
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise JobError(f"{field}: {path} is not what scipy.sparse.save_npz writes ({error}); write it so") from None
+        reason = " ".join(str(error).split())[:200]  # zipfile shows all of a damaged name
+        raise JobError(f"{field}: {path} is not what scipy.sparse.save_npz writes ({reason}); write it so") from None
     if kind not in (b"csr", "csr"):
         raise JobError(f"{field}: {path} holds a {kind!r} matrix; save matrix.tocsr()")
     if len(matrix) != rows or (np.diff(matrix.starts) < 0).any() or matrix.starts[-1] != len(matrix.columns):
