@@ -80,7 +80,7 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
 
 @dataclass(frozen=True)
 class _PhasePlan:
-    """What a round of a phase takes.
+    """The memory, bytes and time that a round of a phase takes.
 
     Attributes:
         phase: The phase.

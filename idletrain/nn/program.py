@@ -138,6 +138,10 @@ class Program:
         """Return how many steps each subnet takes in a round."""
         return self.training.phase(round_).local_steps
 
+    def steps_before(self, round_: int) -> int:
+        """Return the steps that each subnet takes before a round."""
+        return self.training.phase(round_).steps_before(round_)
+
     @property
     def training_loss(self) -> Loss:
         """Return the loss that steps are taken by, with smoothed labels if the job says so."""

@@ -42,7 +42,7 @@ class RunBackend:
         if run.state is None or reply is not Reply.ACCEPTED:
             return reply
         held = run.state.subnets[lease.subnet].lease_of(lease.attempt)
-        steps_before = run.program.training.phase(lease.round).steps_before(lease.round)
+        steps_before = run.program.steps_before(lease.round)
         return run.positions.at(lease.subnet, steps_before + (held.base_steps if held else 0))
 
     def beat(self, lease: LeaseId, steps: int, doing: Activity) -> Reply:

@@ -108,7 +108,7 @@ class Uploads:
         if reply is Reply.ACCEPTED and header.loss is not None:
             self.losses[lease.subnet] = header.loss
         if reply is Reply.ACCEPTED:
-            steps_before = self._run.program.training.phase(lease.round).steps_before(lease.round)
+            steps_before = self._run.program.steps_before(lease.round)
             self._run.positions.keep(lease.subnet, steps_before + header.steps, header.position)
         if reply not in (Reply.ACCEPTED, Reply.DUPLICATE):
             self._refuse(lease, reply, push.where)

@@ -67,14 +67,13 @@ def find_blocks(
     expected, calls = _recorded(trial, inputs, candidates)
     blocks, reasons = [], {}
     for name, layer in candidates.items():
-        found = "model.exclude names it" if name in exclude else _block(name, layer, calls.get(name), traveling)
-        found = _as_residual(trial, inputs, found) if isinstance(found, SkippableBlock) else found
-        if isinstance(found, SkippableBlock):
-            found = _reason_against(trial, inputs, found, expected) or found
-        if isinstance(found, SkippableBlock):
-            blocks.append(found)
+        kept = "model.exclude names it" if name in exclude else ""
+        block = kept or _residual_block(trial, inputs, name, layer, calls.get(name), traveling)
+        reason = block if isinstance(block, str) else _reason_against(trial, inputs, block, expected)
+        if reason or isinstance(block, str):
+            reasons[name] = reason
         else:
-            reasons[name] = found
+            blocks.append(block)
     blocks = [b for b in blocks if not any(other.name.startswith(f"{b.name}.") for other in blocks)]
     if blocks and _described(_outputs_with(trial, inputs, {b.name: _identity(b) for b in blocks})) != _described(
         expected
@@ -210,6 +209,14 @@ def _block(name: str, layer: nn.Module, call: _Call | None, traveling: Sequence[
     if call.in_place:
         return "it changes its input in place"
     return SkippableBlock(name, argument, result, additive=False)
+
+
+def _residual_block(
+    module: nn.Module, inputs: Any, name: str, layer: nn.Module, call: _Call | None, traveling: Sequence[str]
+) -> SkippableBlock | str:
+    """Return a candidate as a residual block, or the reason why it is none."""
+    block = _block(name, layer, call, traveling)
+    return block if isinstance(block, str) else _as_residual(module, inputs, block)
 
 
 def _hidden(call: _Call) -> tuple[int | str | None, Any]:
