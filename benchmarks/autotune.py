@@ -27,22 +27,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forecast import measure_fleet, print_line
-from benchmarks.machines import Cast, machines
+from benchmarks.machines import START_SECONDS, Cast, machines
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.race import NoStepError, job_tree, run, seconds_to
 from benchmarks.report import Figure, at_most, parser, report
-from benchmarks.sweep import IST_INTERVALS, RATES, STEPS, WHOLE
+from benchmarks.sweep import CASE_STEPS, IST_INTERVALS, OPTIMIZERS, WHOLE
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.job import OPEN_SETTINGS
 from idletrain.job_file import parse_job
 
-BEHIND = 1.1
+MOST_RATIO = 1.1
 SLOWER = 1.5
 BUDGET_SECONDS = 240.0
 LOCAL_INTERVALS = (10, 25, 50)
-START_SECONDS, LOOK_SECONDS = 120.0, 120.0
+PROBE_SECONDS = 120.0
 
 
 async def lead(host: str, nodes: int, tree: dict[str, Any]) -> None:
@@ -66,14 +66,14 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
         for name in bed.names[1:]:
             cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--memory", "1GiB"])
-        (line,) = cast.output.wait("fleet", 1, START_SECONDS + LOOK_SECONDS, cast.all_alive)
+        (line,) = cast.output.wait("fleet", 1, START_SECONDS + PROBE_SECONDS, cast.all_alive)
     return FleetFigures(**line["fleet"])
 
 
 def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
     """Run with such settings, for as long as the method needs."""
-    _, local, ist = STEPS.get(case.name, (100, 100, 100))
-    rates = {**RATES.get(case.name, {"lr": 0.2}), **WHOLE.get(case.name, {}), "state": "reset"}
+    _, local, ist = CASE_STEPS.get(case.name, (100, 100, 100))
+    rates = {**OPTIMIZERS.get(case.name, {"lr": 0.2}), **WHOLE.get(case.name, {}), "state": "reset"}
     # All nodes share each pass: with more subnets than nodes every one gets fewer samples in as many steps.
     steps = (ist if method == "ist" else local) * max(1, chosen["subnets"] // nodes)
     every = chosen["local_steps"]
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for number, seconds in sorted(seconds_by_setting.items())
     ]
     best = min(figure.value for figure in figures[1:])
-    figures.append(at_most("chosen / best by hand", figures[0].value / best, "", BEHIND))
+    figures.append(at_most("chosen / best by hand", figures[0].value / best, "", MOST_RATIO))
     return report("autotune", options, figures, case=case.name, nodes=nodes, link=link, why=why, runs=records)
 
 

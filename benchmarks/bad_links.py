@@ -30,7 +30,7 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead
-from benchmarks.machines import Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, Line, machines
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.cluster import dask_settings
 from idletrain.exchange.admission import AdmissionQueue
@@ -38,7 +38,6 @@ from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import AcceptanceRule, LeaseId, LockstepGroup, PushHeader, Receipt, Reply, checksum
 from idletrain.exchange.store import StoreServer
 
-START_SECONDS = 60.0
 KB = 1000
 
 

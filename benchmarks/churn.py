@@ -31,7 +31,7 @@ from idletrain.run import RunOptions, launch
 
 WORKERS = 4
 WORKER_BYTES = 1 << 30
-TARGETS = {"salvage": 0.90, "reissue": 0.80}
+GOODPUT_TARGETS = {"salvage": 0.90, "reissue": 0.80}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             runs.append(result)
             name = f"goodput, {policy}, {cut.subnets} subnets x {cut.local_steps} steps"
             name += f", progress every {cut.progress_every}"
-            figures.append(at_least(name, result["goodput"], "", TARGETS[policy]))
+            figures.append(at_least(name, result["goodput"], "", GOODPUT_TARGETS[policy]))
             if cut == preset.cuts[0]:
                 worst = sorted(result["shares"].items(), key=lambda item: -item[1])
                 figures += [Figure(f"  {part}", share, "of the time") for part, share in worst]

@@ -41,7 +41,7 @@ from idletrain.nn.statistics import estimate_statistics
 from idletrain.worker import encoding
 
 PLAIN = ("fp32", "fp32")
-CODED = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
+CODE_PAIRS = (("int8", "int4"), ("int8", "int8"), ("bf16", "int8"), ("int4", "int4"))  # pull, push
 BROKEN, ARRIVED_FRACTION = 0.5, 0.2
 LOSS_CASES = ("whole", "dropped", "salvaged")
 
@@ -61,7 +61,7 @@ class Training:
     local_steps: int = 50
 
 
-SMALL = Training(
+SMALL_TRAINING = Training(
     epochs=2,
     data="digits",
     samples=1437,
@@ -112,7 +112,7 @@ class Preset:
     lr: float = 0.2
 
 
-TINY = Preset(replace(SMALL, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
+TINY = Preset(replace(SMALL_TRAINING, widths=(64, 256, 256, 10)), (4,), (0, 1), 0.1)
 
 
 def job(preset: Preset, run: Run) -> Job:
@@ -206,8 +206,9 @@ def bytes_of(preset: Preset, run: Run) -> int:
 
 def all_runs(preset: Preset) -> list[Run]:
     """Return every training to run."""
-    coded = [Run(n, codes, seed) for n in preset.subnets for codes in (PLAIN, *CODED) for seed in preset.seeds]
-    return coded + [Run(preset.subnets[0], CODED[1], seed, case) for case in LOSS_CASES[1:] for seed in preset.seeds]
+    coded = [Run(n, codes, seed) for n in preset.subnets for codes in (PLAIN, *CODE_PAIRS) for seed in preset.seeds]
+    few, codes = preset.subnets[0], CODE_PAIRS[1]
+    return coded + [Run(few, codes, seed, case) for case in LOSS_CASES[1:] for seed in preset.seeds]
 
 
 def mean(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str], case: str = "whole") -> Figure:
@@ -225,16 +226,16 @@ def figures_of(preset: Preset, runs: Sequence[dict[str, Any]]) -> list[Figure]:
     for n in preset.subnets:
         plain = mean(runs, n, PLAIN)
         figures.append(plain)
-        for codes in CODED:
+        for codes in CODE_PAIRS:
             coded = mean(runs, n, codes)
             fewer = _bytes(runs, n, PLAIN) / _bytes(runs, n, codes)
             label = f"{n} subnets, pull {codes[0]}, push {codes[1]}"
-            if codes == CODED[0]:
+            if codes == CODE_PAIRS[0]:
                 figures.append(at_least(f"{label}: times fewer bytes", fewer, "", 5.0))
             else:
                 figures.append(Figure(f"{label}: times fewer bytes", fewer, ""))
             figures += [coded, at_most(f"{label}: behind float32", plain.value - coded.value, "points", 0.1)]
-    whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODED[1], case) for case in LOSS_CASES)
+    whole, dropped, salvaged = (mean(runs, preset.subnets[0], CODE_PAIRS[1], case) for case in LOSS_CASES)
     cost = whole.value - dropped.value
     won = (salvaged.value - dropped.value) / cost if cost > 0 else float(salvaged.value >= whole.value)
     label = "won back of what dropping half costs, at a fifth of the bytes"

@@ -50,7 +50,7 @@ from idletrain.rounds.durable.write_ahead_log import WriteAheadLog
 
 MB, GB = 1e6, 1e9
 LEASE = LeaseId("bench", 1, 0, 0, 1)
-TARGETS = {"tcp": 1.5, "tls": 0.55}  # GB/s
+RATE_TARGETS = {"tcp": 1.5, "tls": 0.55}  # GB/s
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         both = [2 * size / (pull + push) for pull, push in seconds]
         for what, rates in (("pull", pulls), ("push", pushes), ("pull, then push", both)):
             name = f"{what}, {preset.subnet_bytes / MB:g} MB, {scheme}"
-            figures.append(at_least(name, statistics.median(rates), "GB/s", TARGETS[scheme], rates))
+            figures.append(at_least(name, statistics.median(rates), "GB/s", RATE_TARGETS[scheme], rates))
     resident = [size / MB for size in scheduler_bytes(preset)]
     name = f"scheduler's growth over {preset.rounds} rounds"
     figures.append(at_most(name, max(resident) - resident[0], "MB", 10.0, resident))

@@ -24,7 +24,7 @@ from typing import Any
 
 from distributed import Client
 
-from benchmarks.machines import Bed, Cast, Shaped
+from benchmarks.machines import START_SECONDS, Bed, Cast, Shaped
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
 from benchmarks.where_time_goes import link_bytes
@@ -34,7 +34,7 @@ from idletrain.fabric.analysis.samples import Fabric, from_json
 from idletrain.fabric.measuring import presets
 from idletrain.fabric.measuring.measure import measure_fabric
 
-START_SECONDS, MEASURE_SECONDS = 120.0, 400.0
+MEASURE_SECONDS = 400.0
 RATE, DELAY, QUICK_SECONDS = 0.05, 0.10, 60.0
 LINKS_ALONE = replace(presets.QUICK, sizes=(), models=(), name="links")  # what rates and delays are seen by
 DELAY_SECONDS = 0.005  # one way

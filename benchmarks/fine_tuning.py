@@ -30,7 +30,7 @@ from idletrain.nn.prepare import prepare
 from idletrain.nn.program import cross_entropy
 from idletrain.optimizer_settings import OptimizerSettings
 
-POINTS, BEHIND = 100.0, 0.5
+POINTS, POINTS_BEHIND = 100.0, 0.5
 BATCH, STEPS = 64, 25
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "MLP with BatchNorm": lambda: models.mlp([784, 512, 1024, 10], norm="batch"),
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 cut = fine_tuned(module, preset, "ist", subnets)
                 first.requires_grad = True
                 what = f"{name}, ist, {subnets} subnets" + (", first layer frozen" if frozen else "")
-                figures.append(at_least(what, cut, "%", round(whole - BEHIND, 2)))
+                figures.append(at_least(what, cut, "%", round(whole - POINTS_BEHIND, 2)))
     return report("fine_tuning", options, figures)
 
 

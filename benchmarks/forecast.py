@@ -31,11 +31,11 @@ import psutil
 from distributed import Client
 from distributed.security import Security
 
-from benchmarks.machines import Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, Line, machines
 from benchmarks.methods import CASES, Entry
 from benchmarks.race import job_tree, run_folder
 from benchmarks.report import Figure, at_least, at_most, parser, report
-from benchmarks.sweep import RATES, WHOLE
+from benchmarks.sweep import OPTIMIZERS, WHOLE
 from benchmarks.time_to_accuracy import numbers, words
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
@@ -45,8 +45,8 @@ from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.forecast_record import ForecastTracker
+from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.observe.records import Record
-from idletrain.observe.time_use import ROUND_PARTS
 from idletrain.providers.scheduler import RunningCluster
 from idletrain.run import RunOptions, launch
 
@@ -58,7 +58,7 @@ WARM_UP_SECONDS, SECONDS = 3.0, 4.0  # that short ones take together
 TRIES = 3  # for each that counts
 MEASURING_SECONDS = 180.0  # beyond which no other measurement is made
 TICK_SECONDS = 0.1
-START_SECONDS, CASE_SECONDS = 120.0, 900.0
+CASE_SECONDS = 900.0
 TRAININGS = (("ist", 50), ("local-sgd", 10))
 
 
@@ -164,7 +164,7 @@ async def measure_and_train(address: str, nodes: int, job: Job, prepared: Prepar
 
 def measurements_of(case: str, method: str, local_steps: int, nodes: int, link: str, repeats: int) -> list[Line]:
     """Return the rounds after each measurement, repeated until so many measurements count."""
-    rates = RATES.get(case, {"lr": 0.05})
+    rates = OPTIMIZERS.get(case, {"lr": 0.05})
     settings = {**rates, **WHOLE.get(case, {}), "state": "reset", "local_steps": local_steps}
     entry = Entry(method=method, settings=settings, steps=ROUNDS * local_steps)
     with run_folder() as folder, machines(nodes, link) as bed, Cast(bed, folder) as cast:

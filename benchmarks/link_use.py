@@ -26,13 +26,12 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead, pull_and_push
-from benchmarks.machines import Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, Line, machines
 from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.where_time_goes import LINK, link_bytes
 from idletrain.cluster import dask_settings
 from idletrain.exchange.store import StoreServer
 
-START_SECONDS = 60.0
 READ_BYTES = 1 << 20
 
 

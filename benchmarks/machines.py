@@ -21,6 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 COUNT_SECONDS = 0.5  # one reading costs a process of some 5 ms
+START_SECONDS = 120.0  # until every machine of a run has started: eight interpreters that import torch on two cores
 LAST_LINE_SECONDS = 2.0  # from a process' end until what it printed has been read
 Line = dict[str, Any]
 

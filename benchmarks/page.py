@@ -32,7 +32,7 @@ from idletrain.observe.dashboard_feed import publishing
 from idletrain.observe.records import Record
 from idletrain.observe.summary import Summary
 
-ROUND_SECONDS = 6.0
+PLAYED_ROUND_SECONDS = 6.0
 VIEWERS = 3
 LOOK_SECONDS = 0.5  # as page.js does
 PAGE_SECONDS = 60  # until the scheduler has imported Dask's pages
@@ -63,7 +63,7 @@ def first_events(workers: int) -> Iterator[Record]:
 
 def round_events(workers: int, number: int) -> list[Record]:
     """Return a round's events, of which every 20th subnet's worker is killed and replaced; `s` is within the run."""
-    start = number * ROUND_SECONDS
+    start = number * PLAYED_ROUND_SECONDS
     events: list[Record] = []
     for k in range(workers):
         where = {"round": number, "subnet": k, "worker": _address(k)}
@@ -89,9 +89,9 @@ def round_events(workers: int, number: int) -> list[Record]:
              "pull_bytes": 4_000_000, "push_bytes": 4_000_000},
         ]  # fmt: skip
     events.sort(key=lambda event: event["s"])
-    end = start + ROUND_SECONDS
+    end = start + PLAYED_ROUND_SECONDS
     moved = {"bytes_down": 4_000_000 * workers, "bytes_up": 4_000_000 * workers}
-    commit = {"round": number, "steps": 400 * workers, "seconds": ROUND_SECONDS, "commit_seconds": 0.1, **moved}
+    commit = {"round": number, "steps": 400 * workers, "seconds": PLAYED_ROUND_SECONDS, "commit_seconds": 0.1, **moved}
     score = {"round": number + 1, "accuracy": 1 - 1 / (number + 2), "loss": 1 / (number + 2), "seconds": 0.1}
     return [*events, {"kind": "round_committed", "s": end, **commit}, {"kind": "evaluated", "s": end, **score}]
 
@@ -109,11 +109,11 @@ async def live(preset: Preset, summary: Summary) -> None:
     """Tell the summary rounds at their pace, until cancelled."""
     for number in itertools.count(preset.rounds_before):
         for event in round_events(preset.workers, number):
-            late = event["s"] - number * ROUND_SECONDS - (time.monotonic() % ROUND_SECONDS)
+            late = event["s"] - number * PLAYED_ROUND_SECONDS - (time.monotonic() % PLAYED_ROUND_SECONDS)
             if 0 < late < 1:  # in steps of a tenth of a second, or the bench's own timers are what is measured
                 await asyncio.sleep(0.1)
             summary.add({**event, "t": time.time()})
-        await asyncio.sleep(ROUND_SECONDS - time.monotonic() % ROUND_SECONDS)
+        await asyncio.sleep(PLAYED_ROUND_SECONDS - time.monotonic() % PLAYED_ROUND_SECONDS)
 
 
 async def poll_page(url: str, seen: list[tuple[float, str]]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.machines import Bed, Cast, Counter, Line, cores_shares, free_port, machines
+from benchmarks.machines import START_SECONDS, Bed, Cast, Counter, Line, cores_shares, free_port, machines
 from benchmarks.methods import METHODS, Case, Entry
 from benchmarks.peers import environment
 from benchmarks.peers.node import Spec, build, open_data
@@ -33,7 +33,6 @@ from idletrain.nn.statistics import estimate_statistics
 
 STILL = 10  # times the usual time between two steps (idletrain's rounds): what does not go on for so long hangs
 LAST_SNAPSHOT_SECONDS = 20.0  # between the first node's end and that of the one that writes
-START_SECONDS = 120.0  # eight interpreters that import torch on two cores
 
 
 def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_seconds: float) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
 
-ROUND_SECONDS = 60.0  # of the round that the targets are for
+TARGET_ROUND_SECONDS = 60.0  # of the round that the targets are for
 SHARE = 0.05
 LINK_BYTES = 10e9 / 8  # a second, each way
 SUBNET_BYTES = (1e6, 10e6, 100e6)
@@ -209,7 +209,7 @@ def figures_of(sizes: Sequence[dict[str, Any]]) -> list[Figure]:
         Figure(f"overhead of a round, {n} workers", seconds, "s", samples=_overheads(size))
         for n, seconds, size in zip(counts[:-1], overheads, sizes, strict=False)
     ]
-    name, limit = f"overhead of a round, {counts[-1]} workers", SHARE * ROUND_SECONDS
+    name, limit = f"overhead of a round, {counts[-1]} workers", SHARE * TARGET_ROUND_SECONDS
     figures.append(at_most(name, overheads[-1], "s", limit, _overheads(sizes[-1])))
     busy = {"simulated workers": median(sizes[-1], "workers_cpu_seconds")}
     busy |= {what: median(sizes[-1], what, "a_round") for what in ("scheduler", "head")}
@@ -221,7 +221,7 @@ def figures_of(sizes: Sequence[dict[str, Any]]) -> list[Figure]:
         )
         figures.append(Figure(f"{what}: a worker more, a round", a_round * scale, unit))
         figures.append(Figure(f"{what}: a worker more, a second", a_second * scale, unit))
-        figures += _limits(what, a_round + a_second * ROUND_SECONDS)
+        figures += _limits(what, a_round + a_second * TARGET_ROUND_SECONDS)
     figures += [
         Figure(f"memory of the {what}, {counts[-1]} workers", sizes[-1]["peak_bytes"][what] / 1e6, "MB")
         for what in ("scheduler", "head")
@@ -237,11 +237,11 @@ def _limits(what: str, a_worker: float) -> list[Figure]:
     """Return with how many workers, in rounds of a minute, a core or the link is full, at `a_worker` each a round."""
     a_worker = max(a_worker, 1e-9)  # what a tiny run says of it is noise
     if what != "wire":
-        return [Figure(f"workers that fill a core with the {what}", ROUND_SECONDS / a_worker, "")]
+        return [Figure(f"workers that fill a core with the {what}", TARGET_ROUND_SECONDS / a_worker, "")]
     return [
         Figure(
             f"workers that fill the head's 10 Gbit/s, subnets of {subnet / 1e6:.0f} MB",
-            LINK_BYTES * ROUND_SECONDS / (subnet + a_worker),
+            LINK_BYTES * TARGET_ROUND_SECONDS / (subnet + a_worker),
             "",
         )
         for subnet in SUBNET_BYTES

@@ -38,7 +38,7 @@ from idletrain.storage import S3Prefix
 
 NOTICE_SECONDS = 30.0
 POLL_SECONDS = 0.5  # events tell their own times; looking at them costs the run something
-PATIENCE_SECONDS = 300.0
+LONGEST_RUN_SECONDS = 300.0
 TARGETS_SECONDS = {
     "launch to first round": 20.0,
     "loss to its replacement's first lease": 10.0,
@@ -115,10 +115,10 @@ class SpotRun:
     def end(self) -> None:
         """Stop it as Ctrl-C does, which takes the sandbox down."""
         self.process.send_signal(2)
-        self.process.wait(PATIENCE_SECONDS)
+        self.process.wait(LONGEST_RUN_SECONDS)
 
     def _wait(self, condition: Any) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + LONGEST_RUN_SECONDS
         while not condition():
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError("the run did not go on")

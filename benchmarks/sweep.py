@@ -12,15 +12,15 @@ from typing import Any
 from benchmarks.methods import Entry
 
 PROBE = 20  # steps over a link of what would take too long there
-SGD = {"lr": 0.1, "momentum": 0.9, "schedule": "cosine"}
-ADAMW = {"name": "adamw", "lr": 2e-3, "schedule": "cosine"}
-RATES: dict[str, dict[str, Any]] = {"a": SGD, "b": SGD, "c": SGD, "d": ADAMW}
+COSINE_SGD = {"lr": 0.1, "momentum": 0.9, "schedule": "cosine"}
+COSINE_ADAMW = {"name": "adamw", "lr": 2e-3, "schedule": "cosine"}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"a": COSINE_SGD, "b": COSINE_SGD, "c": COSINE_SGD, "d": COSINE_ADAMW}
 # Subnets of an eighth of the network learn best at a higher rate (results/learning_rates.json): 0.004 and 0.008 tried.
 NARROW: dict[str, dict[str, Any]] = {"d": {"lr": 8e-3}}
 # Steps of every node that bring a method to about the target: data parallel, local SGD, IST.
-STEPS = {"a": (160, 200, 1000), "b": (160, 175, 1600), "c": (160, 200, 800), "d": (200, 250, 1000)}
+CASE_STEPS = {"a": (160, 200, 1000), "b": (160, 175, 1600), "c": (160, 200, 800), "d": (200, 250, 1000)}
 WHOLE = {"c": {"exclude": ["stem.0"]}}  # two of a residual stream's sixteen channels learn nothing: 0.15, not 0.76
-INTERVALS = (10, 25, 50)
+SYNC_INTERVALS = (10, 25, 50)
 IST_INTERVALS = (25, 50, 100)
 
 
@@ -42,7 +42,7 @@ def _tiny() -> Iterator[Entry]:
 
 def _entries(case: str, link: str) -> Iterator[Entry]:
     """Return the sweep of intervals for each method; what synchronises at every step is only timed over a slow link."""
-    rates, (whole, local, ist) = RATES[case], STEPS[case]
+    rates, (whole, local, ist) = OPTIMIZERS[case], CASE_STEPS[case]
     ours = {**rates, **WHOLE.get(case, {}), "state": "reset"}  # a momentum that travels doubles the bytes
     for every in IST_INTERVALS:
         yield Entry(
@@ -51,7 +51,7 @@ def _entries(case: str, link: str) -> Iterator[Entry]:
             steps=ist,
             snapshot_every=every,
         )
-    for every in INTERVALS:
+    for every in SYNC_INTERVALS:
         each: dict[str, Any] = {**rates, "horizon": local, "sync_every": every}
         goes: dict[str, Any] = {"steps": local, "snapshot_every": every}
         yield Entry(method="local-sgd", settings={**ours, "local_steps": every}, **goes)

@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machines import Bed, Cast, Line, Loopback
+from benchmarks.machines import START_SECONDS, Bed, Cast, Line, Loopback
 from benchmarks.methods import CASES, METHODS, Case, Entry
-from benchmarks.race import START_SECONDS, Stage, evaluate, progress_of, run_folder, snapshots_of
+from benchmarks.race import Stage, evaluate, progress_of, run_folder, snapshots_of
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
 from idletrain.cloud.sandbox.reclaims import TraceChange, read_trace
@@ -46,9 +46,9 @@ RESULTS = Path(__file__).parent / "results" / "trace_goodput.json"
 TRACE_VARIABLE = "IDLETRAIN_TRACE"
 SPEED = 100.0
 EVERY, OFFSET = 3, 2  # of the trace's nodes, in the order in which they come
-TARGETS = {"ist-salvage": 0.95, "ist-reissue": 0.85}
-INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
-SUBNETS = (16, 24, 32)  # two to four for each of the eight nodes that are there at most
+GOODPUT_TARGETS = {"ist-salvage": 0.95, "ist-reissue": 0.85}
+PEER_INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
+SUBNET_COUNTS = (16, 24, 32)  # two to four for each of the eight nodes that are there at most
 FOREVER = 1_000_000
 
 
@@ -64,10 +64,10 @@ def _peer(method: str, every: int, **own: Any) -> Entry:
 
 
 CONTENDERS: dict[str, tuple[Entry, ...]] = {
-    "ist-salvage": tuple(_ist("salvage", subnets) for subnets in SUBNETS),
-    "ist-reissue": tuple(_ist("reissue", subnets) for subnets in SUBNETS),
-    "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in INTERVALS),
-    "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in INTERVALS),
+    "ist-salvage": tuple(_ist("salvage", subnets) for subnets in SUBNET_COUNTS),
+    "ist-reissue": tuple(_ist("reissue", subnets) for subnets in SUBNET_COUNTS),
+    "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in PEER_INTERVALS),
+    "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in PEER_INTERVALS),
 }
 
 
@@ -247,16 +247,16 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
     best: dict[str, dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: float(run["goodput"])):
         best[run["contender"]] = run
-    peers = [run["goodput"] for name, run in best.items() if name not in TARGETS]
+    peers = [run["goodput"] for name, run in best.items() if name not in GOODPUT_TARGETS]
     for name, run in best.items():
         goodput = run["goodput"]
-        target = TARGETS.get(name)
+        target = GOODPUT_TARGETS.get(name)
         what = f"{name}: goodput"
         figures.append(at_least(what, goodput, "", target) if target else Figure(what, goodput, ""))
         if target and peers:
             figures.append(at_least(f"{name}: goodput / the better peer's", goodput / max(*peers, 1e-9), "x", 1.0))
         figures.append(Figure(f"{name}: goodput with starting", run["of_all"], ""))
-        whose = "a subnet's" if name in TARGETS else "the network's"
+        whose = "a subnet's" if name in GOODPUT_TARGETS else "the network's"
         figures.append(Figure(f"{name}: {whose} steps that counted", run["steps_per_node_second"], "a node-second"))
         if run["seconds_to_target"] is not None:
             figures.append(Figure(f"{name}: time to {run['target']:g}", run["seconds_to_target"], "s"))

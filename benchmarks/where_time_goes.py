@@ -34,7 +34,7 @@ from idletrain.observe.records import Record
 COMPUTE, LINK = 0.90, 0.85
 WARM_UP_ROUNDS = 1  # the first loads the program
 TARGET_LINK = 1e9 / 8  # bytes a second, from which on compute has a target
-RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+BYTES_PER_UNIT = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 NOTE = """
 Nodes, head and the emulated links share this machine's cores: what a pull or a push here falls short of `link use`,
 which has them for itself, it waited for a core that trained.
@@ -65,7 +65,7 @@ def link_bytes(rate: str) -> float:
     match = re.fullmatch(r"([\d.]+)(kbit|mbit|gbit)", rate)
     if not match:
         raise argparse.ArgumentTypeError(f"{rate!r} should be a rate such as 100mbit or 1gbit")
-    return float(match[1]) * RATES[match[2]]
+    return float(match[1]) * BYTES_PER_UNIT[match[2]]
 
 
 def rate_text(rate: str) -> str:

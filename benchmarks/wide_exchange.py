@@ -50,7 +50,7 @@ from idletrain.nn.evaluate import assembled
 from idletrain.nn.ist.subnets import views
 from idletrain.nn.wide.models import WideNetwork
 
-PATIENCE_SECONDS = 900.0
+LONGEST_WAIT_SECONDS = 900.0
 MB = 1e6
 
 
@@ -126,9 +126,9 @@ def data_parallel(preset: Preset, kind: str, count: int, sizes: dict[str, int], 
                 settings={"kind": kind, "lr": preset.lr, "sampler": sampler(preset)},
             )
             cast.start(node, [sys.executable, "-m", "benchmarks.peers.wide_node", json.dumps(asdict(spec))])
-        start = max(line["t"] for line in cast.output.wait("ready", preset.nodes, PATIENCE_SECONDS, cast.all_alive))
+        start = max(line["t"] for line in cast.output.wait("ready", preset.nodes, LONGEST_WAIT_SECONDS, cast.all_alive))
         counter = Counter(bed)
-        cast.output.wait("done", preset.nodes, PATIENCE_SECONDS, lambda: True)
+        cast.output.wait("done", preset.nodes, LONGEST_WAIT_SECONDS, lambda: True)
         counter.close()
         ended = max(line["t"] for line in cast.output.of("step"))
         carried = counter.between(start, ended)
@@ -152,9 +152,9 @@ def ours(
     with run_folder() as folder, machines(preset.nodes, preset.link) as bed:
         with Cast(bed, folder) as cast:
             _start(cast, bed, preset, tree(preset, mode, sizes, data, folder))
-            start = cast.output.wait("leased", 1, PATIENCE_SECONDS, cast.all_alive)[0]["t"]
+            start = cast.output.wait("leased", 1, LONGEST_WAIT_SECONDS, cast.all_alive)[0]["t"]
             counter = Counter(bed)
-            (ended,) = cast.output.wait("run_ended", 1, PATIENCE_SECONDS, cast.all_alive)
+            (ended,) = cast.output.wait("run_ended", 1, LONGEST_WAIT_SECONDS, cast.all_alive)
             counter.close()
             commits = {line["round"] + 1: line["t"] for line in cast.output.of("round_committed")}
             done = {number: number * local_steps for number in commits}
@@ -208,7 +208,7 @@ def _start(cast: Cast, bed: Bed, preset: Preset, job: dict[str, Any]) -> None:
         settings={"tree": job},
     )
     cast.start("head", [sys.executable, "-m", "benchmarks.peers.idletrain_head", json.dumps(asdict(spec))])
-    serving = cast.output.wait("serving", 1, PATIENCE_SECONDS, cast.all_alive)[0]["address"]
+    serving = cast.output.wait("serving", 1, LONGEST_WAIT_SECONDS, cast.all_alive)[0]["address"]
     for node in list(bed.names)[1:]:
         cast.start(node, [sys.executable, "-m", "idletrain", "worker", serving, "--memory", "2GiB"])
 

@@ -118,15 +118,15 @@ FULL = Preset(
         Race("centre words, all", 250_000, 1_000_000, RETRIEVING, 20, RATES[1:], dense_seconds=300, speedup=50),
     )
 )
-SMALL = (
+SMALL_RECIPES = (
     Recipe(
         "inverted file", {"name": "inverted-file", "lists": 16, "negatives": 30}, hidden=16, batch=32, rebuild_every=20
     ),
 )
 TINY = Preset(
     (
-        Race("confusable, small", 200, 1200, SMALL, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
-        Race("confusable, siblings", 200, 1200, SMALL, 0.4, (0.05,), margin=3.0),
+        Race("confusable, small", 200, 1200, SMALL_RECIPES, 0.4, (0.05,), dense_seconds=0.8, speedup=10),
+        Race("confusable, siblings", 200, 1200, SMALL_RECIPES, 0.4, (0.05,), margin=3.0),
     ),
     held=100,
     seeds=(0, 1),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+LONGEST_SHOWN = 100  # characters of a value, an address or a reason
 SELF_EXPLANATORY = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
 
 
@@ -81,6 +82,11 @@ def reading(what: object, remedy: str) -> Iterator[None]:
         raise DamageError(f"{what} cannot be read ({error.strerror or error}); {remedy}") from None
     except Exception as error:
         raise DamageError(f"{what} is damaged ({_reason(error)}); {remedy}") from error
+
+
+def shortened(text: str) -> str:
+    """Return a text as an error shows it: not all of a long one."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _reason(error: BaseException) -> str:

@@ -12,13 +12,12 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from idletrain.errors import JobError
+from idletrain.errors import LONGEST_SHOWN, JobError, shortened
 from idletrain.job import Job, TrainingSettings
 from idletrain.optimizer_settings import OptimizerSettings
 
 LARGEST_TREE = 100_000  # values of a job, an alias' counted wherever it stands
 LARGEST_FILE_BYTES = 1 << 20
-LONGEST_SHOWN = 100  # characters of a value in an error
 
 
 def load_job(path: Path) -> Job:
@@ -278,7 +277,8 @@ def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
         paths = data.get(field)
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
             if isinstance(path, str) and not path.startswith("s3://") and not _exists(path):
-                yield f"data.{field}: {_cut(path)} cannot be read (No such file or directory); name an existing file"
+                shown = shortened(path)
+                yield f"data.{field}: {shown} cannot be read (No such file or directory); name an existing file"
 
 
 def _exists(path: str) -> bool:
@@ -290,7 +290,7 @@ def _exists(path: str) -> bool:
 
 def _sentence(fault: Any) -> str:
     """Return a fault as one sentence: `field: value should be ...`."""
-    field = _cut(".".join(str(part) for part in fault["loc"]))
+    field = shortened(".".join(str(part) for part in fault["loc"]))
     if fault["type"] == "extra_forbidden":
         known = _fields_at(fault["loc"][:-1])
         close = difflib.get_close_matches(str(fault["loc"][-1])[:LONGEST_SHOWN], known, n=1)
@@ -307,13 +307,9 @@ def _sentence(fault: Any) -> str:
 def _shown(value: Any) -> str:
     """Return a value as an error shows it: as Python writes it, but not all of a long one."""
     try:
-        return _cut(repr(value))
+        return shortened(repr(value))
     except ValueError:  # an integer of more than 4300 digits
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "the value"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _settings_at(location: tuple[Any, ...]) -> type[BaseModel]:

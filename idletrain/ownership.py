@@ -20,7 +20,7 @@ from idletrain.storage import write_whole
 
 CODE_FILES = ("job.json", "program.pkl")
 SIGNATURE = ".signature"  # behind the name of the file that it signs
-KEY_BYTES = 32
+SIGNING_KEY_BYTES = 32
 
 
 def write_signed(path: Path, content: bytes) -> None:
@@ -67,7 +67,7 @@ def _key() -> bytes:
     if not path.exists():
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=state) as file:  # mode 0600
-            file.write(secrets.token_bytes(KEY_BYTES))
+            file.write(secrets.token_bytes(SIGNING_KEY_BYTES))
             file.flush()
             with contextlib.suppress(FileExistsError):  # another process was faster
                 os.link(file.name, path)

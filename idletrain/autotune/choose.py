@@ -14,7 +14,7 @@ from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
-from idletrain.observe.time_use import ROUND_PARTS
+from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.worker import encoding
 
 CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from idletrain.exchange.admission import MIN_HOLDERS
-from idletrain.observe.time_use import ROUND_PARTS
+from idletrain.observe.record_fields import ROUND_PARTS
 
 # Numbers of local steps to try, and the largest ones that do not cost accuracy: the most that paid off in
 # benchmarks/sweep.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).

@@ -27,11 +27,11 @@ from idletrain.nn.program import Program
 from idletrain.nn.statistics import set_buffers
 
 PART_OF_RUN = 0.02  # of the run's time, spent on all trials together
-MOST_SECONDS = 60.0  # of all trials together, however long the run is
+MOST_TRIAL_SECONDS = 60.0  # of all trials together, however long the run is
 ROUNDS_SHORTER = 10  # times than the run's, so that even a short trial assembles the network a few times
 LEAST_ROUNDS = 2  # the fewest that say anything: the second trains neurons that others have moved
-SLACK_SECONDS = 2.0  # beside twice the expected time, after which a candidate is given up
-WORSE = 1.02  # times the loss of local SGD at equal time, above which a candidate is not taken
+TRIAL_SLACK_SECONDS = 2.0  # beside twice the expected time, after which a candidate is given up
+MOST_TRIAL_LOSS_RATIO = 1.02  # times the loss of local SGD at equal time, above which a candidate is not taken
 HELD_OUT, HELD_OUT_PART = 2000, 10  # samples, and of a small data set a tenth
 
 
@@ -120,7 +120,7 @@ def comparison_seconds(candidates: Sequence[Candidate], rounds: int) -> float:
         candidates: What is tried; the first is what the run would take.
         rounds: Rounds of the run.
     """
-    budget = min(MOST_SECONDS, PART_OF_RUN * rounds * candidates[0].choice.expected.round)
+    budget = min(MOST_TRIAL_SECONDS, PART_OF_RUN * rounds * candidates[0].choice.expected.round)
     seconds = budget / sum(c.computation / c.round_seconds for c in candidates)
     return seconds if all(c.rounds_in(seconds) >= LEAST_ROUNDS for c in candidates) else 0.0
 
@@ -133,15 +133,15 @@ def try_candidates(candidates: Sequence[Candidate], seconds: float) -> list[Tria
     results = []
     for candidate in candidates:
         rounds = candidate.rounds_in(seconds)
-        results.append(_try(candidate, rounds, SLACK_SECONDS + 2 * rounds * candidate.computation))
+        results.append(_try(candidate, rounds, TRIAL_SLACK_SECONDS + 2 * rounds * candidate.computation))
     return results
 
 
 def best_result(results: Sequence[TrialResult]) -> TrialResult:
-    """Return the first result, unless local SGD's loss at equal time is lower by more than `WORSE` says."""
+    """Return the first result, unless local SGD's loss at equal time is beyond `MOST_TRIAL_LOSS_RATIO` lower."""
     first, *others = results
     whole = [result for result in others if result.candidate.choice.option.method == "local-sgd"]
-    better = [result for result in whole if not first.loss <= WORSE * result.loss]
+    better = [result for result in whole if not first.loss <= MOST_TRIAL_LOSS_RATIO * result.loss]
     return min(better, key=lambda result: result.loss, default=first)
 
 

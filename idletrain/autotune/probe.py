@@ -42,7 +42,7 @@ PROBE_OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
 STEP_SECONDS = 3.0  # for the steps of all variants together: the rest of the ten seconds
 CONCURRENT_REPEATS = 18  # transfers of each node at once; with so many, the call's own time matters little
 FIRST_BYTES, GROWTH = 64 * presets.KB, 4  # the first transfer, and the factor until one lasts long enough to time
-PROBE_BYTES, PROBES = 4_000_000, 3  # size and number of the updates that time a commit
+COMMIT_BYTES, COMMITS = 4_000_000, 3  # size and number of the updates that time a commit
 HEAD_NODE = -1
 NO_PORT = 0  # of plain sockets, which report CPU seconds; the forecast needs none
 
@@ -146,10 +146,10 @@ async def _step_seconds(workers: MeasuredNodes, variants: list[Variant]) -> dict
 
 def commit_rate() -> float:
     """Measure the bytes a second at which written updates are synced, read and added to the network."""
-    update = np.random.default_rng(0).random(PROBE_BYTES // 4, dtype=np.float32)
+    update = np.random.default_rng(0).random(COMMIT_BYTES // 4, dtype=np.float32)
     network, seconds = np.zeros_like(update), []
     with tempfile.TemporaryDirectory(prefix="idletrain-survey-") as folder:
-        for probe in range(PROBES):
+        for probe in range(COMMITS):
             path = Path(folder) / str(probe)
             with path.open("wb") as file:
                 file.write(update.data)  # not timed: in a run, updates are written before the round ends
@@ -158,7 +158,7 @@ def commit_rate() -> float:
                 os.fsync(file.fileno())
             network += np.fromfile(path, dtype=np.float32)
             seconds.append(time.perf_counter() - started)
-    return PROBE_BYTES / statistics.median(seconds)
+    return COMMIT_BYTES / statistics.median(seconds)
 
 
 async def _timed(work: Callable[[], Any]) -> float:

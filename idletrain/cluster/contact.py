@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from distributed.core import rpc
 from distributed.security import Security
 
+from idletrain.errors import shortened
+
 CONTACT_SECONDS = 10.0  # as long as Dask takes to connect
-GREETING_SECONDS = 1.0  # a Dask scheduler speaks first; what waits for us to begin gets an HTTP request after this
-LONGEST_SHOWN = 100  # characters of an address or reason in an error
+DASK_GREETING_SECONDS = 1.0  # a Dask scheduler speaks first; what waits for us to begin gets an HTTP request after this
 TLS = "TLS"
 
 
@@ -78,8 +79,7 @@ def is_loopback(address: str) -> bool:
 
 def shown(text: object) -> str:
     """Return a text as one line that fits an error."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= LONGEST_SHOWN else f"{line[:LONGEST_SHOWN]}..."
+    return shortened(" ".join(str(text).split()))
 
 
 async def _explained(address: str, security: Security, role: str, error: Exception) -> UnreachableError:
@@ -122,14 +122,14 @@ async def what_answers(address: str) -> str:
 
 async def _greeting(host: str | None, port: int | None) -> bytes:
     """Return the first bytes that a server says, by itself or to an HTTP request."""
-    async with asyncio.timeout(GREETING_SECONDS):
+    async with asyncio.timeout(DASK_GREETING_SECONDS):
         reader, writer = await asyncio.open_connection(host, port)
     greeting = b""
     with contextlib.suppress(OSError):  # TimeoutError is one
         for begin in (b"", b"GET / HTTP/1.0\r\n\r\n"):
             writer.write(begin)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GREETING_SECONDS):
+                async with asyncio.timeout(DASK_GREETING_SECONDS):
                     greeting = greeting or await reader.read(64)
     writer.close()
     return greeting
@@ -140,7 +140,7 @@ async def _shakes_hands(host: str | None, port: int | None) -> bool:
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:
-        async with asyncio.timeout(GREETING_SECONDS):
+        async with asyncio.timeout(DASK_GREETING_SECONDS):
             _, writer = await asyncio.open_connection(host, port, ssl=anybody)
     except OSError:  # TimeoutError and ssl.SSLError are
         return False

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from idletrain.exchange.datagram.endpoint import Endpoint
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.packet import PAYLOAD, SESSION_KEY_BYTES, SessionKeys
 from idletrain.exchange.datagram.session import TRANSFER_SILENCE_SECONDS
 from idletrain.exchange.datagram.transfer import PeerSilentError, ReceivedPayload
 from idletrain.exchange.datagram.window import ReceivedMask
@@ -48,7 +48,7 @@ class DatagramServer:
             return {}
         session = self._sessions[worker] = next(self._numbers)
         self._pushes[session] = {}
-        keys = SessionKeys(session, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        keys = SessionKeys(session, os.urandom(SESSION_KEY_BYTES), os.urandom(SESSION_KEY_BYTES))
         await asyncio.wrap_future(self._endpoint.open(keys))
         host, port = self._endpoint.address
         return {"session": session, "host": host, "port": port, "send_key": keys.receive, "receive_key": keys.send}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from idletrain.exchange.codec import Codec, ReceivedMask
 from idletrain.exchange.datagram.endpoint import Endpoint
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.packet import PAYLOAD, SESSION_KEY_BYTES, SessionKeys
 from idletrain.exchange.datagram.protocol import PATH_SOCKETS
 from idletrain.exchange.datagram.transfer import ReceivedPayload
 
@@ -197,7 +197,7 @@ def _session(low: int, high: int) -> int:
 def _keys(secret: bytes, low: int, high: int) -> SessionKeys:
     """Return the keys of the session of two processes, as the one of lower rank uses them."""
     send, receive = (
-        hashlib.blake2b(f"{low}-{high}-{direction}".encode(), key=secret, digest_size=KEY_BYTES).digest()
+        hashlib.blake2b(f"{low}-{high}-{direction}".encode(), key=secret, digest_size=SESSION_KEY_BYTES).digest()
         for direction in ("up", "down")
     )
     return SessionKeys(_session(low, high), send, receive)

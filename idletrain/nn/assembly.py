@@ -23,7 +23,7 @@ from idletrain.nn.scripted import is_scripted
 
 # Warn above this ratio of the network's loss to its subnets'. Sums of a wrong size make it 5 and more; a network whose
 # neurons were trained apart for their first round has up to 1.3 (benchmarks/accuracy.py).
-WORSE = 2.0
+MOST_LOSS_RATIO = 2.0
 SAMPLES = 512  # training samples that the network's loss is measured on
 SUBNETS = 2  # subnets of a round whose layers are compared with the network's
 
@@ -50,7 +50,7 @@ def warning(program: Program, network: Network, subnets: Sequence[Subnet], losse
         losses: Training loss of the network, and mean training loss of its subnets' last steps.
     """
     whole, parts = losses
-    if not parts > 0 or whole <= WORSE * parts:
+    if not parts > 0 or whole <= MOST_LOSS_RATIO * parts:
         return None
     layer = likely_layer(program, network, subnets[:SUBNETS])
     detail = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""
@@ -74,7 +74,7 @@ def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) 
     for name, size in whole.items():
         of_parts = [part[name] for part in parts if name in part]
         mean = math.fsum(of_parts) / len(of_parts) if of_parts else 0.0
-        if size > WORSE**0.5 * mean > 0 or 0 < size < mean / WORSE**0.5:
+        if size > MOST_LOSS_RATIO**0.5 * mean > 0 or 0 < size < mean / MOST_LOSS_RATIO**0.5:
             return name
     return None
 

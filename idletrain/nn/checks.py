@@ -19,7 +19,7 @@ from torch.nn import functional
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.arrays import ArraySource, ArrayTree, Samples, Source
 from idletrain.nn.data.batches import (
-    LABELS,
+    LABEL_NAMES,
     call,
     described,
     fields_of,
@@ -187,7 +187,7 @@ def first_outputs(module: nn.Module, samples: Samples, pair: tuple[Any, Any], fi
         return outputs_of(module, pair, field)
     except JobError:
         labels, named = labels_of(pair[1]), fields_of(pair[0]) or {}
-        bare = {name: part for name, part in named.items() if name not in LABELS}
+        bare = {name: part for name, part in named.items() if name not in LABEL_NAMES}
         if isinstance(labels, Tensor) and 0 < len(bare) < len(named):
             outputs = None
             with contextlib.suppress(JobError):  # the first reason is the one to tell

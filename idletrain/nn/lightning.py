@@ -27,13 +27,13 @@ from idletrain.nn.data.datasets import Loading, loading_of
 from idletrain.nn.data.streams import StreamSource
 
 BATCH = "lightning_batch"  # the name by which a whole batch goes to the module
-PACKAGES = ("lightning", "pytorch_lightning")
+LIGHTNING = ("lightning", "pytorch_lightning")
 TRIED_SAMPLES = 2  # a BatchNorm of one sample would be another matter
 
 
 def is_lightning(module: nn.Module) -> bool:
     """Return whether a module is a LightningModule."""
-    return any(c.__name__ == "LightningModule" and c.__module__.split(".")[0] in PACKAGES for c in type(module).__mro__)
+    return any(cls.__name__ == "LightningModule" and _is_lightning_s(cls) for cls in type(module).__mro__)
 
 
 class Stepping:
@@ -126,9 +126,9 @@ class Validation:
         return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _is_lightning_s(function: Any) -> bool:
-    """Return whether a method is Lightning's own, which nobody has overridden."""
-    return function.__module__.split(".")[0] in PACKAGES
+def _is_lightning_s(member: Any) -> bool:
+    """Return whether a class, or a method that nobody has overridden, is Lightning's own."""
+    return member.__module__.split(".")[0] in LIGHTNING
 
 
 @dataclass(frozen=True)

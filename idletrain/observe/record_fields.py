@@ -42,11 +42,11 @@ def _is_table(value: Any) -> bool:
 
 def _are_round_parts(value: Any) -> bool:
     return value is None or (
-        isinstance(value, dict) and value.keys() >= ROUND_PARTS and all(map(_is_number, value.values()))
+        isinstance(value, dict) and value.keys() >= {*ROUND_PARTS} and all(map(_is_number, value.values()))
     )
 
 
-ROUND_PARTS = frozenset({"pull", "compute", "push", "commit"})
+ROUND_PARTS = ("pull", "compute", "push", "commit")  # consecutive parts of a round, forecast and measured
 COUNTS = (
     "round rounds subnet attempt steps step kept_steps lost_steps bytes bytes_down bytes_up memory_bytes pid "
     "parameters resumed_at local_steps"
@@ -72,7 +72,7 @@ KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
     "subnets": lambda value: _is_count(value) and value <= MOST_SUBNETS,
 }
 LEASE = "round subnet attempt"
-FIELDS: Mapping[str, str] = {
+FIELDS_OF_KIND: Mapping[str, str] = {
     "run_started": "run subnets rounds target parameters resumed_at run_dir dashboard",
     "phase_started": "round subnets local_steps",
     "worker_joining": "worker",
@@ -108,8 +108,8 @@ def is_sound(event: Any) -> bool:
     """Return whether a line's value is a record whose known fields are there and have values of their kind."""
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return False
-    if event["kind"] not in FIELDS:
+    if event["kind"] not in FIELDS_OF_KIND:
         return True
-    needed = {"s", *FIELDS[event["kind"]].split()}
+    needed = {"s", *FIELDS_OF_KIND[event["kind"]].split()}
     known = KINDS_OF_VALUE.keys() & event.keys()
     return needed <= event.keys() and all(KINDS_OF_VALUE[field](event[field]) for field in known)

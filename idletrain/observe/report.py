@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from idletrain.observe import charts, cost, time_use
+from idletrain.observe import charts, cost, record_fields, time_use
 from idletrain.observe.display import final_lines
 from idletrain.observe.records import Record
 from idletrain.observe.status import View, thinned, view_of
@@ -81,7 +81,7 @@ class PastRun:
                 statistics.median([expected[part] for expected in forecasts]) if forecasts else None,
                 statistics.median([e["measured"][part] for e in measured]),
             )
-            for part in (time_use.ROUND_PARTS if measured else ())
+            for part in (record_fields.ROUND_PARTS if measured else ())
         ]
 
     @property

@@ -21,7 +21,6 @@ from idletrain.observe.records import Record
 
 # A second in which a worker does two of these counts as the first of them; the rest is `wait`.
 TIME_PARTS = ("compute", "push", "pull", "control", "lost", "commit", "evaluate", "wait")
-ROUND_PARTS = ("pull", "compute", "push", "commit")  # consecutive parts of a round, forecast and measured
 OUTSIDE_ROUNDS = "outside committed rounds"  # before the first, after the last, and while there was no head
 Span = tuple[float, float]  # start and end, in seconds of the head's clock
 

@@ -12,7 +12,7 @@ from typing import cast
 from idletrain.errors import JobError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider, WorkerProvider
 
-GROUP = "idletrain.providers"
+ENTRY_POINT_GROUP = "idletrain.providers"
 BUILT_IN = {
     "local": "idletrain.providers.local:LocalProcesses",
     "scheduler": "idletrain.providers.scheduler:ExistingScheduler",
@@ -27,8 +27,8 @@ def provider_named(name: str, request: LaunchRequest) -> Provider:
     Raises:
         JobError: there is none, or it implements neither protocol.
     """
-    installed = {point.name: point for point in entry_points(group=GROUP)}
-    table = installed | {known: EntryPoint(known, value, GROUP) for known, value in BUILT_IN.items()}
+    installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    table = installed | {known: EntryPoint(known, value, ENTRY_POINT_GROUP) for known, value in BUILT_IN.items()}
     if name not in table:
         raise JobError(f"--cloud: there is no provider {name}; there are: {', '.join(sorted(table))}")
     provider = table[name].load()(request)

@@ -19,7 +19,7 @@ from cronsim import CronSim, CronSimError
 
 # A run's name adds -YYYYMMDD-HHMM, and is a DNS label of at most 63 characters.
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,47}[a-z0-9])?")
-FIELDS = {
+RANGES = {
     "minute": "0-59",
     "hour": "0-23",
     "day-of-month": "1-31",
@@ -118,15 +118,15 @@ def zone_fault(tz: str) -> str | None:
 def cron_fault(cron: str) -> str | None:
     """Return what is wrong with a cron line, as a sentence, or None."""
     fields = cron.split()
-    if len(fields) != len(FIELDS):
+    if len(fields) != len(RANGES):
         return f"--cron: {cron!r} should be minute hour day-of-month month day-of-week, such as '0 2 * * *' for 02:00"
     try:
         next(CronSim(cron, EPOCH))
     except CronSimError as error:
         name = str(error).removeprefix("Bad ")
-        number = list(FIELDS).index(name)
+        number = list(RANGES).index(name)
         if name != "day-of-month" or not _parses(f"* * {fields[number]} * *"):
-            return f"--cron: {fields[number]!r} is no {name}; use {FIELDS[name]}, lists 1,3, ranges 1-5 or steps */10"
+            return f"--cron: {fields[number]!r} is no {name}; use {RANGES[name]}, lists 1,3, ranges 1-5 or steps */10"
     except StopIteration:
         pass
     else:

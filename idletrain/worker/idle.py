@@ -23,7 +23,7 @@ from idletrain.cluster.shutdown import on_ending
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 1.0  # reading all processes takes some 15 ms: a hundredth of a core
 LEAVE_SECONDS = 2.0  # any shorter, and the start of a program would stop the worker
-QUIET_SECONDS = 10.0  # longer than a pause in somebody's work: starting a worker takes seconds, too
+JOIN_SECONDS = 10.0  # longer than a pause in somebody's work: starting a worker takes seconds, too
 MAX_SAMPLES = 60  # more than any window holds
 STOPPED_EXIT = 0
 
@@ -49,7 +49,7 @@ def parse_share(text: str) -> float:
     return share
 
 
-def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_seconds: float = QUIET_SECONDS) -> bool:
+def should_lend(samples: Sequence[Sample], share: float, *, lending: bool, join_seconds: float = JOIN_SECONDS) -> bool:
     """Return whether the machine should be lent now.
 
     It is taken back once others used more than `share` on average over the last LEAVE_SECONDS, and lent again once they
@@ -93,7 +93,7 @@ def watch(
     others: Iterator[float],
     say: Callable[[str], None],
     *,
-    join_seconds: float = QUIET_SECONDS,
+    join_seconds: float = JOIN_SECONDS,
 ) -> int:
     """Lend this machine whenever others leave it idle, until `stop` is set or the worker ends by itself.
 

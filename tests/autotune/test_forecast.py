@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from idletrain.autotune import forecast
 from idletrain.autotune.forecast import FleetFigures, TrainingOption
-from idletrain.observe import time_use
+from idletrain.observe import record_fields
 
 FLEET = FleetFigures(
     nodes=8,
@@ -101,7 +101,7 @@ def test_a_round_takes_time_and_a_quicker_link_never_more(
     slow = forecast.forecast_round(option, steps, fleet)
     links = {name: 2 * getattr(fleet, name) for name in ("down", "up", "down_all", "up_all")}
     quick = forecast.forecast_round(option, steps, replace(fleet, **links))
-    assert all(getattr(slow, part) > 0 for part in time_use.ROUND_PARTS)
+    assert all(getattr(slow, part) > 0 for part in record_fields.ROUND_PARTS)
     assert quick.round <= slow.round * (1 + 1e-9)
 
 

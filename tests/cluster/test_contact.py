@@ -82,7 +82,7 @@ async def answer_of(address: str, security: Security | None = None) -> str:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contact, "CONTACT_SECONDS", 1.5)
-    monkeypatch.setattr(contact, "GREETING_SECONDS", 0.5)
+    monkeypatch.setattr(contact, "DASK_GREETING_SECONDS", 0.5)
 
 
 def test_a_port_that_says_nothing_or_speaks_http_is_refused_in_fifteen_seconds() -> None:

@@ -138,11 +138,11 @@ def test_local_sgd_runs_nothing_without_values() -> None:
 
 
 def test_a_search_ends_at_the_same_group_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "MOST_LAYER_RUNS", 3 * 4)  # of both groups, and of each alone
+    monkeypatch.setattr(discovery, "MOST_SEARCH_RUNS", 3 * 4)  # of both groups, and of each alone
     first, second = found(OneOrTheOther()).layout, found(OneOrTheOther()).layout
     assert (first.sizes, first.kept_whole) == (second.sizes, second.kept_whole)
     assert (first.sizes, dict(first.kept_whole)["second"]) == ((8,), "both are cut")
-    monkeypatch.setattr(discovery, "MOST_LAYER_RUNS", 2 * 4)
+    monkeypatch.setattr(discovery, "MOST_SEARCH_RUNS", 2 * 4)
     assert dict(found(OneOrTheOther()).layout.kept_whole)["second"] == (
         "the search for groups ended before it, after 8 runs of layers"
     )

@@ -10,7 +10,7 @@ import pytest
 from test_summary import CHURN
 
 from idletrain.errors import RunError
-from idletrain.observe.record_fields import FIELDS
+from idletrain.observe.record_fields import FIELDS_OF_KIND
 from idletrain.observe.records import Recorder, parse, read_records
 
 
@@ -90,7 +90,7 @@ def test_events_are_completed_before_anyone_gets_them(tmp_path: Path) -> None:
 def test_a_record_with_an_altered_key_or_value_is_left_out(kind: str) -> None:
     sound = next(e for e in CHURN if e["kind"] == kind)
     assert list(parse([json.dumps(sound)])) == [sound]
-    for field in FIELDS[kind].split():
+    for field in FIELDS_OF_KIND[kind].split():
         without = {name: value for name, value in sound.items() if name != field}
         assert list(parse([json.dumps(without)])) == []
         for wrong in ({}, [1]):

@@ -19,7 +19,7 @@ from distributed.core import rpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.worker.idle import LEAVE_SECONDS, QUIET_SECONDS, Sample, others_share, parse_share, should_lend
+from idletrain.worker.idle import JOIN_SECONDS, LEAVE_SECONDS, Sample, others_share, parse_share, should_lend
 
 PATIENCE_SECONDS = 90.0
 SHARE = 0.2
@@ -109,8 +109,8 @@ def test_a_machine_changes_hands_no_more_often_than_its_windows_allow(shares: Se
             changes.append((sample.at_seconds, lending))
             window = window if lending else []
     joins = [at for at, lent in changes if lent]
-    assert all(later - earlier >= QUIET_SECONDS for earlier, later in itertools.pairwise(joins))
-    assert LEAVE_SECONDS < QUIET_SECONDS
+    assert all(later - earlier >= JOIN_SECONDS for earlier, later in itertools.pairwise(joins))
+    assert LEAVE_SECONDS < JOIN_SECONDS
 
 
 @pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.2", 0.2), (" 7.5 % ", 0.075), ("100%", 1.0)])

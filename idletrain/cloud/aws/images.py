@@ -8,8 +8,8 @@ from botocore.exceptions import ClientError
 
 from idletrain.cloud.aws.clients import Clients
 from idletrain.cloud.aws.errors import code_of, explained
+from idletrain.cloud.aws.user_data import REGISTRY
 
-REGISTRY = ".dkr.ecr."
 DIGEST = "@sha256:"
 
 

@@ -14,8 +14,8 @@ from idletrain.cloud.reconcile import pause_seconds
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-PATIENCE_SECONDS = 90.0  # EC2's lists become consistent within a minute or so, and a burst of throttling is shorter
-LONGEST_PAUSE_SECONDS = 8.0
+REPEAT_SECONDS = 90.0  # EC2's lists become consistent within a minute or so, and a burst of throttling is shorter
+LONGEST_AWS_PAUSE_SECONDS = 8.0
 PASSING_KINDS = (ErrorKind.PASSING, ErrorKind.ABSENT)
 
 
@@ -29,7 +29,7 @@ class Patience:
     """
 
     report: Callable[[str], None] = logger.info
-    seconds: float = PATIENCE_SECONDS
+    seconds: float = REPEAT_SECONDS
 
     def request(self, send: Callable[[], T]) -> T:
         """Send a request until AWS answers it; return the answer. Sending it twice must do no harm.
@@ -46,7 +46,7 @@ class Patience:
                 if error_kind(error) not in PASSING_KINDS or left <= 0:
                     raise
                 jitter = random.random()  # noqa: S311 (no secret)
-                pause = min(pause_seconds(tries, jitter, LONGEST_PAUSE_SECONDS), left)
+                pause = min(pause_seconds(tries, jitter, LONGEST_AWS_PAUSE_SECONDS), left)
                 self.report(f"waiting: {sentence_of(error)}; asked again in {pause:.0f} s")
                 time.sleep(pause)
                 tries += 1

@@ -25,7 +25,7 @@ AUTHORIZATION = re.compile(
     r"SignedHeaders=([a-z0-9;_-]{1,4096}), ?Signature=([0-9a-f]{64})",
     re.ASCII,
 )
-DATE, PAYLOAD, TOKEN = "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"
+DATE, SHA256, TOKEN = "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"
 DATE_FORMAT = "%Y%m%dT%H%M%SZ"
 
 
@@ -135,8 +135,8 @@ def check(claim: Claim, keys: Keys, method: str, url: str, headers: Mapping[str,
     Raises:
         SignatureError: the signature is of other keys or of another request, or does not cover the body.
     """
-    if PAYLOAD in headers and not _equal(headers[PAYLOAD], hashlib.sha256(body).hexdigest()):
-        raise SignatureError("XAmzContentSHA256Mismatch", f"{PAYLOAD} is not the SHA-256 of the body; sign the body")
+    if SHA256 in headers and not _equal(headers[SHA256], hashlib.sha256(body).hexdigest()):
+        raise SignatureError("XAmzContentSHA256Mismatch", f"{SHA256} is not the SHA-256 of the body; sign the body")
     signed = {name: headers[name] for name in claim.signed}
     request = AWSRequest(method=method, url=url, headers=signed, data=body)
     request.context["timestamp"] = headers[DATE]

@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 FIRST_WINDOW = 16  # pieces that may always be in flight: 22 KB, less than the shallowest buffer of a switch port
-SLACK_SECONDS = 0.002  # added to a round trip, at the link's rate, to cover the interpreter's own pauses
+INTERPRETER_PAUSE_SECONDS = 0.002  # added to a round trip, at the link's rate, to cover the interpreter's own pauses
 RATE_SECONDS = 0.02  # arrivals are counted in spans as long as this
 RATE_KEPT_SECONDS = 10.0  # rates and round trips
-GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate is at its maximum after so many rounds without such growth (BBR)
+RATE_GROWTH, ROUNDS_WITHOUT = 1.25, 3  # the rate is at its maximum after so many rounds without such growth (BBR)
 FIRST_GAIN, PACE = 2.0, 1.05  # of the rate: until its maximum is known, and then, to notice a faster link
 
 
@@ -62,7 +62,7 @@ class LinkRate:
         self._rates.append((now, rate))
         while self._rates[0][0] < now - RATE_KEPT_SECONDS:
             self._rates.popleft()
-        self._without = 0 if rate > GROWTH * self._best else self._without + 1
+        self._without = 0 if rate > RATE_GROWTH * self._best else self._without + 1
         self._best = max(self._best, rate)
         self._since, self._count = now, 0
 
@@ -97,7 +97,7 @@ class LinkRate:
         """Pieces that may queue at the link; at least `FIRST_WINDOW`, even if the link seems slow: a loop whose pauses
         are longer than the round trip would never learn that the link is faster.
         """
-        return max(FIRST_WINDOW, self.rate * SLACK_SECONDS)
+        return max(FIRST_WINDOW, self.rate * INTERPRETER_PAUSE_SECONDS)
 
     @property
     def _gain(self) -> float:

@@ -19,7 +19,7 @@ VERSION = 1
 # Bytes: ten rows of a codec. With headers and seal 1,344 over IPv4: within Ethernet's 1,500 and the tunnels over that.
 # Where a path carries less, the greeting, which is as long, does not get through, and payloads travel over TCP.
 PAYLOAD = 1280
-KEY_BYTES = 16
+SESSION_KEY_BYTES = 16
 _HEADER = struct.Struct("!BBxxIIII")  # version, kind, session, transfer, sequence, number
 _NONCE = struct.Struct("!IB3xI")
 HEADER_BYTES = _HEADER.size
@@ -57,15 +57,15 @@ class Packet:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """A session's number, and the keys of what this side sends and of what it receives, `KEY_BYTES` each."""
+    """A session's number, and the keys of what this side sends and of what it receives, `SESSION_KEY_BYTES` each."""
 
     session: int
     send: bytes
     receive: bytes
 
     def __post_init__(self) -> None:
-        if len(self.send) != KEY_BYTES or len(self.receive) != KEY_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes")
+        if len(self.send) != SESSION_KEY_BYTES or len(self.receive) != SESSION_KEY_BYTES:
+            raise ValueError(f"a key has {SESSION_KEY_BYTES} bytes")
 
     def swapped(self) -> SessionKeys:
         """Return the other side's."""
@@ -76,7 +76,7 @@ class Seal:
     """Encrypts and authenticates the packets of one session in one direction.
 
     Args:
-        key: `KEY_BYTES` bytes.
+        key: `SESSION_KEY_BYTES` bytes.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -12,7 +12,7 @@ from idletrain.fabric.analysis import ddp_cost
 from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
 
 # Ethernet's bytes of a frame beyond the MTU; and the bytes of the MTU that IP and TCP with timestamps take.
-FRAME_BYTES, HEADER_BYTES = 14, 52
+FRAME_BYTES, TCP_HEADER_BYTES = 14, 52
 OUTLIER_DEVIATIONS = 3.0  # scaled median deviations from the median of an outlier (Iglewicz & Hoaglin, 1993: 3.5)
 OUTLIER_SHARE = 0.1  # and at least this share of the median: with little spread anything would be an outlier
 MAD_TO_SIGMA = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
@@ -124,7 +124,7 @@ def points_of_kind(fabric: Fabric, what: str, transport: str = "socket") -> list
 def on_the_wire(fabric: Fabric, point: Point) -> float:
     """Return a point's bytes a second on the link: TCP's payload with all headers."""
     mtu = min(int(fabric.nodes[n].get("mtu") or 1500) for n in (point.source, point.target))
-    return rate(point) * (mtu + FRAME_BYTES) / (mtu - HEADER_BYTES)
+    return rate(point) * (mtu + FRAME_BYTES) / (mtu - TCP_HEADER_BYTES)
 
 
 def link_rate(fabric: Fabric) -> float | None:

@@ -12,7 +12,7 @@ from idletrain.fabric.analysis.samples import StencilSample
 from idletrain.fabric.measuring.presets import dims, neighbours
 from idletrain.fabric.measuring.timed_group import TimedGroup
 
-WEIGHT = 1 / 7  # of each of the seven cells: the mean, which stays finite
+CELL_WEIGHT = 1 / 7  # of each of the seven cells: the mean, which stays finite
 
 
 class GridBlock:
@@ -87,7 +87,7 @@ class GridBlock:
         total = self._next[box()].copy_(self._cells[box()])
         for axis, by in itertools.product(range(3), (-1, 1)):
             total.add_(self._cells[box(axis, by)])
-        total.mul_(WEIGHT)
+        total.mul_(CELL_WEIGHT)
 
     def _swap(self) -> None:
         self._cells, self._next = self._next, self._cells

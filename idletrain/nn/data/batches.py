@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from idletrain.nn.data.csr import Rows
 from idletrain.nn.scripted import parameters_of, unoptimized
 
-LABELS = ("labels", "label")  # names of the labels in a batch by name
+LABEL_NAMES = ("labels", "label")  # names of the labels in a batch by name
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -298,4 +298,4 @@ def prediction(outputs: Any) -> Any:
 def labels_of(target: Any) -> Any:
     """Return the labels in a batch by name, None if it has none; any other target is the labels."""
     named = fields_of(target)
-    return target if named is None else next((named[name] for name in LABELS if named.get(name) is not None), None)
+    return target if named is None else next((named[name] for name in LABEL_NAMES if named.get(name) is not None), None)

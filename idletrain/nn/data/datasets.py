@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.nn.data.batches import LABELS, fields_of, is_of_numbers, map_leaves, sample_count, stacked
-from idletrain.nn.data.values import NUMBERS, as_array, as_label, part_of, stack_labels, stack_parts
+from idletrain.nn.data.batches import LABEL_NAMES, fields_of, is_of_numbers, map_leaves, sample_count, stacked
+from idletrain.nn.data.values import NUMBER_KINDS, as_array, as_label, part_of, stack_labels, stack_parts
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class MapStyleSource:
 
 
 def _is_numeric(part: Any) -> bool:
-    is_array = isinstance(part, np.ndarray) and part.dtype.kind in NUMBERS
+    is_array = isinstance(part, np.ndarray) and part.dtype.kind in NUMBER_KINDS
     return isinstance(part, Tensor) or is_array or is_of_numbers(part)
 
 
@@ -123,5 +123,5 @@ def kept_names(dataset: Any, taken: Sequence[str] | None) -> frozenset[str] | No
     columns = getattr(dataset, "column_names", None)
     if taken is None or not isinstance(columns, list) or not hasattr(dataset, "with_format"):
         return None
-    kept = frozenset(columns) & {*taken, *LABELS}
+    kept = frozenset(columns) & {*taken, *LABEL_NAMES}
     return kept or None

@@ -30,7 +30,7 @@ from idletrain.nn.data.remote import Remote
 from idletrain.nn.data.sparse_formats import SparseChunk, read_chunks, unreadable
 
 logger = logging.getLogger(__name__)
-SUFFIXES = (".txt", ".svm", ".libsvm")
+TEXT_SUFFIXES = (".txt", ".svm", ".libsvm")
 ARRAYS = {  # file -> type
     "feature_starts": np.int64,
     "feature_columns": np.int32,
@@ -131,7 +131,7 @@ class SparseFiles:
 def sparse_names(where: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of sparse files in a job's data setting, or () if it names none."""
     names = (where,) if isinstance(where, str) else where
-    text = len(names) == 1 and names[0].removesuffix(".gz").endswith(SUFFIXES)
+    text = len(names) == 1 and names[0].removesuffix(".gz").endswith(TEXT_SUFFIXES)
     matrices = len(names) == 2 and all(name.endswith(".npz") for name in names)
     return names if text or matrices else ()
 

@@ -13,7 +13,7 @@ from idletrain.errors import JobError, user_code
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.values import Array
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class ImageFolder:
@@ -48,7 +48,7 @@ class ImageFolder:
             (file, number)
             for number, name in enumerate(self.classes)
             for file in sorted((self.path / name).rglob("*"))
-            if file.suffix.lower() in SUFFIXES
+            if file.suffix.lower() in IMAGE_SUFFIXES
         ]
         if not self.files:
             raise JobError(f"{field}: {path} holds no images in its {len(found)} folders; one folder is one class")

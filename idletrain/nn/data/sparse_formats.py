@@ -21,7 +21,7 @@ from idletrain.nn.data.csr import Csr
 logger = logging.getLogger(__name__)
 CHUNK_ROWS = 8192  # rows in memory at a time while converting: 5 MB of Amazon-670K
 HEADER = re.compile(rb"\s*(\d{1,18})\s+(\d{1,18})\s+(\d{1,18})\s*")
-LABELS = re.compile(rb"\d+(,\d+)*|")
+LABEL_LIST = re.compile(rb"\d+(,\d+)*|")
 NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FEATURES = re.compile(rb"(?:\d+:%b(?:\s+\d+:%b)*)?" % (NUMBER, NUMBER))
 LARGEST = 2**31 - 1  # columns are 32-bit numbers
@@ -95,7 +95,7 @@ def _parse(line: bytes, path: Path, number: int, sizes: tuple[int, int], field: 
     if b":" in names:  # a row whose label set is empty, written without the space before its features
         names, rest = b"", line.strip()
     rest = rest.strip()
-    if not LABELS.fullmatch(names) or not FEATURES.fullmatch(rest):
+    if not LABEL_LIST.fullmatch(names) or not FEATURES.fullmatch(rest):
         shown = line[:60].decode(errors="replace").rstrip()
         raise JobError(f"{where}: {shown!r} is not `label,label feature:value ...`; correct or remove that line")
     labels = names.split(b",") if names else []

@@ -14,7 +14,7 @@ from torch import Tensor
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import map_array
 from idletrain.nn.data.csr import Csr, Rows, canonical
-from idletrain.nn.data.values import NUMBERS, Array, as_label, described_type
+from idletrain.nn.data.values import NUMBER_KINDS, Array, as_label, described_type
 
 
 def is_frame(data: Any) -> bool:
@@ -33,7 +33,7 @@ def frame_array(frame: Any, name: str) -> Array:
         JobError: columns hold something else than numbers; they are named.
     """
     columns = {column: np.asarray(frame[column]) for column in frame.columns}
-    wrong = {column: described_type(array) for column, array in columns.items() if array.dtype.kind not in NUMBERS}
+    wrong = {column: described_type(array) for column, array in columns.items() if array.dtype.kind not in NUMBER_KINDS}
     if wrong:
         held = ", ".join(f"{column!r} ({kind})" for column, kind in wrong.items())
         raise JobError(
@@ -109,7 +109,7 @@ def sparse_table(matrix: Any, labels: Array) -> SparseTable:
         JobError: it has another number of rows than labels, or a value that is not finite; the row is named.
     """
     csr = matrix.tocsr()
-    if csr.dtype.kind not in NUMBERS:
+    if csr.dtype.kind not in NUMBER_KINDS:
         raise JobError(f"data: the sparse inputs hold {csr.dtype}; write them as floats, integers or booleans")
     if csr.shape[0] != len(labels) or not csr.shape[0]:
         count = f"{csr.shape[0]} inputs and {len(labels)} labels"

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.errors import JobError
-from idletrain.nn.data.batches import LABELS
+from idletrain.nn.data.batches import LABEL_NAMES
 
 Array = NDArray[Any]
-NUMBERS = "biuf"  # kinds of NumPy types: booleans, integers, floats
+NUMBER_KINDS = "biuf"  # kinds of NumPy types: booleans, integers, floats
 
 
 def as_input(x: Array, *, integers: bool = False) -> Tensor:
@@ -32,7 +32,7 @@ def as_label(y: Array) -> Tensor:
 
 def part_of(name: str, x: Array, *, integers: bool = False) -> Tensor:
     """Return a part of a batch by name; only a part with a name may be booleans, as masks are."""
-    if name in LABELS:
+    if name in LABEL_NAMES:
         return as_label(x)
     if name and x.dtype == np.bool_:
         return torch.from_numpy(np.array(x))
@@ -42,7 +42,7 @@ def part_of(name: str, x: Array, *, integers: bool = False) -> Tensor:
 def stack_parts(name: str, parts: Sequence[Any], *, integers: bool = False) -> Tensor:
     """Join the samples' parts of a name."""
     arrays = numbers(name, parts)
-    if name in LABELS:
+    if name in LABEL_NAMES:
         return stack_labels(name, parts)
     return torch.stack([part_of(name, array, integers=integers) for array in arrays])
 
@@ -64,7 +64,7 @@ def numbers(name: str, parts: Sequence[Any]) -> list[Array]:
         arrays = [as_array(part) for part in parts]
     except (TypeError, ValueError) as error:
         raise TypeError(f"{held} is no array of numbers: {error}") from None
-    if wrong := [described_type(array) for array in arrays if array.dtype.kind not in NUMBERS]:
+    if wrong := [described_type(array) for array in arrays if array.dtype.kind not in NUMBER_KINDS]:
         raise TypeError(f"{held} holds {wrong[0]}, and not numbers")
     if other := [array.shape for array in arrays if array.shape != arrays[0].shape]:
         shapes = f"{list(arrays[0].shape)} and {list(other[0])}"
@@ -99,7 +99,7 @@ def array_fault(array: Array) -> str:
     """Return why an array holds no samples: it is one number, or holds no numbers; else nothing."""
     if not array.ndim:
         return "is a single value; its first dimension should count the samples"
-    if array.dtype.kind not in NUMBERS:
+    if array.dtype.kind not in NUMBER_KINDS:
         return f"holds {described_type(array)}; write it as floats, integers or booleans"
     return ""
 

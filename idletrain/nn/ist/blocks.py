@@ -24,8 +24,8 @@ from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.skipping import Part, SkippableBlock
 
 Forward = Callable[..., Any]
-GROUP = "blocks"
-SAME = 1e-4  # relative difference of hidden states that rounding explains
+BLOCKS_GROUP = "blocks"
+SAME_STATE = 1e-4  # relative difference of hidden states that rounding explains
 ALIGNED = 0.99  # cosine of a hidden state and the same one normalized
 SHOWN = 8  # candidates that an error names
 
@@ -132,7 +132,7 @@ def block_layout(module: nn.Module, blocks: Sequence[SkippableBlock], traveling:
         owner, *others = owners[id(tensor)]
         if owner >= 0 and not others and tensor.ndim and (isinstance(tensor, nn.Parameter) or name in traveling):
             labels[name, 0] = np.full(len(tensor), owner)
-    return replace(layout_of(module, [(Group(GROUP, len(blocks)), labels)]), skippable=tuple(blocks))
+    return replace(layout_of(module, [(Group(BLOCKS_GROUP, len(blocks)), labels)]), skippable=tuple(blocks))
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _as_residual(module: nn.Module, inputs: Any, block: SkippableBlock) -> Skipp
     except JobError:
         return reason
     before, after = block.before(call.args, call.kwargs), block.after(call.outputs)
-    if float((after - before).norm()) <= SAME * float(before.norm()):
+    if float((after - before).norm()) <= SAME_STATE * float(before.norm()):
         return replace(block, additive=True)
     return block if float(_alignment(before, after)) > ALIGNED else reason
 

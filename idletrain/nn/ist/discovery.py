@@ -30,7 +30,7 @@ from idletrain.nn.ist.modules import computed_weights, tensor_of
 from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.tracing import Place, Trace, trace_neurons
 
-MOST_LAYER_RUNS = 100_000  # of a search: 5 to 15 s on the meta device
+MOST_SEARCH_RUNS = 100_000  # of a search: 5 to 15 s on the meta device
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Search:
         self._trial = HalfTrial(module, sample)
         self._summed = _summed(traced)
         self._normalized = frozenset(at for at in self._summed if traced.couplings.is_normalized(traced.places[at]))
-        self._runs_left = MOST_LAYER_RUNS // sum(1 for _ in module.modules())  # no seconds: it ends alike everywhere
+        self._runs_left = MOST_SEARCH_RUNS // sum(1 for _ in module.modules())  # no seconds: it ends alike everywhere
 
     def layout(self, candidates: Sequence[NeuronKind]) -> Layout:
         """Return the layout of some candidates."""
@@ -175,7 +175,7 @@ class _Search:
     def _failure(self, some: Sequence[NeuronKind]) -> Failure | None:
         self._runs_left -= 1
         if self._runs_left < 0:
-            return Failure(f"the search for groups ended before it, after {MOST_LAYER_RUNS:,} runs of layers", "")
+            return Failure(f"the search for groups ended before it, after {MOST_SEARCH_RUNS:,} runs of layers", "")
         layout = self.layout([*self.accepted, *some])
         failure = self._trial.failure(layout)
         if failure is None and (reason := self._refuse(layout)):

@@ -17,14 +17,14 @@ from torch import nn
 
 from idletrain.nn.ist.contractions import KNOWN, contracting_layers, contracts, guessed_for_computed, owners_of
 from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Contraction, Layout, Scaling, without_groups
-from idletrain.nn.ist.scaling_trial import SAME, Choice, Place, Subject, Trial, UnknownError
+from idletrain.nn.ist.scaling_trial import FLOAT32_ROUNDING, Choice, Place, Subject, Trial, UnknownError
 
 # Relative difference that the small constant in a normalization's denominator explains, with loud weights. What one of
 # fifty residual blocks adds changes outputs by 0.07 and more.
 NORMALIZED = 1e-2
 UNDECIDED = 5e-2  # below it the trial is repeated with larger weights
 # Of trials of one sum each; beyond them, a run of the module says which sums are normalized.
-MOST_LAYER_RUNS = 5_000
+MOST_SCALING_RUNS = 5_000
 MAX_CHOICES = 64  # ways to scale one group that are tried
 
 
@@ -78,7 +78,7 @@ def _first_that_fits(subject: Subject, layout: Layout, choices: Iterator[Choice]
     for training in (True, False):
         trial = Trial.of(subject, layout, training=training)
         for choice in tried:
-            if trial.difference(choice) < SAME:
+            if trial.difference(choice) < FLOAT32_ROUNDING:
                 return choice
     return None
 
@@ -89,7 +89,7 @@ def _without_normalized(subject: Subject, layout: Layout, choice: Choice) -> Cho
         (
             t
             for training in (True, False)
-            if (t := Trial.of(subject, layout, training=training)).difference(choice) < SAME
+            if (t := Trial.of(subject, layout, training=training)).difference(choice) < FLOAT32_ROUNDING
         ),
         None,
     )
@@ -102,7 +102,7 @@ def _without_normalized(subject: Subject, layout: Layout, choice: Choice) -> Cho
     if likely and trial.louder(*likely).difference(together) < NORMALIZED:
         choice = result = dict(together)
         open_places = [place for place in open_places if place not in likely]
-    for place in open_places[: MOST_LAYER_RUNS // sum(1 for _ in subject.module.modules())]:
+    for place in open_places[: MOST_SCALING_RUNS // sum(1 for _ in subject.module.modules())]:
         without: Choice = {**choice, place: "normalized"}
         difference = trial.difference(without)
         if difference < UNDECIDED:

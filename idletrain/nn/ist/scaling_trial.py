@@ -25,7 +25,7 @@ from idletrain.nn.ist.subnets import Positions, ScaledInputs, Subnet, cut
 
 TRIAL_NEURONS = 32  # of a group in the trial's subnet, and twice as many in its network: enough for any statistics
 SEED = 29  # of the trial's weights; the same in every process
-SAME = 1e-3  # relative difference that float32's rounding explains; a sum of half the size makes 0.1 and more
+FLOAT32_ROUNDING = 1e-3  # relative difference that it explains; a sum of half the size makes 0.1 and more
 LOUD = 8.0  # how much larger weights are beside which a normalization's small constant is negligible
 Place = tuple[str, int]  # a parameter's name and one of its dimensions
 Choice = Mapping[Place, Scaling]
@@ -131,7 +131,7 @@ class Trial:
         i = self._names.index(place[0])
         halves = list(self.halves)
         halves[i] = torch.randn(halves[i].shape, generator=torch.Generator().manual_seed(SEED + 1)) * halves[i].std()
-        return replace(self, halves=halves).difference(choice) > SAME
+        return replace(self, halves=halves).difference(choice) > FLOAT32_ROUNDING
 
     @property
     def _names(self) -> list[str]:

@@ -14,10 +14,10 @@ from typing import TypeVar
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AGAIN_SECONDS = 0.2  # code that swallows the exception gets it once more
-QUIET_SECONDS = 5.0  # after which a line says what takes time
-POLL_SECONDS = 0.05  # between two readings of its clock
+LOG_AFTER_SECONDS = 5.0  # after which a line says what takes time
+CLOCK_SECONDS = 0.05  # between two readings of its clock
 CROWDED = 10.0  # of the limit: time that may pass while a function waits, or others use the machine
-PATIENCE_SECONDS = 5.0  # a function that still runs then is left to itself
+ENDING_SECONDS = 5.0  # a function that still runs then is left to itself
 
 
 class _Stop(BaseException):
@@ -59,7 +59,7 @@ def within(seconds: float, function: Callable[[], Result], doing: str) -> Result
     try:
         _wait(thread, clocks, seconds, doing)
     finally:  # also where Ctrl-C ends the wait
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + ENDING_SECONDS
         while thread.is_alive() and time.monotonic() < deadline:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Stop))
             thread.join(AGAIN_SECONDS)
@@ -75,10 +75,10 @@ def _wait(thread: threading.Thread, clocks: Sequence[int], seconds: float, doing
         elapsed = time.monotonic() - started
         if elapsed >= seconds and (elapsed >= CROWDED * seconds or _cpu_seconds(clocks, elapsed) >= seconds):
             return
-        if quiet and elapsed >= QUIET_SECONDS:
+        if quiet and elapsed >= LOG_AFTER_SECONDS:
             quiet = False
             logger.warning("%s (for at most %.0f s)", doing, seconds)
-        thread.join(POLL_SECONDS)
+        thread.join(CLOCK_SECONDS)
 
 
 def _cpu_seconds(clocks: Sequence[int], elapsed: float) -> float:

@@ -18,7 +18,7 @@ from idletrain.nn.ist.partition import Mask
 from idletrain.nn.ist.scaling_trial import SEED, Subject, UnknownError, run_with
 from idletrain.nn.ist.subnets import Subnet, cut
 
-SAME = 1e-5  # relative difference of outputs
+SAME_OUTPUT = 1e-5  # relative difference of outputs
 ROUNDING = 1e-3  # what rounding to float32 may explain; below it, float64 decides
 DIFFERS = "a subnet without some of its neurons does not compute what the network does where they are zero"
 
@@ -38,7 +38,7 @@ def reason_against(subject: Subject, layout: Layout) -> str:
         for training in (True, False):
             for difference in _differences(subject, layout, training=training, double=double):
                 best, compared = min(best, difference), True
-                if best < SAME:
+                if best < SAME_OUTPUT:
                     return ""
         if best > ROUNDING:
             break

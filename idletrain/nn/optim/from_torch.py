@@ -12,7 +12,7 @@ from idletrain.errors import JobError
 from idletrain.optimizer_settings import OptimizerSettings
 
 # For each class: its name in a job, settings under other names in a job, and settings that must have one value.
-CLASSES: dict[type[torch.optim.Optimizer], tuple[str, dict[str, str], dict[str, Any]]] = {
+TORCH_OPTIMIZERS: dict[type[torch.optim.Optimizer], tuple[str, dict[str, str], dict[str, Any]]] = {
     torch.optim.SGD: ("sgd", {}, {"dampening": 0}),
     torch.optim.Adam: ("adam", {}, {"amsgrad": False, "decoupled_weight_decay": False}),
     torch.optim.AdamW: ("adamw", {}, {"amsgrad": False, "decoupled_weight_decay": True}),
@@ -41,8 +41,8 @@ def settings_of(optimizer: str | Mapping[str, Any] | torch.optim.Optimizer, modu
         return dict(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise JobError(f"optimizer: {type(optimizer).__name__} should be a name, settings, or a torch.optim instance")
-    if type(optimizer) not in CLASSES:
-        known = ", ".join(cls.__name__ for cls in CLASSES)
+    if type(optimizer) not in TORCH_OPTIMIZERS:
+        known = ", ".join(cls.__name__ for cls in TORCH_OPTIMIZERS)
         raise JobError(f"optimizer: {type(optimizer).__name__} is not one that workers have; use {known} or lion")
     return _from_instance(optimizer, module)
 
@@ -53,7 +53,7 @@ def _by_name(name: str) -> dict[str, Any]:
     if name in own:
         return dict(own[name])
     cls: Any
-    for cls, (ours, _, _) in CLASSES.items():
+    for cls, (ours, _, _) in TORCH_OPTIMIZERS.items():
         if name == ours:
             return _group_settings(cls, cls([nn.Parameter(torch.zeros(()))]).param_groups[0])
     known = ", ".join(get_args(OptimizerSettings.model_fields["name"].annotation))
@@ -87,7 +87,7 @@ def _from_instance(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[
 
 def _group_settings(cls: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a parameter group's settings as fields of a job."""
-    name, renamed, required = CLASSES[cls]
+    name, renamed, required = TORCH_OPTIMIZERS[cls]
     for field, value in {"maximize": False, **required}.items():
         if group.get(field, value) != value:
             raise JobError(f"optimizer: {cls.__name__} with {field}={group[field]} is not one that workers have")

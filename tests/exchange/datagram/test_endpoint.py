@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from idletrain.exchange.datagram.endpoint import Endpoint
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.packet import PAYLOAD, SESSION_KEY_BYTES, SessionKeys
 from idletrain.exchange.datagram.packet_sender import BULK, MAX_SEQUENCE, PROMPT
 from idletrain.exchange.datagram.protocol import DatagramProtocol
 from idletrain.exchange.datagram.transfer import PIECES_PER_REPORT, PeerSilentError
@@ -90,7 +90,7 @@ def pair(fault: Fault | None = None, sockets: int = 2) -> Iterator[tuple[Endpoin
     server, client = Endpoint("127.0.0.1"), Endpoint("127.0.0.1", sockets)
     relay = Relay(server.address, fault) if fault else None
     try:
-        keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        keys = SessionKeys(7, os.urandom(SESSION_KEY_BYTES), os.urandom(SESSION_KEY_BYTES))
         server.open(keys.swapped()).result(WAIT)
         client.open(keys, relay.address if relay else server.address).result(WAIT)
         yield server, client, relay
@@ -348,7 +348,7 @@ def test_an_address_that_cannot_be_bound_leaves_nothing_behind() -> None:
 def test_over_ipv6_the_traffic_class_is_set_too() -> None:
     server, client = Endpoint("::1"), Endpoint("::1")
     try:
-        keys = SessionKeys(7, os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        keys = SessionKeys(7, os.urandom(SESSION_KEY_BYTES), os.urandom(SESSION_KEY_BYTES))
         server.open(keys.swapped()).result(WAIT)
         client.open(keys, server.address).result(WAIT)
         content = content_of(50_000)
@@ -364,7 +364,7 @@ def test_a_session_that_no_datagram_comes_through_does_not_open() -> None:
         deaf.bind(("127.0.0.1", 0))
         client = Endpoint("127.0.0.1")
         try:
-            opened = client.open(SessionKeys(1, bytes(KEY_BYTES), bytes(KEY_BYTES)), deaf.getsockname())
+            opened = client.open(SessionKeys(1, bytes(SESSION_KEY_BYTES), bytes(SESSION_KEY_BYTES)), deaf.getsockname())
             with pytest.raises(TimeoutError):
                 opened.result(0.3)
             client.end(1)

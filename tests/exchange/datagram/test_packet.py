@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.exchange.datagram.packet import (
-    KEY_BYTES,
     MAX_DATAGRAM_BYTES,
     PAYLOAD,
+    SESSION_KEY_BYTES,
     Packet,
     PacketKind,
     Seal,
@@ -19,7 +19,7 @@ from idletrain.exchange.datagram.packet import (
     peek,
 )
 
-KEY = bytes(range(KEY_BYTES))
+KEY = bytes(range(SESSION_KEY_BYTES))
 UINT32 = st.integers(0, 2**32 - 1)
 PACKETS = st.builds(Packet, st.sampled_from(PacketKind), UINT32, UINT32, UINT32, UINT32, st.binary(max_size=PAYLOAD))
 
@@ -30,7 +30,7 @@ def test_what_is_sealed_is_read_with_the_same_key_alone(packet: Packet) -> None:
     datagram = Seal(KEY).close(packet)
     assert len(datagram) <= MAX_DATAGRAM_BYTES
     assert Seal(KEY).open(datagram) == packet
-    assert Seal(os.urandom(KEY_BYTES)).open(datagram) is None
+    assert Seal(os.urandom(SESSION_KEY_BYTES)).open(datagram) is None
     claimed = peek(datagram)
     assert claimed is not None
     assert (claimed.session, claimed.transfer) == (packet.session, packet.transfer)

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from idletrain.exchange.datagram.packet import KEY_BYTES, PAYLOAD, SessionKeys
+from idletrain.exchange.datagram.packet import PAYLOAD, SESSION_KEY_BYTES, SessionKeys
 from idletrain.exchange.datagram.protocol import DatagramProtocol
 from idletrain.exchange.datagram.transfer import (
     IncomingTransfer,
@@ -19,7 +19,7 @@ from idletrain.exchange.datagram.transfer import (
 )
 from idletrain.exchange.datagram.window import ReceiveWindow, SendWindow
 
-KEYS = SessionKeys(7, bytes(range(KEY_BYTES)), bytes(range(100, 100 + KEY_BYTES)))
+KEYS = SessionKeys(7, bytes(range(SESSION_KEY_BYTES)), bytes(range(100, 100 + SESSION_KEY_BYTES)))
 STEP_SECONDS = 0.001
 
 

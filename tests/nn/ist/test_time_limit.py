@@ -20,7 +20,7 @@ def test_a_result_and_an_error_are_the_function_s_own() -> None:
 
 
 def test_a_line_says_what_takes_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(time_limit, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(time_limit, "LOG_AFTER_SECONDS", 0.05)
     within(10, lambda: None, "blinking")
     within(10, lambda: time.sleep(0.3), "thinking")
     assert [record.getMessage() for record in caplog.records] == ["thinking (for at most 10 s)"]

@@ -26,7 +26,6 @@ from idletrain.storage import S3Prefix
 
 JOB = "job.json"
 EXECUTIONS = "executions/"
-STARTER = "starter"
 STARTER_SECONDS = 1800.0  # to boot, read prices and start a head node; then the machine ends by itself
 
 
@@ -69,7 +68,7 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
         pool=_starter_pool(account, job, site),
         profile=iam.STARTER,
         role_arn=f"arn:{account.owner.split(':')[1]}:iam::{account.number}:role/{iam.SCHEDULE}",
-        tags={**tags, f"{TAG}role": STARTER, f"{TAG}prefix": prefix.url},
+        tags={**tags, f"{TAG}role": "starter", f"{TAG}prefix": prefix.url},
     )
     with explained():
         eventbridge.install(account.client("scheduler"), schedule, starter)

@@ -21,7 +21,7 @@ from idletrain.nn.outofcore.planning.extents import PAGE_BYTES, Extents, pages
 from idletrain.nn.outofcore.planning.profile import SwapLink
 
 logger = logging.getLogger(__name__)
-PROBE_BYTES, PROBES = 4 << 20, 6  # written and read to measure a disk's speed: 0.4 s at 125 MB/s
+DISK_PROBE_BYTES, DISK_PROBES = 4 << 20, 6  # written and read to measure a disk's speed: 0.4 s at 125 MB/s
 HUGE_BYTES = 2 << 20  # buffers of at least this size use huge pages, so that a read faults once per 2 MiB
 
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -80,8 +80,8 @@ class DiskSwap:
     def speed(self) -> SwapLink:
         """Return the link's speed, from the transfers so far or from a probe."""
         if not self.used:
-            block = torch.frombuffer(_buffer(PROBE_BYTES), dtype=torch.uint8).untyped_storage()
-            for copy in [self.put(block) for _ in range(PROBES)]:
+            block = torch.frombuffer(_buffer(DISK_PROBE_BYTES), dtype=torch.uint8).untyped_storage()
+            for copy in [self.put(block) for _ in range(DISK_PROBES)]:
                 copy.wait_written()
                 copy.fetch()
                 copy.fetched()

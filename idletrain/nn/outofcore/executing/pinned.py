@@ -8,7 +8,7 @@ from idletrain.nn.outofcore.executing.disk import ScratchError
 from idletrain.nn.outofcore.planning.extents import Extents, pages
 from idletrain.nn.outofcore.planning.profile import SwapLink
 
-PROBE_BYTES = 64 << 20  # copied each way to measure the link's speed: 3 ms at 25 GB/s
+LINK_PROBE_BYTES = 64 << 20  # copied each way to measure the link's speed: 3 ms at 25 GB/s
 
 
 class PinnedSwap:
@@ -41,8 +41,8 @@ class PinnedSwap:
 
     def speed(self) -> SwapLink:
         """Measure the link's speed each way by a probe."""
-        probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=self._device)
-        host = torch.empty(PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+        probe = torch.empty(LINK_PROBE_BYTES, dtype=torch.uint8, device=self._device)
+        host = torch.empty(LINK_PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
         rates = []
         for target, source in ((host, probe), (probe, host)):
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ class PinnedSwap:
             target.copy_(source, non_blocking=True)
             last.record()
             last.synchronize()
-            rates.append(PROBE_BYTES / (first.elapsed_time(last) / 1000))
+            rates.append(LINK_PROBE_BYTES / (first.elapsed_time(last) / 1000))
         return SwapLink(rates[0], rates[1])
 
     @property

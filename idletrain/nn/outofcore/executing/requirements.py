@@ -17,7 +17,7 @@ from idletrain.nn.program import Program
 # Guaranteed rate of an ordinary cloud disk (EBS gp3 without extras), and the seconds per tensor that the bench
 # measured; a worker measures its own before it plans.
 ASSUMED_LINK = SwapLink(125e6, 125e6, 2e-4)
-WEIGHT = 0.02  # standard deviation of the random values; any does for seconds and bytes, unless they are denormals
+WEIGHT_STD = 0.02  # standard deviation of the random values; any does for seconds and bytes, unless they are denormals
 
 
 class OutOfCoreForecast:
@@ -62,7 +62,7 @@ class OutOfCoreForecast:
     def _profile(self, share: float) -> Profile:
         program = self._program
         subnet = subnet_of_share(program, share)
-        flat = torch.empty(subnet.parameters).normal_(0, WEIGHT, generator=torch.Generator().manual_seed(0))
+        flat = torch.empty(subnet.parameters).normal_(0, WEIGHT_STD, generator=torch.Generator().manual_seed(0))
         samples = program.source.open()
         inputs, target = samples.batch(np.arange(min(program.training.batch_size, len(samples))))
         return learn_profile(
