@@ -21,7 +21,8 @@ from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.statistics import set_buffers
 from idletrain.nn.user_metrics import Tally
 from idletrain.rounds.durable import module_state
-from idletrain.rounds.durable.recovery import load_result, read_history, read_job
+from idletrain.rounds.durable.history import read_history
+from idletrain.rounds.durable.recovery import load_result, read_job
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def report(
 def _local_summary(run_dir: Path) -> Any:
     """Return the summary of a run on this machine; `interrupted` if no head holds its directory."""
     from idletrain.observe.summary import summarise
-    from idletrain.rounds.durable.recovery import read_history
+    from idletrain.rounds.durable.history import read_history
     from idletrain.storage import has_head
 
     read_history(run_dir)

@@ -20,7 +20,7 @@ from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.observe.records import Recorder
-from idletrain.rounds.durable import module_state, recovery, snapshots, updates, write_ahead_log
+from idletrain.rounds.durable import history, module_state, recovery, snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private
 
@@ -88,7 +88,7 @@ class RunDirectory:
             make_private(run_dir / folder)
         self._wal = write_ahead_log.WriteAheadLog(run_dir / "wal")
         self._went_back = False
-        past = recovery.history(self._wal.records)
+        past = history.collect(self._wal.records)
         if past.epochs or snapshots.rounds(run_dir) or updates.rounds(run_dir):
             past = self._restore(past)
         else:
@@ -117,7 +117,7 @@ class RunDirectory:
         written = [*self.staged.values(), *(late.change for late in self._late_updates)]
         self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
 
-    def _restore(self, past: recovery.History) -> recovery.History:
+    def _restore(self, past: history.History) -> history.History:
         """Take up the newest sound state; where rounds are lost, record that and forget what is left of them."""
         restored = recovery.restore(self.run_dir, self._program, replace(past, damage=self._wal.damage))
         self.network = restored.network
@@ -130,7 +130,7 @@ class RunDirectory:
         if restored.rounds != past.rounds:
             updates.drop(self.run_dir, restored.rounds)
         self._wal.append("restored", durable=True, round=restored.rounds, reason=restored.note)
-        return recovery.history((*self._wal.records, {"kind": "restored", "round": restored.rounds}))
+        return history.collect((*self._wal.records, {"kind": "restored", "round": restored.rounds}))
 
     def close(self) -> None:
         """Close the write-ahead log."""
@@ -156,7 +156,7 @@ class RunDirectory:
         fields = {"epoch": self.epoch, "round": self.round, "subnets": [asdict(spec) for spec in specs], "drop": drop}
         if planned:
             fields["phases"] = [[asdict(spec) for spec in of_phase] for of_phase in planned]
-        await self._append("epoch", durable=True, format=recovery.FORMAT, **fields)
+        await self._append("epoch", durable=True, format=history.FORMAT, **fields)
         self._reached("epoch-recorded")
 
     async def stage(self, subnet: int, attempt: int, steps: int, payload: Payload, norm_fraction: float) -> None:
@@ -181,7 +181,7 @@ class RunDirectory:
             await self._durably(lambda: updates.write(path, change.offset, payload.frames))
             self._late_count += 1
             await self._append("late_rows", round=self.round, of=of, number=self._late_count, **asdict(change))
-            self._late_updates.append(recovery.LateUpdate(self._late_count, of, change))
+            self._late_updates.append(history.LateUpdate(self._late_count, of, change))
 
     async def commit(self, staged: Sequence[tuple[int, int]], next_specs: tuple[SubnetSpec, ...]) -> None:
         """Commit the open round: record it in the log, then change the network."""
@@ -268,7 +268,7 @@ class RunDirectory:
                 sound[k] = update
         return sound
 
-    def _sound_late_updates(self, recorded: Sequence[recovery.LateUpdate]) -> list[recovery.LateUpdate]:
+    def _sound_late_updates(self, recorded: Sequence[history.LateUpdate]) -> list[history.LateUpdate]:
         """Return the late updates that an earlier head recorded, without those that a power cut damaged."""
         sound = []
         for late in recorded:

@@ -15,6 +15,7 @@ from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds.durable import recovery, s3_mirror, snapshots, updates
+from idletrain.rounds.durable.history import FORMAT, collect, read_history
 from idletrain.rounds.durable.s3_mirror import Mirror
 from idletrain.rounds.durable.updates import StagedUpdate
 from idletrain.rounds.durable.write_ahead_log import WriteAheadLog
@@ -39,7 +40,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
     network = Network.of(program, prepared.network)
     snapshots.write(run_dir, 0, network, ignore)
     log = WriteAheadLog(run_dir / "wal")
-    log.append("epoch", format=recovery.FORMAT, epoch=1, round=0, subnets=PLANNED, drop=False)
+    log.append("epoch", format=FORMAT, epoch=1, round=0, subnets=PLANNED, drop=False)
     torch.manual_seed(0)
     for round_ in range(ROUNDS):
         staged, offset = {}, 0
@@ -207,7 +208,7 @@ def test_history_has_what_is_committed_and_what_is_only_staged(run: tuple[Path, 
     log = WriteAheadLog(run_dir / "wal")
     log.append("stage", round=ROUNDS, attempt=9, **asdict(StagedUpdate(1, 3, 0, 8, 5)))
     log.close()
-    past = recovery.read_history(run_dir)
+    past = read_history(run_dir)
     assert past.rounds == ROUNDS
     assert past.epochs == 1
     assert past.steps == {round_: {0: 3, 1: 2} for round_ in range(ROUNDS)}
@@ -220,32 +221,32 @@ def test_an_end_counts_until_the_next_epoch_begins(run: tuple[Path, Prepared, Ne
     run_dir, _, _ = run
     log = WriteAheadLog(run_dir / "wal")
     log.append("end", status="stopped", rounds=ROUNDS, params_sha256="abc")
-    past = recovery.read_history(run_dir)
+    past = read_history(run_dir)
     assert (past.status, past.params_sha256) == ("stopped", "abc")
     log.append(
         "epoch",
-        format=recovery.FORMAT,
+        format=FORMAT,
         epoch=2,
         round=ROUNDS,
         subnets=[{"kind": "neurons", "share": share} for share in (0.7, 0.3)],
         drop=False,
     )
     log.close()
-    past = recovery.read_history(run_dir)
+    past = read_history(run_dir)
     assert (past.status, past.epochs, past.specs[ROUNDS]) == (None, 2, by_neurons((0.7, 0.3)))
 
 
 def test_the_subnets_of_all_phases_are_those_of_the_newest_epoch() -> None:
-    epoch = {"kind": "epoch", "round": 0, "subnets": PLANNED, "format": recovery.FORMAT, "drop": False}
+    epoch = {"kind": "epoch", "round": 0, "subnets": PLANNED, "format": FORMAT, "drop": False}
     whole = [{"kind": "neurons", "share": 1.0, "copies": 1}]
-    assert recovery.history([{**epoch, "epoch": 1}]).planned == ()
-    past = recovery.history([{**epoch, "epoch": 1}, {**epoch, "epoch": 2, "phases": [PLANNED, whole]}])
+    assert collect([{**epoch, "epoch": 1}]).planned == ()
+    past = collect([{**epoch, "epoch": 1}, {**epoch, "epoch": 2, "phases": [PLANNED, whole]}])
     assert past.planned == (SPECS, by_neurons((1.0,)))
 
 
 def test_what_an_epoch_drops_of_its_round_is_not_staged_and_what_comes_then_is() -> None:
     stage = {"kind": "stage", "round": 0, "attempt": 1, "steps": 3, "size_bytes": 4, "checksum": 7}
-    epoch = {"kind": "epoch", "round": 0, "subnets": PLANNED, "format": recovery.FORMAT}
+    epoch = {"kind": "epoch", "round": 0, "subnets": PLANNED, "format": FORMAT}
     records = [
         {**epoch, "epoch": 1, "drop": False},
         {**stage, "subnet": 0, "offset": 0},
@@ -254,13 +255,13 @@ def test_what_an_epoch_drops_of_its_round_is_not_staged_and_what_comes_then_is()
         {**stage, "subnet": 2, "offset": 8},
         {**epoch, "epoch": 3, "drop": False},
     ]
-    assert {k: staged.offset for k, staged in recovery.history(records).staged[0].items()} == {2: 8}
+    assert {k: staged.offset for k, staged in collect(records).staged[0].items()} == {2: 8}
 
 
 def test_a_missing_run_is_named_beside_those_that_are_there(run: tuple[Path, Prepared, Network]) -> None:
     run_dir, _, _ = run
     with pytest.raises(RunError, match=r"holds no run; in .* there are: run$"):
-        recovery.read_history(run_dir.parent / "other")
+        read_history(run_dir.parent / "other")
 
 
 def test_a_run_of_an_older_format_is_refused_by_its_number(tmp_path: Path) -> None:
@@ -268,10 +269,10 @@ def test_a_run_of_an_older_format_is_refused_by_its_number(tmp_path: Path) -> No
     log.append("epoch", epoch=1, round=0, subnets=PLANNED, drop=False)
     log.close()
     with pytest.raises(RunError, match=r"with another format \(1, this one reads 3\)"):
-        recovery.read_history(tmp_path)
+        read_history(tmp_path)
 
 
 def test_a_run_with_the_log_of_format_1_is_refused_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(b"")
     with pytest.raises(RunError, match=r"written by an idletrain of format 1 and this one reads 3"):
-        recovery.read_history(tmp_path)
+        read_history(tmp_path)

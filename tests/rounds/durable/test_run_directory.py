@@ -15,7 +15,7 @@ from idletrain.exchange.messages import checksum
 from idletrain.nn.ist.schemes import SubnetSpec, by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
-from idletrain.rounds.durable import recovery, snapshots, updates
+from idletrain.rounds.durable import history, recovery, snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.run_directory import Payload, RunDirectory
 
 HALVES, OTHERS = by_neurons((0.5, 0.5)), by_neurons((0.25, 0.75))
@@ -152,9 +152,7 @@ def test_late_rows_of_the_open_round_survive_a_head_unless_they_are_damaged(
     restored, rounds = recovered.network, recovered.rounds
     assert rounds == 2
     assert torch.equal(restored.flat, successor.network.flat)
-    (record,) = [r for r in recovery.write_ahead_log.read(tmp_path / "run" / "wal").records if r["kind"] == "commit"][
-        1:
-    ]
+    (record,) = [r for r in write_ahead_log.read(tmp_path / "run" / "wal").records if r["kind"] == "commit"][1:]
     assert record["late_updates"] == [2]
 
 
@@ -260,7 +258,7 @@ def test_updates_without_a_log_and_snapshots_are_no_beginning(
     directory.close()
     shutil.rmtree(tmp_path / "run" / "snapshots")
     (tmp_path / "run" / "wal").unlink()
-    assert recovery.holds_run(tmp_path / "run")
+    assert history.holds_run(tmp_path / "run")
     left = sorted((tmp_path / "run" / "updates").iterdir())
     with pytest.raises(DamageError, match=r"no snapshot is sound .there is no snapshot.; start the job again"):
         opened()
@@ -310,7 +308,7 @@ def test_the_best_network_s_snapshot_is_kept_until_there_is_a_better_one(small: 
         return networks
 
     networks = asyncio.run(rounds())
-    past = recovery.read_history(run_dir)
+    past = history.read_history(run_dir)
     assert past.best_round("loss") == directory.best_round == 2
     assert past.best_round("f1") is None
     for metric, round_ in (("loss", 2), (None, 4), ("f1", 4)):
@@ -349,7 +347,7 @@ def test_wherever_a_head_dies_the_recorded_best_network_is_there(small: tuple[Pa
     again = watched(run_dir, prepared)  # and evaluates the same round again
     asyncio.run(again.keep_score(2.0, best=True))
     assert again.best_round == 3
-    assert recovery.read_history(run_dir).scores["loss"].keys() == {1, 2, 3}
+    assert history.read_history(run_dir).scores["loss"].keys() == {1, 2, 3}
     assert snapshots.rounds(run_dir) == [3]
     again.close()
 
@@ -380,5 +378,5 @@ def test_scores_of_rounds_that_damage_lost_are_forgotten() -> None:
         return {"kind": "evaluated", "round": round_, "metric": "loss", "score": score, "best": best}
 
     records = [evaluated(1, 3.0, True), evaluated(2, 2.0, True), {"kind": "restored", "round": 1}]
-    assert recovery.history(records).best_round("loss") == 1
-    assert recovery.history([*records, evaluated(2, 1.0, True)]).scores["loss"][2].score == 1.0
+    assert history.collect(records).best_round("loss") == 1
+    assert history.collect([*records, evaluated(2, 1.0, True)]).scores["loss"][2].score == 1.0
