@@ -5,11 +5,9 @@ Faults of a model, data or a loss are detected here, before anything starts.
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,19 +15,14 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
 from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
-from idletrain.nn import checks, module_checks, outer
+from idletrain.nn import checks, module_checks, outer, sources
 from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
-from idletrain.nn.data import remote
-from idletrain.nn.data.arrays import FileSource, Samples, Source
+from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import is_joined
-from idletrain.nn.data.extreme import SparseFiles, sparse_names
-from idletrain.nn.data.given import FactorySource
-from idletrain.nn.data.images import FolderSource
-from idletrain.nn.data.known import digits, fashion_mnist
-from idletrain.nn.data.remote import Remote
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.evaluate import is_of_classes
+from idletrain.nn.faults import FAULTY, FaultCollector, resolve
 from idletrain.nn.ist.frozen import without_frozen
 from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.memory import fitting_micro_batch
@@ -73,45 +66,6 @@ class Prepared:
         return {**self.logged_better, **{metric.name: metric.better for metric in self.metrics}}
 
 
-class FaultCollector:
-    """Run checks that depend on each other as far as possible, and report all faults together."""
-
-    FAULTY = object()  # in place of the result of a check that failed or could not run
-
-    def __init__(self) -> None:
-        self._faults: dict[str, None] = {}
-
-    def check(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
-        """Return the step's result for the inputs; FAULTY if it raises a JobError or follows a FAULTY one."""
-        if any(value is FaultCollector.FAULTY for value in (*inputs, after)):
-            return FaultCollector.FAULTY
-        try:
-            return step(*inputs)
-        except JobError as error:
-            self._faults |= dict.fromkeys(error.faults)
-            return FaultCollector.FAULTY
-
-    def raise_all(self) -> None:
-        """Raise all faults at once, if there are any.
-
-        Raises:
-            JobError: with every fault, once.
-        """
-        if self._faults:
-            raise JobError(tuple(self._faults))
-
-
-def resolve(path: str, field: str) -> Any:
-    """Import `package.module:attribute`.
-
-    Raises:
-        JobError: there is no such module or attribute, or importing it fails.
-    """
-    module, _, attribute = path.replace(":", ".").rpartition(".")
-    with user_code(f"{field}: {path!r} cannot be imported (", "); write it as package.module:name"):
-        return getattr(importlib.import_module(module), attribute)
-
-
 def from_settings(
     model: ModelSettings,
     data: DataSettings,
@@ -126,7 +80,7 @@ def from_settings(
     torch.manual_seed(training.seed)
     faults = FaultCollector()
     module = faults.check(_module, model)
-    train, test = _sources(faults, data)
+    train, test = sources.of_settings(faults, data)
     cuts = CutSettings(model.exclude, model.groups, model.fixed, model.split)
     schedule = faults.check(named_schedule, None, training)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
@@ -220,7 +174,7 @@ def _prepare(
     was_half = isinstance(module, nn.Module) and is_half(module)
     precision: Precision = training.precision or ("bfloat16" if was_half else "float32")
     how = faults.check(fit_reading, module, train, training)
-    if how is not FaultCollector.FAULTY:
+    if how is not FAULTY:
         train, test, training = how.of(train, ordered=True), _fit_test(how, test), how.training
     module = faults.check(module_checks.materialized, module, train, training)
     module = faults.check(module_checks.check_parameters, module)
@@ -228,7 +182,7 @@ def _prepare(
     samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
     tests = None
     if test is not None:  # skipped if module or loss failed on training data: the reason is reported once
-        usable = (FaultCollector.FAULTY, FaultCollector.FAULTY) if fits is FaultCollector.FAULTY else (module, fits)
+        usable = (FAULTY, FAULTY) if fits is FAULTY else (module, fits)
         tests, *_ = _check_data(faults, test, "data.test", *usable, name, training.batch_size)
     measured = faults.check(named_metrics, training.metrics, metrics or {}, resolve)
     faults.check(check_metrics, measured, module, tests, after=fits)
@@ -236,8 +190,8 @@ def _prepare(
     faults.check(_check_joined, module, samples, trial, fits)
     faults.check(module_checks.check_computing, module, trial, fits, training, precision)
     kinds = faults.check(module_checks.buffer_kinds, module, trial, fits, training)
-    rules = kinds if kinds is FaultCollector.FAULTY else traveling_rules(kinds)
-    inputs = trial if trial is FaultCollector.FAULTY else trial[0]
+    rules = kinds if kinds is FAULTY else traveling_rules(kinds)
+    inputs = trial if trial is FAULTY else trial[0]
     cuts = faults.check(cuts_or_whole, module, inputs, training, cut_settings, rules, after=outputs)
     faults.check(pieces_of, module, memory.units)
     faults.check(parameter_groups.check, module, training.optimizer)
@@ -255,7 +209,7 @@ def _prepare(
 
 
 def _fit_test(how: Reading, test: Any) -> Any:
-    return test if test is FaultCollector.FAULTY else how.of(test, ordered=False)
+    return test if test is FAULTY else how.of(test, ordered=False)
 
 
 def _micro_batch(program: Program) -> int | None:
@@ -276,75 +230,6 @@ def _module(model: ModelSettings) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise JobError(f"model.factory: {model.factory!r} returned a {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def _sources(faults: FaultCollector, data: DataSettings) -> tuple[Any, Any]:
-    """Return the sources of training and test data (None without), each FAULTY if it is not available."""
-    faulty = (FaultCollector.FAULTY, FaultCollector.FAULTY)
-    if faults.check(_check_choice, data) is FaultCollector.FAULTY:
-        return faulty
-    if data.name == "digits":
-        return FactorySource(digits, 0), FactorySource(digits, 1)
-    if data.name == "fashion-mnist":
-        sources = faults.check(fashion_mnist, data.path)
-        return faulty if sources is FaultCollector.FAULTY else sources
-    if data.factory is not None:
-        factory = faults.check(resolve, data.factory, "data.factory")
-        return faults.check(FactorySource, factory, 0, data.args), faults.check(_test_of_factory, factory, data.args)
-    train = faults.check(_files, data.train, "data.train", data, None)
-    test = None if data.test is None else faults.check(_files, data.test, "data.test", data, data.test_rows)
-    if isinstance(train, FolderSource) and isinstance(test, FolderSource):
-        images = faults.check(train.open)
-        test = test if images is FaultCollector.FAULTY else replace(test, classes=images.dataset.classes)
-    return train, test
-
-
-def _test_of_factory(factory: Callable[..., Any], args: dict[str, Any]) -> Source | None:
-    """Return the source of a factory's test data, None if it makes none."""
-    source = FactorySource(factory, 1, args)
-    return None if source.parts()[1] is None else source
-
-
-def _check_choice(data: DataSettings) -> None:
-    """Check that the job names its data in one way only, and sets no field that belongs to another way."""
-    chosen = [f for f in ("name", "train", "factory") if getattr(data, f) is not None]
-    if len(chosen) != 1:
-        raise JobError(f"data: has {' and '.join(chosen) or 'neither'}; give one of name, train (with test) or factory")
-    of_images = isinstance(data.train, str) and Path(data.train).is_dir()
-    owners = {"path": data.name == "fashion-mnist", "test": data.train is not None, "args": data.factory is not None}
-    owners |= {"image_size": of_images, "num_workers": of_images}
-    folder = "a folder of images in train"
-    needs = {"path": "name: fashion-mnist", "test": "train", "args": "factory"}
-    needs |= {"image_size": folder, "num_workers": folder}
-    strays = [
-        f"data.{field}: {getattr(data, field)!r} goes with {needs[field]} alone; leave it out"
-        for field, belongs in owners.items()
-        if getattr(data, field) and not belongs
-    ]
-    if strays:
-        raise JobError(strays)
-
-
-def _files(where: str | tuple[str, str], field: str, data: DataSettings, most_rows: int | None) -> Source:
-    if names := sparse_names(where):
-        return SparseFiles(tuple(_pinned(name, field) for name in names), field, data.empty, most_rows)
-    if most_rows is not None:
-        raise JobError(f"data.test_rows: {most_rows} goes with sparse rows alone; leave it out")
-    if isinstance(where, tuple):
-        return FileSource(_pinned(where[0], field), _pinned(where[1], field), field=field)
-    if Path(where).is_dir():
-        return FolderSource(where, field, data.image_size, num_workers=data.num_workers)
-    if not where.endswith(".npz"):
-        raise JobError(
-            f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, a folder of "
-            "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz"
-        )
-    both = _pinned(where, field)
-    return FileSource(both, both, field=field)
-
-
-def _pinned(where: str, field: str) -> str | Remote:
-    return remote.find_remote(where, field) if where.startswith(remote.SCHEME) else where
 
 
 def _check_data(

@@ -15,8 +15,8 @@ from idletrain.errors import JobError
 from idletrain.job import MetricSettings
 from idletrain.nn import metric_checks
 from idletrain.nn.data.arrays import ArraySource
+from idletrain.nn.faults import resolve
 from idletrain.nn.metric_checks import check_metrics, named_metrics
-from idletrain.nn.prepare import resolve
 from idletrain.nn.user_metrics import checked_metrics
 
 

@@ -22,8 +22,9 @@ from idletrain.nn.alone import train_alone
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.evaluate import assembled, score
+from idletrain.nn.faults import resolve
 from idletrain.nn.local_steps import BatchOrder
-from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare, resolve
+from idletrain.nn.prepare import Prepared, from_settings, named_loss, prepare
 from idletrain.nn.program import model_loss
 
 MLP = "idletrain.nn.models:mlp"

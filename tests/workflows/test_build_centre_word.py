@@ -13,7 +13,7 @@ import pytest
 
 from idletrain.job_file import load_job
 from idletrain.nn.data.extreme import SparseFiles
-from idletrain.nn.prepare import resolve
+from idletrain.nn.faults import resolve
 from idletrain.nn.wide.samplers import sampler_of
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"

@@ -1,0 +1,48 @@
+"""Collect the faults of a job's model and data, so that all are reported at once."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from idletrain.errors import JobError, user_code
+
+FAULTY: Any = object()  # in place of the result of a check that failed or could not run
+
+
+class FaultCollector:
+    """Run checks that depend on each other as far as possible, and report all faults together."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, None] = {}
+
+    def check(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
+        """Return the step's result for the inputs; FAULTY if it raises a JobError or follows a FAULTY one."""
+        if any(value is FAULTY for value in (*inputs, after)):
+            return FAULTY
+        try:
+            return step(*inputs)
+        except JobError as error:
+            self._faults |= dict.fromkeys(error.faults)
+            return FAULTY
+
+    def raise_all(self) -> None:
+        """Raise all faults at once, if there are any.
+
+        Raises:
+            JobError: with every fault, once.
+        """
+        if self._faults:
+            raise JobError(tuple(self._faults))
+
+
+def resolve(path: str, field: str) -> Any:
+    """Import `package.module:attribute`.
+
+    Raises:
+        JobError: there is no such module or attribute, or importing it fails.
+    """
+    module, _, attribute = path.replace(":", ".").rpartition(".")
+    with user_code(f"{field}: {path!r} cannot be imported (", "); write it as package.module:name"):
+        return getattr(importlib.import_module(module), attribute)
