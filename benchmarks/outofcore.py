@@ -43,9 +43,9 @@ from idletrain.nn.models import mlp, transformer
 from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
+from idletrain.nn.outofcore.executing.learn import learn_profile
 from idletrain.nn.outofcore.executing.measure import measure_units
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
-from idletrain.nn.outofcore.executing.trainer import learn_profile
 from idletrain.nn.outofcore.executing.weights import Weights
 from idletrain.nn.outofcore.planning.plan import MemoryPlan, least_bytes, make_memory_plan, usable
 from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit, micro_batch

@@ -9,7 +9,7 @@ import torch
 
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.memory import SCRATCH_BYTES, subnet_need, subnet_of_share
-from idletrain.nn.outofcore.executing.trainer import learn_profile
+from idletrain.nn.outofcore.executing.learn import learn_profile
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, least_bytes, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile, SwapLink
 from idletrain.nn.program import Program
