@@ -38,7 +38,7 @@ from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.rounds.coordinator import RunOutcome
-from idletrain.rounds.durable.recovery import load_result
+from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
 
 
@@ -149,25 +149,17 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         optimizer = optimizer or optimizer_of(module)
         callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
     optimizer_fields, schedule = _optimizer(optimizer, module)
+    training: dict[str, Any] = {"method": method, "subnets": subnets, "copies": copies, "local_steps": local_steps}
+    training |= {"seed": seed, "evaluate_every": evaluate_every}
+    optional: dict[str, Any] = {"rounds": rounds, "epochs": epochs, "batch_size": batch_size}
+    optional |= {"optimizer": optimizer_fields or None, "loss": loss if isinstance(loss, str) else None}
+    training |= {field: value for field, value in optional.items() if value is not None}
     job = parse_job(
         {
             "name": name or f"fit-{time.time_ns():x}",
             "data": {},
             **sections,
-            "training": {
-                "method": method,
-                "subnets": subnets,
-                "copies": copies,
-                "local_steps": local_steps,
-                "seed": seed,
-                "evaluate_every": evaluate_every,
-                **({"rounds": rounds} if rounds is not None else {}),
-                **({"epochs": epochs} if epochs is not None else {}),
-                **({"batch_size": batch_size} if batch_size is not None else {}),
-                **({"loss": loss} if isinstance(loss, str) else {}),
-                **({"optimizer": optimizer_fields} if optimizer_fields else {}),
-                **sections.get("training", {}),
-            },
+            "training": {**training, **sections.get("training", {})},
             "model": {"factory": type(module).__qualname__, **sections.get("model", {})},
             "nodes": {"count": workers, **sections.get("nodes", {})},
             "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
@@ -198,9 +190,25 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
     options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
     composition = compose(job, options, prepare=prepare_module)
-    prepared = composition.prepared
-    for note in (*prepared.notes, *callbacks.notes, *([prepared.fallback] if prepared.fallback else [])):
-        _tell(note)
+    for note in (*composition.prepared.notes, *callbacks.notes, composition.prepared.fallback):
+        if note:
+            _tell(note)
+    records: list[Record] = []
+    result = _trained(composition, source, test_source, records, on_event)
+    trained = as_given(finished_module(composition.prepared, result.network), module)
+    trained = plain(trained) if lightning else trained
+    return FitResult(trained, tuple(records), summary.as_record(), job.run_dir, result.rounds)
+
+
+def _trained(
+    composition: Composition,
+    source: RunData,
+    test_source: RunData | None,
+    records: list[Record],
+    on_event: Callable[[Record], None] | None,
+) -> Restored:
+    """Write the program and the data once the run directory is the run's, train to the end, and return the network."""
+    job, prepared, summary = composition.job, composition.prepared, composition.options.summary
     travel.dumps(
         (prepared.program, test_source, prepared.metrics),
         {**prepared.program.parts, "data.test": test_source, "metrics": prepared.metrics},
@@ -213,7 +221,6 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         pickled = travel.dumps(replace(prepared, module=to_meta(prepared.module, frozen=False), network=()))
         write_signed(job.run_dir / "program.pkl", pickled)
 
-    records: list[Record] = []
     display = choose_display(False, Console(), summary)
     sinks = (records.append, with_link(job.run_dir, display), *([on_event] if on_event else []))
     with display:
@@ -224,10 +231,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         raise RunError("the training diverges (NaN on more than one worker); lower the optimizer's lr")
     if outcome.status == "stopped-early":
         _tell(f"stopped early: {summary.note}")
-    result = load_result(job.run_dir, prepared.program, job.stop.watched)
-    module = as_given(finished_module(prepared, result.network), module)
-    module = plain(module) if lightning else module
-    return FitResult(module, tuple(records), summary.as_record(), job.run_dir, result.rounds)
+    return load_result(job.run_dir, prepared.program, job.stop.watched)
 
 
 def _tell(text: str) -> None:
