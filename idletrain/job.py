@@ -8,45 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from idletrain.machine_settings import CloudSettings, NodeSettings
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
 from idletrain.phases import PhaseSettings, TrainingPhase, in_order, spelled_out
-from idletrain.quantities import Count, parse_bytes, parse_seconds
+from idletrain.quantities import Count, Seconds, StrictSettings, parse_bytes
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")
-# Settings that a resumed run must not change: they decide the run's bits.
-FIXED_SETTINGS = (
-    "model",
-    "data",
-    "training.method",
-    "training.mode",
-    "training.subnets",
-    "training.copies",
-    "training.local_steps",
-    "training.batch_size",
-    "training.micro_batch",
-    "training.ghost_batches",
-    "training.loss",
-    "training.label_smoothing",
-    "training.ema",
-    "training.optimizer",
-    "training.outer_optimizer",
-    "training.buffers",
-    "training.precision",
-    "training.compile",
-    "training.exchange.pull",
-    "training.exchange.push",
-    "training.seed",
-    "preemption.policy",
-)
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
-
-
-def _lower_bound(value: Any) -> Any:
-    """Parse `2GiB..` (at least that much) as its lower bound in bytes."""
-    return parse_bytes(value.removesuffix("..") if isinstance(value, str) else value)
 
 
 def _number_or_range(value: Any) -> Any:
@@ -68,16 +39,10 @@ def _one_or_pair(value: Any) -> Any:
 
 
 Subnets = Annotated[int, BeforeValidator(_number_or_range), Field(ge=1, le=2**31 - 1)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
-MinimumBytes = Annotated[int, BeforeValidator(_lower_bound), Field(gt=0)]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ModelSettings(_Settings):
+class ModelSettings(StrictSettings):
     """The module to train: a factory `package.module:function` and its keyword arguments."""
 
     factory: str
@@ -96,7 +61,7 @@ class ModelSettings(_Settings):
     subnets (ResIST, Dun et al., arXiv 2107.00961). A subnet passes over the blocks that it lacks."""
 
 
-class DataSettings(_Settings):
+class DataSettings(StrictSettings):
     """The data: a data set's name, files, or a factory that returns `(train, test)`."""
 
     name: Literal["fashion-mnist", "digits"] | None = None
@@ -130,7 +95,7 @@ class DataSettings(_Settings):
         return tuple(path for entry in entries for path in ([entry] if isinstance(entry, str) else entry))
 
 
-class ExchangeSettings(_Settings):
+class ExchangeSettings(StrictSettings):
     """Transport of parameters: codes save bytes by rounding values; biases, norms and optimizer state stay exact."""
 
     pull: Literal["fp32", "bf16", "int8", "int4"] = "fp32"
@@ -151,7 +116,7 @@ class ExchangeSettings(_Settings):
         return (self.pull, self.push) != ("fp32", "fp32")
 
 
-class MetricSettings(_Settings):
+class MetricSettings(StrictSettings):
     """A metric on the test data."""
 
     metric: str
@@ -162,7 +127,7 @@ class MetricSettings(_Settings):
     """Which of two values is the better one; torchmetrics' metrics know it."""
 
 
-class TrainingSettings(_Settings):
+class TrainingSettings(StrictSettings):
     """Settings of training: the method, the rounds and the steps within one."""
 
     method: Literal["ist", "local-sgd"] = "ist"
@@ -263,7 +228,7 @@ class TrainingSettings(_Settings):
         return self.model_copy(update=changes)
 
 
-class StopSettings(_Settings):
+class StopSettings(StrictSettings):
     """Conditions to end before the last round."""
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
@@ -280,29 +245,7 @@ class StopSettings(_Settings):
         return self.metric or ("loss" if self.patience else None)
 
 
-class NodeSettings(_Settings):
-    """Number and size of nodes."""
-
-    count: Count = 4
-    """Local workers, or machines of a cloud."""
-    memory: MinimumBytes | None = None
-    """RAM that each local worker may use, such as 2GiB; an equal part of the machine's free RAM when null. In a cloud:
-    RAM that each machine must have for one subnet."""
-    gpu: int = Field(default=0, ge=0, le=1000)
-    """GPUs that each machine of a cloud must have."""
-    spot_policy: Literal["spot", "on-demand", "auto"] = "spot"
-    """Kind of machines; `auto` requests on-demand machines where there is no spot capacity."""
-    max_price: float | None = Field(default=None, gt=0)
-    """USD per hour that one node may cost; up to the on-demand price when null."""
-    budget_usd: float | None = Field(default=None, gt=0)
-    """USD that the whole run may cost: machines carry it as their own deadline."""
-    max_duration: Seconds = 4 * 3600.0
-    """Time after which a run in a cloud ends, whatever happens; it can be resumed."""
-    idle_duration: Seconds = 600.0
-    """How long a run waits without a single worker before it ends."""
-
-
-class MemorySettings(_Settings):
+class MemorySettings(StrictSettings):
     """Training of a subnet that is too large for a worker's memory."""
 
     budget: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)] | None = None
@@ -317,7 +260,7 @@ class MemorySettings(_Settings):
     """A directory of each worker's local disk to swap to; /var/tmp when null."""
 
 
-class PreemptionSettings(_Settings):
+class PreemptionSettings(StrictSettings):
     """Handling of a subnet whose node is reclaimed."""
 
     policy: Literal["reissue", "salvage"] = "reissue"
@@ -331,7 +274,7 @@ class PreemptionSettings(_Settings):
     be silent for seconds; a process that dies is noticed at once by other means."""
 
 
-class CheckpointSettings(_Settings):
+class CheckpointSettings(StrictSettings):
     """Place of durable state, interval of writing the whole network, and number of snapshots kept."""
 
     to: str = "runs/"
@@ -342,26 +285,7 @@ class CheckpointSettings(_Settings):
     """Snapshots to keep."""
 
 
-NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push the image, and name it there"
-
-
-class CloudSettings(_Settings):
-    """Place of a run's machines, when a cloud provides them."""
-
-    region: str | None = None
-    """The region, such as eu-west-1; the one of AWS' own configuration when null."""
-    image: str | None = None
-    """The container image that machines run, such as 123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1."""
-    ami: str | None = None
-    """The machine image, which must have Docker; Amazon's ECS-optimized one when null."""
-    head: str = "t3.medium"
-    """The head node's instance type: its memory must hold two networks of float32, and for `sampler: auto`, which is
-    tried there, one more with optimizer state and gradients."""
-    profiles: tuple[str, str] = ("idletrain-head", "idletrain-node")
-    """Instance profiles of the head node and of the nodes, as infra/aws creates them."""
-
-
-class Job(_Settings):
+class Job(StrictSettings):
     """A job file; its fields have the same names here."""
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -398,42 +322,3 @@ class Job(_Settings):
         left_out = {name for name in OPEN_SETTINGS if name not in given}
         left_out |= {"epochs"} if self.training.epochs is None else {"rounds"}
         return self.model_dump(mode="json", exclude={"training": left_out})
-
-
-def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> list[str]:
-    """Return why a run cannot be resumed: it is complete, or a setting that must stay has changed.
-
-    Args:
-        job: The job to resume it with.
-        original: The job that the run began with.
-        status: How the run ended last time.
-        rounds: How many rounds are done.
-    """
-    # How many rounds epochs are is known once the data are read; a copy of the job then has both.
-    by_epochs = job.training.epochs is not None and "rounds" not in job.training.model_fields_set
-    if status == "completed" and job.training.rounds <= rounds and not by_epochs:
-        return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
-    if status == "reached" and job.stop == original.stop:
-        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
-    if status == "stopped-early" and job.stop == original.stop:
-        reason = f"stopped early: no better {job.stop.watched} in {job.stop.patience} evaluations"
-        return [f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"]
-    faults = []
-    if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
-        faults.append("training.phases: are not those that the run began with; only the last may have other rounds")
-    by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
-    by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
-    for path in (*FIXED_SETTINGS, *by_rounds, *by_memory):
-        old: object = original
-        new: object = job
-        for part in path.split("."):
-            old, new = getattr(old, part), getattr(new, part)
-        if old != new:
-            was, now = str(old)[:120], str(new)[:120]
-            faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
-    return faults
-
-
-def _fixed_part(phases: tuple[PhaseSettings, ...]) -> tuple[PhaseSettings, ...]:
-    """Return what a resumed run must not change of its phases: all but the rounds of the last."""
-    return phases and (*phases[:-1], phases[-1].model_copy(update={"rounds": 1}))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from idletrain.quantities import StrictSettings
 
 SCHEDULES = ("constant", "linear", "cosine", "step", "one-cycle")
 WITHOUT_END = ("constant", "step")  # whose factors do not depend on how many steps the run has
@@ -31,13 +33,10 @@ def _size_or_auto(value: Any) -> Any:
 MicroBatch = Annotated[int | Literal["auto"] | None, BeforeValidator(_size_or_auto)]
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 _Schedule = Annotated[str, AfterValidator(_schedule_name)]
-_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ParameterGroup(BaseModel):
+class ParameterGroup(StrictSettings):
     """Parameters with a learning rate or weight decay of their own, as torch's parameter groups."""
-
-    model_config = _STRICT
 
     parameters: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names or patterns (`head.*`); `bias` means all biases, `norm` all parameters of normalization layers."""
@@ -47,10 +46,8 @@ class ParameterGroup(BaseModel):
     """The weight decay; that of the optimizer when null."""
 
 
-class OptimizerSettings(BaseModel):
+class OptimizerSettings(StrictSettings):
     """The local optimizer, its schedule, and whether its state travels with the neurons or is reset every round."""
-
-    model_config = _STRICT
 
     name: Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"] = "sgd"
     """As in `torch.optim`. `row-adagrad` is Adagrad with one learning rate a row; `lion` is Chen et al., arXiv
@@ -104,10 +101,8 @@ class OptimizerSettings(BaseModel):
         return self.schedule not in WITHOUT_END
 
 
-class OuterOptimizerSettings(BaseModel):
+class OuterOptimizerSettings(StrictSettings):
     """The outer optimizer, to which the averaged change of a round is what a gradient is to the local one."""
-
-    model_config = _STRICT
 
     name: Literal["nesterov"] = "nesterov"
     """`nesterov` is gradient descent with Nesterov's momentum, as in DiLoCo (Douillard et al., arXiv 2311.08105)."""

@@ -9,15 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from idletrain.quantities import Count
+from idletrain.quantities import Count, StrictSettings
 
 
-class PhaseSettings(BaseModel):
+class PhaseSettings(StrictSettings):
     """Some rounds of training, one after the other, that divide the network in the same way."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rounds: Count
     """Rounds of the phase."""

@@ -14,7 +14,7 @@ from distributed import Client
 from idletrain.cluster import dask_settings
 from idletrain.epochs import with_rounds
 from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading
-from idletrain.job import OPEN_SETTINGS, Job, resume_faults
+from idletrain.job import OPEN_SETTINGS, Job
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.observe.dashboard_feed import page_of, publishing
@@ -26,8 +26,10 @@ from idletrain.observe.summary import Summary
 from idletrain.ownership import write_signed
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import WorkerProvider
+from idletrain.resume import resume_faults
 from idletrain.rounds.coordinator import Coordinator, RunOutcome
-from idletrain.rounds.durable.recovery import former_format, holds_run, read_history, read_job
+from idletrain.rounds.durable.history import former_format, holds_run, read_history
+from idletrain.rounds.durable.recovery import read_job
 from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.rounds.evaluation import OnEvaluate, watch_of
 from idletrain.storage import CrashPoint, make_private, only_head

@@ -15,7 +15,9 @@ PACKAGE = TESTS.parent / "idletrain"
 ELSEWHERE = {
     "__main__.py": "cli/test_main.py",
     "job.py": "test_job_file.py",
+    "machine_settings.py": "test_job_file.py",
     "optimizer_settings.py": "test_job_file.py",
+    "resume.py": "test_run.py",
     "cli/arguments.py": "cli/test_main.py",
     "cli/spot.py": "chaos",
     "cli/train.py": "cli/test_main.py",
@@ -28,12 +30,15 @@ ELSEWHERE = {
     "cloud/market.py": "cloud/aws/test_pricing.py",
     "cloud/sandbox/provider.py": "cli/test_cloud.py",
     "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
+    "nn/faults.py": "nn/test_prepare.py",
+    "nn/sources.py": "nn/test_prepare.py",
     "nn/ist/contractions.py": "nn/ist/test_scaling.py",
     "nn/ist/elementwise.py": "nn/ist/test_tracing.py",
     "nn/ist/moves.py": "nn/ist/test_tracing.py",
     "nn/ist/operators.py": "nn/ist/test_tracing.py",
     "nn/ist/sums.py": "nn/ist/test_tracing.py",
     "nn/ist/scaling_trial.py": "nn/ist/test_scaling.py",
+    "nn/outofcore/executing/learn.py": "nn/outofcore/executing/test_requirements.py",  # and test_trainer.py
     "nn/outofcore/executing/transfers.py": "nn/outofcore/executing/test_disk.py",
     "nn/outofcore/planning/segments.py": "nn/outofcore/planning/test_simulate.py",
     "nn/data/sparse_formats.py": "nn/data/test_extreme.py",
@@ -58,6 +63,7 @@ ELSEWHERE = {
     "providers/local.py": "chaos",
     "providers/protocol.py": "providers/test_table.py",
     "providers/scheduler.py": "test_run.py",
+    "rounds/durable/history.py": "rounds/durable/test_recovery.py",
     "worker/attempt.py": "chaos",  # and worker/test_out_of_core.py
     "worker/transfers.py": "chaos",
     "worker/process.py": "chaos",  # a process that is warned and killed

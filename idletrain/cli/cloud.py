@@ -66,8 +66,8 @@ def doctor(
     region: Region = None,
 ) -> None:
     """Check an account: credentials, network, bucket, roles, quotas."""
-    from idletrain.job import CloudSettings
     from idletrain.job_file import load_job
+    from idletrain.machine_settings import CloudSettings
 
     loaded = load_job(job) if job else None
     settings = loaded.cloud if loaded else CloudSettings()

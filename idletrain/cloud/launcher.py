@@ -25,9 +25,11 @@ from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS, DesiredFleet
 from idletrain.cloud.record import RunRecord
 from idletrain.cluster import certificates
 from idletrain.errors import IdletrainError, JobError, RunError
-from idletrain.job import CloudSettings, Job, resume_faults
+from idletrain.job import Job
+from idletrain.machine_settings import CloudSettings
 from idletrain.observe import cost
 from idletrain.observe.summary import summary_of
+from idletrain.resume import resume_faults
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import CrashPoint, S3Prefix
 

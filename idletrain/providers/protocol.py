@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from distributed.security import Security
 
-    from idletrain.job import CloudSettings, Job
+    from idletrain.job import Job
+    from idletrain.machine_settings import CloudSettings
     from idletrain.observe.records import Record
     from idletrain.schedules.cron import Execution, Schedule
 

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from idletrain.cloud.aws import images, quotas
 from idletrain.cloud.aws.account import Account
 from idletrain.errors import IdletrainError
-from idletrain.job import NO_IMAGE, CloudSettings
+from idletrain.machine_settings import NO_IMAGE, CloudSettings
 from idletrain.providers.protocol import CheckResult
 
 SPOT_ROLE = "AWSServiceRoleForEC2Spot"

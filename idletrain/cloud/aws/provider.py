@@ -11,7 +11,8 @@ from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.aws.metadata import Metadata
 from idletrain.cloud.aws.schedules.service import AwsSchedules
-from idletrain.job import NO_IMAGE, CloudSettings, Job
+from idletrain.job import Job
+from idletrain.machine_settings import NO_IMAGE, CloudSettings
 from idletrain.observe.records import Record
 from idletrain.providers.protocol import CheckResult, CloudSchedules, LaunchRequest
 

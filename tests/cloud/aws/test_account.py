@@ -17,7 +17,7 @@ from idletrain.cloud.aws.run_resources import make_group, put_identities
 from idletrain.cloud.machines import LaunchOutcome, NodeRequest, Pool, run_tags
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
-from idletrain.job import CloudSettings
+from idletrain.machine_settings import CloudSettings
 
 POOL = Pool("spot", "m5.large", "eu-west-1a")
 

@@ -6,7 +6,7 @@ from rehearsal import Sandbox
 
 from idletrain.cloud.aws import doctor
 from idletrain.cloud.aws.account import Account
-from idletrain.job import CloudSettings
+from idletrain.machine_settings import CloudSettings
 
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/idletrain:1"
 

@@ -17,7 +17,7 @@ from cronsim import CronSim
 
 from idletrain.cloud.aws import requests
 from idletrain.cloud.machines import TAG, LaunchSite, Pool
-from idletrain.job import NO_IMAGE
+from idletrain.machine_settings import NO_IMAGE
 from idletrain.schedules.cron import EPOCH, Schedule, cron_fault
 
 RUN_INSTANCES = "arn:aws:scheduler:::aws-sdk:ec2:runInstances"

@@ -1,0 +1,70 @@
+"""Decide whether a run can be resumed with a job: what must not change, because it decides the run's bits."""
+
+from __future__ import annotations
+
+from idletrain.job import Job
+from idletrain.phases import PhaseSettings
+
+FIXED_SETTINGS = (
+    "model",
+    "data",
+    "training.method",
+    "training.mode",
+    "training.subnets",
+    "training.copies",
+    "training.local_steps",
+    "training.batch_size",
+    "training.micro_batch",
+    "training.ghost_batches",
+    "training.loss",
+    "training.label_smoothing",
+    "training.ema",
+    "training.optimizer",
+    "training.outer_optimizer",
+    "training.buffers",
+    "training.precision",
+    "training.compile",
+    "training.exchange.pull",
+    "training.exchange.push",
+    "training.seed",
+    "preemption.policy",
+)
+
+
+def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> list[str]:
+    """Return why a run cannot be resumed: it is complete, or a setting that must stay has changed.
+
+    Args:
+        job: The job to resume it with.
+        original: The job that the run began with.
+        status: How the run ended last time.
+        rounds: How many rounds are done.
+    """
+    # How many rounds epochs are is known once the data are read; a copy of the job then has both.
+    by_epochs = job.training.epochs is not None and "rounds" not in job.training.model_fields_set
+    if status == "completed" and job.training.rounds <= rounds and not by_epochs:
+        return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
+    if status == "reached" and job.stop == original.stop:
+        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
+    if status == "stopped-early" and job.stop == original.stop:
+        reason = f"stopped early: no better {job.stop.watched} in {job.stop.patience} evaluations"
+        return [f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"]
+    faults = []
+    if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
+        faults.append("training.phases: are not those that the run began with; only the last may have other rounds")
+    by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
+    by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
+    for path in (*FIXED_SETTINGS, *by_rounds, *by_memory):
+        old: object = original
+        new: object = job
+        for part in path.split("."):
+            old, new = getattr(old, part), getattr(new, part)
+        if old != new:
+            was, now = str(old)[:120], str(new)[:120]
+            faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
+    return faults
+
+
+def _fixed_part(phases: tuple[PhaseSettings, ...]) -> tuple[PhaseSettings, ...]:
+    """Return what a resumed run must not change of its phases: all but the rounds of the last."""
+    return phases and (*phases[:-1], phases[-1].model_copy(update={"rounds": 1}))
