@@ -163,7 +163,6 @@ def rank_offers(
     on_demand_prices: Mapping[str, float],
     need: NodeNeed,
     market: Market,
-    max_price: float | None = None,
 ) -> tuple[Offer, ...]:
     """Return all offers that meet a need, the cheapest slot first; at equal prices the smaller machine.
 
@@ -174,7 +173,6 @@ def rank_offers(
         on_demand_prices: USD an hour by type.
         need: The resources that one subnet needs.
         market: Whose price counts; there is no offer where it is unknown.
-        max_price: USD an hour that one machine may cost.
     """
     offers = []
     for type_ in types:
@@ -185,7 +183,7 @@ def rank_offers(
         for zone in offerings.get(type_.name, ()):
             spot = spot_prices.get((type_.name, zone))
             price = spot if market == "spot" else on_demand
-            if price is not None and (max_price is None or price <= max_price):
+            if price is not None:
                 offers.append(
                     Offer(
                         type=type_,
@@ -249,7 +247,7 @@ def no_offer_reason(
 
     Args:
         types: Types with a price in the market.
-        at_any_price: Result of `rank_offers` without a maximum price.
+        at_any_price: Result of `rank_offers`.
         need: The resources that one subnet needs.
         market: The market that was searched.
     """

@@ -97,13 +97,11 @@ class PastRun:
         return charts.worker_timeline(summary.all_workers, rounds, summary.seconds)
 
 
-def report_page(runs: Sequence[PastRun], now: float | None = None) -> str:
-    """Return the report's HTML, dated `now` (Unix seconds): one run in full, or several side by side."""
+def report_page(runs: Sequence[PastRun]) -> str:
+    """Return the report's HTML: one run in full, or several side by side."""
     template = charts.templates().get_template("report.html")
-    when = time.time() if now is None else now
-    if len(runs) == 1:
-        return template.render(runs=runs, made=when)
-    return template.render(runs=runs, made=when, rows=_rows(runs), charts=_charts(runs))
+    compared = {"rows": _rows(runs), "charts": _charts(runs)} if len(runs) > 1 else {}
+    return template.render(runs=runs, made=time.time(), **compared)
 
 
 def short(run: PastRun) -> list[str]:

@@ -27,6 +27,7 @@ from idletrain.cloud.instance_types import (
     rank_offers,
     slots_of,
 )
+from idletrain.cloud.market import MarketSnapshot
 
 
 def item(name: str, vcpus: int, gib: float, architecture: str = "x86_64", **fields: Any) -> dict[str, Any]:
@@ -200,7 +201,8 @@ def test_equal_prices_keep_one_order_whatever_the_order_of_the_catalogue() -> No
 
 def test_max_price_is_a_machines_and_inclusive() -> None:
     spot = {("c7i.large", "eu-west-1a"): 0.03, ("m7i.large", "eu-west-1a"): 0.0301}
-    offers = rank_offers(TYPES.values(), EVERYWHERE, spot, {}, NodeNeed(memory_bytes=GIB), "spot", 0.03)
+    market = MarketSnapshot(TYPES, EVERYWHERE, spot, {}, estimate=False)
+    offers = market.offers(NodeNeed(memory_bytes=GIB), "spot", max_price=0.03)
     assert [o.type.name for o in offers] == ["c7i.large"]
 
 

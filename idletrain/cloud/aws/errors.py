@@ -112,11 +112,8 @@ def sentence_of(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def explained(unless: Collection[str] = ()) -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Turn errors of AWS into one sentence; unknown errors keep AWS' own message.
-
-    Args:
-        unless: Error codes that the caller handles: they are raised as they are.
 
     Raises:
         JobError: there are no credentials or no region.
@@ -129,8 +126,6 @@ def explained(unless: Collection[str] = ()) -> Iterator[None]:
     except NoRegionError:
         raise JobError("cloud.region: no region is set; name one, such as region: eu-west-1") from None
     except ClientError as error:
-        if code_of(error) in unless:
-            raise
         raise RunError(f"{sentence_of(error)}; `idletrain doctor` may say why") from None
     except BotoCoreError as error:
         raise RunError(f"{sentence_of(error)}; check the network and `idletrain doctor`") from None

@@ -62,11 +62,11 @@ def efficiency_at(step: DdpStep, bytes_per_second: float) -> float:
     return efficiency(step, all_reduce_seconds(step.gradient_bytes, step.nodes, bytes_per_second))
 
 
-def break_even(step: DdpStep, wanted: float = EFFICIENT) -> float:
-    """Return the slowest links, in bytes/s, over which a step is as efficient as wanted; 0 for one node."""
+def break_even(step: DdpStep) -> float:
+    """Return the slowest links, in bytes/s, over which `EFFICIENT` of a step is computation; 0 for one node."""
     if step.nodes < 2:
         return 0.0
-    allowed = step.compute_seconds * (1 / wanted - 1)
+    allowed = step.compute_seconds * (1 / EFFICIENT - 1)
     window = BACKWARD * step.compute_seconds
     by_share = allowed / (1 - step.overlap) if step.overlap < 1 else allowed + window
     longest = min(by_share, allowed + window)

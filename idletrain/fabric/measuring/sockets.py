@@ -179,12 +179,12 @@ def cpu_seconds(host: str, port: int, token: str) -> float:
         return float(json.loads(_read_all(line)))
 
 
-def slices(byte_marks: Sequence[ByteMark], warm_seconds: float = WARM_SECONDS) -> tuple[float, ...]:
+def slices(byte_marks: Sequence[ByteMark]) -> tuple[float, ...]:
     """Return bytes/s in slices of time after the warm-up; one mean rate of a stream that ended during it."""
     if len(byte_marks) < 2:
         return ()
     times, totals = zip(*byte_marks, strict=True)
-    start = times[0] + warm_seconds
+    start = times[0] + WARM_SECONDS
     count = math.floor((times[-1] - start) / SLICE_SECONDS + 1e-6)
     edges = start + SLICE_SECONDS * np.arange(count + 1) if count > 0 else np.array([times[0], times[-1]])
     rates = np.diff(np.interp(edges, times, totals)) / np.diff(edges)  # equal slices: a stall counts by its length

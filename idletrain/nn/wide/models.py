@@ -143,10 +143,8 @@ def rank_labels(
 
 
 @torch.no_grad()
-def recall(
-    module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED_LABELS, k: int = RANKS
-) -> tuple[float, float]:
-    """Compare sparse inference with exact: return the share of the exact k best that it retrieves, and its P@1.
+def recall(module: nn.Module, samples: SparseSamples, keep: int = RETRIEVED_LABELS) -> tuple[float, float]:
+    """Compare sparse inference with exact: return the share of the RANKS best that it retrieves, and its P@1.
 
     Raises:
         JobError: the sampler keeps no tables.
@@ -156,7 +154,7 @@ def recall(
     for index in _batches(len(samples)):
         x, _ = samples.batch(index)
         scores = module(x)
-        exact, sparse = scores.topk(k)[1], scores.retrieved_topk(k, keep)
+        exact, sparse = scores.topk(RANKS)[1], scores.retrieved_topk(RANKS, keep)
         recalls.append((exact[:, :, None] == sparse[:, None, :]).any(2).float().mean(1))
         correct.append(hits(sparse[:, :1].numpy(), samples.y.only(index)))
     return float(torch.cat(recalls).mean()), float(np.concatenate(correct).mean())
