@@ -74,6 +74,21 @@ def train(prepared: Prepared, rounds: int, shares: Sequence[float], interrupt_at
     return network
 
 
+def assert_as_torch(prepared: Prepared, network: Network, plain: torch.optim.Optimizer) -> None:
+    """Take 3 * J steps by torch's own optimizer and the program's schedule: they end in the network's bits."""
+    module, samples = prepared.module.train(), prepared.program.source.open()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(plain, prepared.program.lr_factor)
+    order = BatchOrder(0, len(samples), 8, 1)
+    for step in range(3 * J):
+        inputs, labels = samples.batch(order.batch(0, step))
+        plain.zero_grad()
+        functional.cross_entropy(module(inputs), labels).backward()
+        plain.step()
+        scheduler.step()
+    for name, ours, theirs in zip(names(module), network.values, module.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
 @OPTIMIZERS
 def test_one_subnet_is_plain_torch_bit_for_bit(
     small_program: Callable[..., Prepared], optimizer: dict[str, Any]
@@ -81,17 +96,9 @@ def test_one_subnet_is_plain_torch_bit_for_bit(
     prepared = small_program(norm="batch", subnets=1, local_steps=J, rounds=3, batch_size=8, optimizer=optimizer)
     network = train(prepared, 3, [1.0])
 
-    module, samples = prepared.module.train(), prepared.program.source.open()
     kwargs = {name: value for name, value in optimizer.items() if name != "name"}
-    plain = TORCH[optimizer["name"]](module.parameters(), **kwargs)
-    order = BatchOrder(0, len(samples), 8, 1)
-    for step in range(3 * J):
-        inputs, labels = samples.batch(order.batch(0, step))
-        plain.zero_grad()
-        functional.cross_entropy(module(inputs), labels).backward()
-        plain.step()
-    for name, ours, theirs in zip(names(module), network.values, module.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
+    plain = TORCH[optimizer["name"]](prepared.module.parameters(), **kwargs)
+    assert_as_torch(prepared, network, plain)
 
 
 def names(module: nn.Module) -> list[str]:
@@ -201,7 +208,7 @@ def test_groups_and_a_schedule_are_torchs_bit_for_bit_through_a_resumption(
     prepared = small_program(norm="batch", subnets=1, local_steps=J, rounds=3, batch_size=8, optimizer=fields)
     network = train(prepared, 3, [1.0], interrupt_at=2)
 
-    module, samples = prepared.module.train(), prepared.program.source.open()
+    module = prepared.module
     plain_names = [name for name, p in module.named_parameters() if p.ndim < 2]
     assert {name.rpartition(".")[2] for name in plain_names} == {"weight", "bias"}  # of norms, too
     fast = [name for name in names(module) if name.startswith("4.") and name not in plain_names]
@@ -217,17 +224,8 @@ def test_groups_and_a_schedule_are_torchs_bit_for_bit_through_a_resumption(
         weight_decay=0.1,
         betas=(0.8, 0.95),
     )
-    scheduler = torch.optim.lr_scheduler.LambdaLR(plain, prepared.program.lr_factor)
-    order = BatchOrder(0, len(samples), 8, 1)
-    for step in range(3 * J):
-        inputs, labels = samples.batch(order.batch(0, step))
-        plain.zero_grad()
-        functional.cross_entropy(module(inputs), labels).backward()
-        plain.step()
-        scheduler.step()
     assert prepared.program.lr_factor(0) == 1 / 4
-    for name, ours, theirs in zip(names(module), network.values, module.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
+    assert_as_torch(prepared, network, plain)
 
 
 def plain_steps(prepared: Prepared, batch: int, loss: Callable[..., torch.Tensor], clip: float | None = None) -> Any:

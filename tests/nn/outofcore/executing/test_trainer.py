@@ -123,6 +123,21 @@ def test_a_budget_that_nothing_fits_is_reported_with_the_smallest_that_does(tmp_
     steps.close()
 
 
+def assert_as_plain(steps: PlannedSteps, ours: nn.Module, plain: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Do STEPS steps by the plan and STEPS plain ones; the parameters then have the same bits."""
+    for _ in range(STEPS):
+        steps.step(x, y)
+        functional.cross_entropy(plain(x), y).backward()
+        with torch.no_grad():
+            for i, p in enumerate(plain.parameters()):
+                move(i, p, [])
+        plain.zero_grad()
+    steps.store(steps._state_file)
+    steps.close()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp_path: Path) -> None:
     """A functional tie: nothing but the tensor itself tells that the first layer's weight is used again at the end."""
 
@@ -145,17 +160,7 @@ def test_a_parameter_that_is_used_outside_its_unit_stays_in_memory_and_right(tmp
     assert steps._learnt.owners[2] is not None
     assert steps.plan
     steps.plan = replace(steps.plan, streamed=True)
-    for _ in range(STEPS):
-        steps.step(x, y)
-        functional.cross_entropy(plain(x), y).backward()
-        with torch.no_grad():
-            for i, p in enumerate(plain.parameters()):
-                move(i, p, [])
-        plain.zero_grad()
-    steps.store(state_file)
-    steps.close()
-    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_as_plain(steps, ours, plain, x, y)
 
 
 def test_a_layer_whose_inputs_are_scaled_computes_the_same_streamed_and_recomputed(tmp_path: Path) -> None:
@@ -175,14 +180,4 @@ def test_a_layer_whose_inputs_are_scaled_computes_the_same_streamed_and_recomput
     steps.plan = replace(
         steps.plan, unit_modes=("K", *"R" * (units - 2), "K", steps.plan.unit_modes[-1]), streamed=True
     )
-    for _ in range(STEPS):
-        steps.step(x, y)
-        functional.cross_entropy(plain(x), y).backward()
-        with torch.no_grad():
-            for i, p in enumerate(plain.parameters()):
-                move(i, p, [])
-        plain.zero_grad()
-    steps.store(state_file)
-    steps.close()
-    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_as_plain(steps, ours, plain, x, y)
