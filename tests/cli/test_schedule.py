@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 from typer.testing import CliRunner, Result
+from waiting import until
 
 from idletrain.cli import schedule
 from idletrain.cloud.aws.account import Account
@@ -298,14 +298,6 @@ def test_what_aws_cannot_do_is_refused_with_all_reasons(machine: UserMachine) ->
     assert faults[-1].endswith(
         "a day of the month or of the week cannot be asked for together; make a schedule of each"
     )
-
-
-def until(what: str, condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited 30 s for {what}"
-        time.sleep(0.02)
-    return value
 
 
 def test_the_loop_ends_in_order_when_told_to(machine: UserMachine, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import a_schedule
 
 from idletrain.schedules.cron import (
     DueDecision,
@@ -36,18 +37,8 @@ def at(text: str) -> datetime:
 
 
 def nightly(**changes: Any) -> Schedule:
-    fields = {
-        "name": "nightly",
-        "cron": "0 2 * * *",
-        "tz": "UTC",
-        "job": "/home/me/job.yaml",
-        "directory": "/home/me",
-        "cloud": "local",
-        "on": "crontab",
-        "if_running": "skip",
-        "created": at("2026-03-01T12:00"),
-    }
-    return Schedule(**{**fields, **changes})
+    fields = {"tz": "UTC", "cloud": "local", "on": "crontab", "created": at("2026-03-01T12:00")}
+    return a_schedule(**{**fields, **changes})
 
 
 def execution(due_at: str, started: str | None = None, ended: str | None = None) -> Execution:

@@ -10,22 +10,21 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from nightly import a_schedule
+from waiting import PATIENCE_SECONDS, until
 
 from idletrain.schedules import execute as schedule_run
-from idletrain.schedules.cron import Execution, Schedule
+from idletrain.schedules.cron import Execution
 from idletrain.schedules.execute import execute, machine_zone, running, serve_schedules, utc_now
 from idletrain.schedules.store import ScheduleStore
 
-PATIENCE_SECONDS = 30.0
 STAND_IN = """
 import pathlib, signal, sys, time
 here = pathlib.Path.cwd()
@@ -46,14 +45,6 @@ execute(store, sys.argv[2], json.loads(sys.argv[3]), utc_now(), if_due="--if-due
 """
 
 
-def until(what: str, condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for {what}"
-        time.sleep(0.02)
-    return value
-
-
 class Case:
     """A schedule for every minute, the stand-in, and processes that execute it."""
 
@@ -67,18 +58,10 @@ class Case:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def add(self, *, missed: bool = True, **changes: Any) -> None:
-        schedule = Schedule(
-            name="often",
-            cron="* * * * *",
-            tz="UTC",
-            job="/job.yaml",
-            directory=str(self.work),
-            cloud="local",
-            on="loop",
-            if_running="skip",
-            created=utc_now() - timedelta(hours=1 if missed else 0),
-        )
-        self.book.add(replace(schedule, **changes))
+        fields = {"name": "often", "cron": "* * * * *", "tz": "UTC", "cloud": "local", "on": "loop"}
+        fields |= {"job": "/job.yaml", "directory": str(self.work)}
+        created = utc_now() - timedelta(hours=1 if missed else 0)
+        self.book.add(a_schedule(**{**fields, "created": created, **changes}))
 
     def hold(self) -> Path:
         (self.work / "hold").touch()

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from nightly import a_schedule
 
 from idletrain.errors import DamageError, JobError
 from idletrain.schedules.cron import Execution, Schedule
@@ -15,17 +16,7 @@ START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 
 
 def schedule(name: str = "nightly") -> Schedule:
-    return Schedule(
-        name=name,
-        cron="0 2 * * *",
-        tz="Europe/Paris",
-        job="/home/me/job.yaml",
-        directory="/home/me",
-        cloud="local",
-        on="loop",
-        if_running="skip",
-        created=START,
-    )
+    return a_schedule(name=name, cloud="local", on="loop", created=START)
 
 
 @pytest.fixture

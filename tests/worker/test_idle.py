@@ -11,17 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from distributed.core import rpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE_SECONDS, until
 
 from idletrain.worker.idle import JOIN_SECONDS, LEAVE_SECONDS, Sample, others_share, parse_share, should_lend
 
-PATIENCE_SECONDS = 90.0
 SHARE = 0.2
 BURN = "while True: pass"
 SCHEDULER = """
@@ -179,14 +178,6 @@ def test_somebody_elses_work_counts(burner: Callable[[], subprocess.Popen[bytes]
         watcher.stdin.flush()
         share = float(watcher.stdout.readline())
     assert share >= theirs / (psutil.cpu_count() or 1) - 0.15
-
-
-def until(what: str, condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for {what}"
-        time.sleep(0.05)
-    return value
 
 
 def workers(scheduler: str) -> list[str]:

@@ -16,6 +16,7 @@ from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto import mock_aws
+from nightly import a_schedule
 
 from idletrain.cloud.aws.schedules import eventbridge
 from idletrain.cloud.aws.schedules.eventbridge import SCHEDULED_TIME, NoAwsFormError, StarterSpec, schedule_expression
@@ -34,18 +35,7 @@ STARTER = StarterSpec(
 
 
 def nightly(**changes: Any) -> Schedule:
-    fields = {
-        "name": "nightly",
-        "cron": "0 2 * * MON-FRI",
-        "tz": "Europe/Paris",
-        "job": "/home/me/job.yaml",
-        "directory": "/home/me",
-        "cloud": "aws",
-        "on": "aws",
-        "if_running": "skip",
-        "created": datetime(2026, 3, 1, tzinfo=UTC),
-    }
-    return Schedule(**{**fields, **changes})
+    return a_schedule(**{"cron": "0 2 * * MON-FRI", **changes})
 
 
 @pytest.fixture

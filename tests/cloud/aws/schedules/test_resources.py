@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from moto import mock_aws
+from nightly import a_schedule
 
 from idletrain.cloud import record
 from idletrain.cloud.aws.account import Account
@@ -21,7 +22,7 @@ from idletrain.cloud.record import RunRecord
 from idletrain.errors import JobError
 from idletrain.job import Job
 from idletrain.job_file import parse_job
-from idletrain.schedules.cron import Schedule, result, run_name
+from idletrain.schedules.cron import result, run_name
 
 REGION = "eu-west-1"
 BUCKET = "idletrain-test"
@@ -40,17 +41,7 @@ def a_job(**changes: Any) -> Job:
     return parse_job(tree | changes)
 
 
-NIGHTLY = Schedule(
-    name="nightly",
-    cron="0 2 * * *",
-    tz="Europe/Paris",
-    job="/home/me/job.yaml",
-    directory="/home/me",
-    cloud="aws",
-    on="aws",
-    if_running="skip",
-    created=CREATED,
-)
+NIGHTLY = a_schedule(created=CREATED)
 
 
 RECORD = RunRecord(

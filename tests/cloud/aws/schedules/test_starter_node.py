@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nightly import a_schedule
 from rehearsal import Sandbox, eventually
 
 from idletrain.cloud.aws.account import Account
@@ -21,17 +21,7 @@ from idletrain.job_file import parse_job
 from idletrain.schedules.cron import Schedule
 
 SECONDS = 120.0  # a machine's boot is three imports of torch, one behind the other, on whatever else this machine does
-NIGHTLY = Schedule(
-    name="nightly",
-    cron="0 2 * * *",
-    tz="UTC",
-    job="/home/me/job.yaml",
-    directory="/home/me",
-    cloud="aws",
-    on="aws",
-    if_running="skip",
-    created=datetime(2026, 3, 1, tzinfo=UTC),
-)
+NIGHTLY = a_schedule(tz="UTC")
 JOB = parse_job(
     {
         "name": "digits",
