@@ -45,7 +45,7 @@ tools:
 
 # What benchmarks compare with, in an environment of its own; its tests are skipped where it is absent.
 peers: $(READY)
-	@$(BIN)/python -m benchmarks.peers.environment || true
+	@$(BIN)/python -m benchmarks.environment || true
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }

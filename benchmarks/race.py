@@ -22,9 +22,9 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks.environment import PEERS
 from benchmarks.machines import START_SECONDS, Bed, Cast, Counter, Line, cores_shares, free_port, machines
 from benchmarks.methods import METHODS, Case, Entry
-from benchmarks.peers import environment
 from benchmarks.peers.node import Spec, build, open_data
 from idletrain.nn.evaluate import assembled, score
 from idletrain.nn.ist.subnets import views
@@ -111,7 +111,7 @@ class Stage:
             snapshots=str(self._folder / "snapshots") if rank == 0 else "",
             snapshot_every=entry.snapshot_every,
         )
-        python = sys.executable if self.method.ours else str(environment.python())
+        python = sys.executable if self.method.ours else str(PEERS.python())
         self._cast.start(machine, [python, "-m", f"benchmarks.peers.{script}", json.dumps(asdict(spec))])
 
 

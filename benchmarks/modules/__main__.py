@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.modules import environment
+from benchmarks.environment import MODULES
 from benchmarks.modules.case import Case
 from benchmarks.modules.catalogue import CASES
 from benchmarks.report import Figure, at_least, at_most, parser, report
@@ -35,7 +35,7 @@ WORSE = 1.02  # of local SGD's held-out loss, up to which a loss is as good
 
 def tried(case: Case, stage: str) -> dict[str, Any]:
     """Return the result of one stage of one module."""
-    command = [str(environment.python()), "-m", "benchmarks.modules.trial", case.package, case.name, stage]
+    command = [str(MODULES.python()), "-m", "benchmarks.modules.trial", case.package, case.name, stage]
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(

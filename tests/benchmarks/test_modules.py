@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.modules import environment
+from benchmarks.environment import MODULES
 from benchmarks.modules.__main__ import figures_of, main, table_of, tried
 from benchmarks.modules.catalogue import CASES
 from benchmarks.modules.data import Generated, words
@@ -73,9 +73,7 @@ def test_parts_of_generated_data_are_the_same_every_time_and_do_not_overlap() ->
     assert (whole.y[16:] == held_out.y).all()
 
 
-needs_packages = pytest.mark.skipif(
-    not (environment.HOME / environment.READY).exists(), reason="the modules' packages are not installed"
-)
+needs_packages = pytest.mark.skipif(not MODULES.installed(), reason="the modules' packages are not installed")
 
 
 @needs_packages

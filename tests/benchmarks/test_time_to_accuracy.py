@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks import time_to_accuracy, where_time_goes
+from benchmarks.environment import PEERS
 from benchmarks.machines import Counter, Loopback, free_port
 from benchmarks.methods import CASES, Entry
-from benchmarks.peers import environment
 from benchmarks.peers.node import build
 from benchmarks.race import job_tree, progress_of
 from benchmarks.ranking import figures_of, levels_of, ranking, tables_of
@@ -21,7 +21,7 @@ from idletrain.nn.ist.discovery import find_groups
 from idletrain.nn.ist.shape_runs import for_trials
 
 needs_peers = pytest.mark.skipif(
-    not environment.installed(),
+    not PEERS.installed(),
     reason="the peers' environment is not installed; make peers",
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.peers import environment
+from benchmarks.environment import PEERS
 from benchmarks.trace_goodput import Life, _of_peer, figures_of, main, thinned, turns_of
 from idletrain.cloud.sandbox.reclaims import read_trace
 
@@ -69,7 +69,7 @@ def test_a_tiny_replay_kills_a_node_of_idletrain():
     assert run["steps"] > 0
 
 
-@pytest.mark.skipif(not environment.installed(), reason="the peers' environment is not installed; make peers")
+@pytest.mark.skipif(not PEERS.installed(), reason="the peers' environment is not installed; make peers")
 def test_a_tiny_replay_kills_a_node_of_torchft():
     (run,) = main(["--tiny", "--methods", "torchft"])["runs"]
     assert run["kills"] == 1
