@@ -26,8 +26,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.forecast import measure_fleet, print_line
-from benchmarks.machines import START_SECONDS, Cast, machines
+from benchmarks.forecast import measure_fleet
+from benchmarks.machines import START_SECONDS, Cast, machines, print_line
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.race import NoStepError, job_tree, run, seconds_to
 from benchmarks.report import Figure, at_most, parser, report

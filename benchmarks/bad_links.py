@@ -30,7 +30,7 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead
-from benchmarks.machines import START_SECONDS, Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, machines, print_line
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.cluster import dask_settings
 from idletrain.exchange.admission import AdmissionQueue
@@ -129,7 +129,7 @@ class Gate(BenchHead):
         number = header.lease.round
         self._done[number] = self._done.get(number, 0) + 1
         if self._done[number] == self._nodes:
-            _print({"kind": "done", "seconds": time.perf_counter() - self._began})
+            print_line({"kind": "done", "seconds": time.perf_counter() - self._began})
         return receipt
 
 
@@ -139,7 +139,7 @@ async def be_head(host: str, settings: dict[str, Any]) -> None:
     turns = AdmissionQueue if transport.turns else functools.partial(AdmissionQueue, max_holders=1 << 30)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         head = Gate(Path(folder), case.nodes, case.size, transport.least)
-        _print({"kind": "serving", "address": await StoreServer(head, Security(), turns).listen(host)})
+        print_line({"kind": "serving", "address": await StoreServer(head, Security(), turns).listen(host)})
         await asyncio.Event().wait()
 
 
@@ -157,11 +157,6 @@ async def be_worker(store: str, settings: dict[str, Any]) -> None:
         receipt = await client.push(PushHeader(lease, 1, 0.0, digest), flat)
         assert receipt.reply is Reply.ACCEPTED
     await client.close()
-
-
-def _print(line: Line) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 def measure(case: Case, transport: Transport) -> list[float]:

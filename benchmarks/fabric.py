@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 from distributed import Client
 
-from benchmarks.machines import START_SECONDS, Bed, Cast, Shaped
+from benchmarks.machines import START_SECONDS, Bed, Cast, Shaped, print_line
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from benchmarks.time_to_accuracy import numbers, words
 from benchmarks.where_time_goes import link_bytes
@@ -45,21 +44,16 @@ async def lead(host: str, nodes: int, preset: str, to: Path) -> None:
     dask_settings.apply()
     settings = LINKS_ALONE if preset == LINKS_ALONE.name else presets.PRESETS[preset]
     async with dask_scheduler.started(to.parent, host=host) as address:
-        _print({"kind": "serving", "address": address})
+        print_line({"kind": "serving", "address": address})
         async with Client(address, asynchronous=True, set_as_default=False) as client:
             await client.wait_for_workers(nodes)
             measured = await measure_fabric(client, settings, _say)
     to.write_text(measured.as_json())
-    _print({"kind": "measured"})
+    print_line({"kind": "measured"})
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
-
-
-def _print(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 @contextlib.contextmanager

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from benchmarks import in_process
+from benchmarks.in_process import Opened
 from benchmarks.report import Figure, at_least, report, with_preset
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
-from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.known import fashion_mnist
 from idletrain.nn.evaluate import score
 from idletrain.nn.prepare import prepare
@@ -36,14 +36,6 @@ NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
     "MLP with BatchNorm": lambda: models.mlp([784, 512, 1024, 10], norm="batch"),
     "residual network": lambda: models.residual_cnn(channels=32, hidden=64, blocks=1),
 }
-
-
-class Opened(ArraySource):
-    """Arrays that are their own source."""
-
-    def open(self) -> ArraySource:
-        """Return them."""
-        return self
 
 
 @dataclass(frozen=True)

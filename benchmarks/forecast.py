@@ -31,7 +31,7 @@ import psutil
 from distributed import Client
 from distributed.security import Security
 
-from benchmarks.machines import START_SECONDS, Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, Line, machines, print_line
 from benchmarks.methods import CASES, Entry
 from benchmarks.race import job_tree, run_folder
 from benchmarks.report import Figure, at_least, at_most, parser, report
@@ -68,12 +68,6 @@ async def measure_fleet(address: str, nodes: int, job: Job) -> tuple[FleetFigure
         await client.wait_for_workers(nodes)
         started = time.monotonic()
         return await probe_fleet(client, job), time.monotonic() - started
-
-
-def print_line(line: Line) -> None:
-    """Print a JSON line for the process that started this one."""
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 class Ticks(NamedTuple):

@@ -13,7 +13,6 @@ share the cores with training.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead, pull_and_push
-from benchmarks.machines import START_SECONDS, Cast, Line, machines
+from benchmarks.machines import START_SECONDS, Cast, Line, machines, print_line
 from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.where_time_goes import LINK, link_bytes
 from idletrain.cluster import dask_settings
@@ -59,7 +58,7 @@ async def be_head(host: str, size: int) -> None:
     plain = await asyncio.start_server(send, host)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         address = await StoreServer(BenchHead(Path(folder), flat), Security()).listen(host)
-        _print({"kind": "serving", "address": address, "port": plain.sockets[0].getsockname()[1]})
+        print_line({"kind": "serving", "address": address, "port": plain.sockets[0].getsockname()[1]})
         await asyncio.Event().wait()
 
 
@@ -68,7 +67,7 @@ async def be_worker(host: str, port: int, store: str, repeats: int) -> None:
     plain = [await _fetch(host, port) for _ in range(repeats)]
     moved = await pull_and_push(store, Security(), repeats)
     pulls, pushes = zip(*moved, strict=True)
-    _print({"kind": "moved", "plain socket": plain, "pull": pulls, "push": pushes})
+    print_line({"kind": "moved", "plain socket": plain, "pull": pulls, "push": pushes})
 
 
 async def _fetch(host: str, port: int) -> float:
@@ -78,11 +77,6 @@ async def _fetch(host: str, port: int) -> float:
         pass
     writer.close()
     return time.perf_counter() - started
-
-
-def _print(line: Line) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 def measure(preset: Preset, link: str) -> Line:

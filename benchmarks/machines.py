@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -132,6 +133,12 @@ class Output:
         """Read what ended processes still had to say."""
         for reader in self._readers:
             reader.join(LAST_LINE_SECONDS)
+
+
+def print_line(line: Line) -> None:
+    """Print a JSON line for the process that started this one."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 class Cast:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.in_process import Opened
 from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
-from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.network import Network
@@ -29,14 +29,6 @@ from idletrain.nn.prepare import prepare
 from idletrain.optimizer_settings import OptimizerSettings
 
 SAMPLES = 128
-
-
-class Opened(ArraySource):
-    """Arrays that are their own source."""
-
-    def open(self) -> ArraySource:
-        """Return them."""
-        return self
 
 
 @dataclass(frozen=True)

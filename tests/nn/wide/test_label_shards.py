@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import Given
 from torch import nn
 
 from idletrain.errors import JobError
@@ -25,16 +26,6 @@ from idletrain.nn.wide.layers import SparseLinear
 from idletrain.nn.wide.models import rank_labels
 
 FEATURES, LABELS, SUBNETS = 90, 60, 2
-
-
-class Given:
-    """Arrays at hand, as a source."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        self.x, self.y = x, y
-
-    def open(self) -> Any:
-        return as_samples((self.x, self.y))
 
 
 @pytest.fixture
