@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.pycode import ModuleAnalyzer
 
 from idletrain.job import Job
+from idletrain.machine_settings import NodeSettings
 from idletrain.observe import records
 from idletrain.observe.metrics import COUNTERS, GAUGES
 from idletrain.optimizer_settings import OptimizerSettings
@@ -24,7 +25,9 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 def job_fields() -> str:
     """Every section of a job file with its fields: type, default and docstring."""
-    docs = [ModuleAnalyzer.for_module(kind.__module__).find_attr_docs() for kind in (Job, OptimizerSettings)]
+    docs = [
+        ModuleAnalyzer.for_module(kind.__module__).find_attr_docs() for kind in (Job, NodeSettings, OptimizerSettings)
+    ]
     texts = {
         place: " ".join(line.strip() for line in lines).strip() for module in docs for place, lines in module.items()
     }
