@@ -15,10 +15,17 @@ from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
 
+from idletrain.autotune import choose
+from idletrain.autotune.choose import Prepare
+from idletrain.autotune.forecast import FleetFigures
+from idletrain.autotune.local_fleet import local_figures, steps_here
+from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
-from idletrain.errors import RunError
+from idletrain.errors import RefusedError, RunError
 from idletrain.export import finished_module
-from idletrain.job import Job
+from idletrain.fabric.measuring.cluster import existing_cluster
+from idletrain.fabric.measuring.nodes import occupied
+from idletrain.job import Job, TrainingSettings
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
 from idletrain.nn.data.run_files import RunData
@@ -30,13 +37,14 @@ from idletrain.nn.precision import as_given
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import Loss
 from idletrain.observe.display import choose_display
+from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.records import Record, Recorder, Sink
 from idletrain.observe.sinks import WatchSettings
 from idletrain.observe.summary import Summary
 from idletrain.ownership import write_signed
-from idletrain.providers.local import LocalProcesses
+from idletrain.providers.local import LocalProcesses, worker_bytes
 from idletrain.providers.protocol import LaunchRequest
-from idletrain.providers.scheduler import ExistingScheduler
+from idletrain.providers.scheduler import ExistingScheduler, check_reachable
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
@@ -69,7 +77,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     test: Any = None,
     *,
     loss: str | Loss | None = None,
-    method: str = "ist",
+    method: str | None = None,
     subnets: int | Mapping[str, int] = 4,
     copies: int = 1,
     local_steps: int = 50,
@@ -108,7 +116,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             (`outputs.loss`), `package.module:function`, or a function `(outputs, labels) -> scalar`, which gets the
             whole batch instead of labels if samples are dicts. If None, the module's own where it returns one for
             dicts, else `cross_entropy`.
-        method: `ist` or `local-sgd`.
+        method: `ist` or `local-sgd`. If None, chosen by a forecast of the rounds and, in long runs, a trial of both on
+            the data for 2 % of the time: `ist` where it learns as well or the network does not fit a worker's memory.
         subnets: Independent subnets in a round; `{"start": 8, "end": 2}` for phases of 8, 4 and 2.
         copies: Number of them that every neuron is in, up to all: the dial from independent subnets to local SGD.
         local_steps: Steps of each between two exchanges.
@@ -149,9 +158,10 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         optimizer = optimizer or optimizer_of(module)
         callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
     optimizer_fields, schedule = _optimizer(optimizer, module)
-    training: dict[str, Any] = {"method": method, "subnets": subnets, "copies": copies, "local_steps": local_steps}
-    training |= {"seed": seed, "evaluate_every": evaluate_every}
-    optional: dict[str, Any] = {"rounds": rounds, "epochs": epochs, "batch_size": batch_size}
+    training: dict[str, Any] = {"subnets": subnets, "local_steps": local_steps, "seed": seed}
+    training |= {"evaluate_every": evaluate_every}
+    optional: dict[str, Any] = {"method": method, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
+    optional["copies"] = copies if copies != 1 else None  # said, it would settle the method
     optional |= {"optimizer": optimizer_fields or None, "loss": loss if isinstance(loss, str) else None}
     training |= {field: value for field, value in optional.items() if value is not None}
     job = parse_job(
@@ -189,7 +199,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         return replace(prepared, logged_better=callbacks.better)
 
     options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
-    composition = compose(job, options, prepare=prepare_module)
+    remembered = _remembering(prepare_module)
+    composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
     for note in (*composition.prepared.notes, *callbacks.notes, composition.prepared.fallback):
         if note:
             _tell(note)
@@ -246,6 +257,51 @@ def _optimizer(optimizer: Any, module: nn.Module) -> tuple[dict[str, Any], Sched
         return fields, None
     place = getattr(schedule, "__module__", "fit"), getattr(schedule, "__qualname__", type(schedule).__name__)
     return fields | {"schedule": ":".join(place)}, schedule
+
+
+def _remembering(prepare: Prepare) -> Prepare:
+    """Return a function that prepares no settings twice: the search for what can be cut takes seconds."""
+    known: list[tuple[TrainingSettings, Prepared]] = []
+
+    def prepared(job: Job) -> Prepared:
+        for settings, before in known:
+            if settings == job.training:
+                return before
+        known.append((job.training, prepare(job)))
+        return known[-1][1]
+
+    return prepared
+
+
+def _decide(scheduler: str | None, prepare: Prepare, job: Job) -> tuple[Job, ForecastTracker | None]:
+    """Choose the method where the call does not say it, for workers on this machine or those of a Dask scheduler.
+
+    A cluster that is busy or has no worker yet is not measured, and the method stays `ist`.
+    """
+    if not choose.leaves_open(job):
+        return job, None
+    if scheduler is None:
+        fleet = local_figures(job, worker_bytes(job), prepare)
+    else:
+        with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
+            measured = thread.submit(asyncio.run, _measured(scheduler, job)).result()
+        if measured is None:
+            return job, None
+        fleet = replace(measured, step_seconds=steps_here(job, measured.memory_bytes, prepare))
+    decided, choice = choose.choose_settings(job, fleet, _tell, prepare)
+    _tell(f"trained by {choice.name}, as method is not given: {choice.why[0]}")
+    return decided, ForecastTracker(choice.expected.as_record(), choice.why)
+
+
+async def _measured(scheduler: str, job: Job) -> FleetFigures | None:
+    """Return the rates and the memory of a cluster's workers, or None if they cannot be measured now."""
+    await check_reachable(scheduler)
+    async with existing_cluster(scheduler) as client:
+        try:
+            return None if await occupied(client) else await probe_fleet(client, job, job.nodes.count, timed=False)
+        except (RunError, RefusedError) as error:
+            _tell(f"the cluster cannot be measured ({error}): trained by ist, as method is not given")
+            return None
 
 
 def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], None]) -> RunOutcome:

@@ -18,6 +18,12 @@ from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.worker import encoding
 
 CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`
+Prepare = Callable[[Job], Prepared]
+
+
+def prepare_named(job: Job) -> Prepared:
+    """Build the network and open the data that a job names."""
+    return from_settings(job.model, job.data, job.training, job.memory)
 
 
 def has_forecast(job: Job) -> bool:
@@ -33,7 +39,10 @@ def leaves_open(job: Job) -> bool:
 
 @one_thread()
 def choose_settings(
-    job: Job, fleet: FleetFigures, report: Callable[[str], None] | None = None
+    job: Job,
+    fleet: FleetFigures,
+    report: Callable[[str], None] | None = None,
+    prepare: Prepare = prepare_named,
 ) -> tuple[Job, AutotuneChoice]:
     """Return the job with every open setting filled in, and the choice with its reasons.
 
@@ -42,19 +51,21 @@ def choose_settings(
         fleet: Speeds of its nodes.
         report: Called with a line before a trial of what the methods teach, which takes seconds; without it there is
             no trial, and the forecast alone decides.
+        prepare: Builds the network and opens the data of a job with other settings.
 
     Raises:
         JobError: The job's settings contradict each other in every way that it leaves open.
     """
     given = job.training.model_fields_set
     allowed = (job.training.local_steps,) if "local_steps" in given or not leaves_open(job) else forecast.TRIED_STEPS
-    options = _options(job, fleet)
+    options = _options(job, fleet, prepare)
     choice = forecast.choose_option(options, fleet, allowed)
     if not leaves_open(job):
         return job, choice
     whole = [option for option in options if option.method == "local-sgd"]
     if choice.option.method != "local-sgd" and whole:
-        candidates = [_candidate(job, each) for each in (choice, forecast.choose_option(whole, fleet, allowed))]
+        both = (choice, forecast.choose_option(whole, fleet, allowed))
+        candidates = [_candidate(job, each, prepare) for each in both]
         choice, why = learning_trial.pick(candidates, job.training.rounds, report)
         choice = replace(choice, why=(why, *choice.why))
     return _with_choice(job, choice), choice
@@ -69,19 +80,19 @@ def _with_choice(job: Job, choice: AutotuneChoice) -> Job:
     return job.model_copy(update={"training": training})
 
 
-def _candidate(job: Job, choice: AutotuneChoice) -> learning_trial.Candidate:
+def _candidate(job: Job, choice: AutotuneChoice, prepare: Prepare) -> learning_trial.Candidate:
     """Return a choice with its network, to be tried."""
-    job = _with_choice(job, choice)
-    return learning_trial.Candidate(choice, from_settings(job.model, job.data, job.training, job.memory))
+    return learning_trial.Candidate(choice, prepare(_with_choice(job, choice)))
 
 
-def _options(job: Job, fleet: FleetFigures) -> list[TrainingOption]:
+def _options(job: Job, fleet: FleetFigures, prepare: Prepare) -> list[TrainingOption]:
     """Return every option that the job leaves open, the simplest and most exact first.
 
     Raises:
         JobError: None is possible.
     """
-    by_variant = [list(_by_wire(job, variant, fleet)) for variant in variants(job, fleet.nodes, fleet.memory_bytes)]
+    possible = variants(job, fleet.nodes, fleet.memory_bytes, prepare)
+    by_variant = [list(_by_wire(job, variant, fleet)) for variant in possible]
     # First all that exchange float32, then the encoded ones.
     longest = max(len(options) for options in by_variant)
     return [options[wire] for wire in range(longest) for options in by_variant if wire < len(options)]
@@ -100,7 +111,7 @@ class Variant(NamedTuple):
         return forecast.option_key(training.method, training.subnets)
 
 
-def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
+def variants(job: Job, nodes: int, memory_bytes: int, prepare: Prepare = prepare_named) -> list[Variant]:
     """Return the possible methods and numbers of subnets; whole networks only where they fit, or the job sets them.
 
     Raises:
@@ -110,7 +121,7 @@ def variants(job: Job, nodes: int, memory_bytes: int) -> list[Variant]:
     faults: list[JobError] = []
     for training in _variants(job, nodes):
         try:
-            prepared = from_settings(job.model, job.data, training, job.memory)
+            prepared = prepare(job.model_copy(update={"training": training}))
         except JobError as fault:
             faults.append(fault)
             continue

@@ -144,6 +144,11 @@ class AutotuneChoice:
         """The method's name for people."""
         return "data parallel" if is_data_parallel(self.option.method, self.local_steps) else self.option.method
 
+    @property
+    def progress(self) -> float:
+        """Steps of the whole network a second that it is worth by the forecast."""
+        return _progress(self.option, self.local_steps, self.expected)
+
 
 def is_data_parallel(method: str, local_steps: int) -> bool:
     """Return whether whole networks are averaged after every step, which equals averaging gradients."""
@@ -191,9 +196,13 @@ def min_steps(option: TrainingOption, fleet: FleetFigures, allowed: Sequence[int
 
 def progress(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> float:
     """Return how many steps of the whole network a second an option is worth."""
+    return _progress(option, local_steps, forecast_round(option, local_steps, fleet))
+
+
+def _progress(option: TrainingOption, local_steps: int, expected: RoundForecast) -> float:
     subnets = option.subnets
     step_worth = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
-    return local_steps * step_worth / forecast_round(option, local_steps, fleet).round
+    return local_steps * step_worth / expected.round
 
 
 def choose_option(

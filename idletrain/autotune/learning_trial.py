@@ -31,6 +31,7 @@ MOST_TRIAL_SECONDS = 60.0  # of all trials together, however long the run is
 ROUNDS_SHORTER = 10  # times than the run's, so that even a short trial assembles the network a few times
 LEAST_ROUNDS = 2  # the fewest that say anything: the second trains neurons that others have moved
 TRIAL_SLACK_SECONDS = 2.0  # beside twice the expected time, after which a candidate is given up
+UNTRIED_WORTH = 2.0  # times the progress of local SGD, below which no other candidate is taken without a trial
 MOST_TRIAL_LOSS_RATIO = 1.02  # times the loss of local SGD at equal time, above which a candidate is not taken
 HELD_OUT, HELD_OUT_PART = 2000, 10  # samples, and of a small data set a tenth
 
@@ -100,10 +101,10 @@ def pick(
         report: Called with a line before the trial, which takes seconds; None for no trial.
     """
     if isinstance(candidates[0].program.source.open(), StreamSource):
-        return candidates[0].choice, "not tried: samples of a stream cannot be held out"
+        return _untried(candidates, "samples of a stream cannot be held out")
     seconds = comparison_seconds(candidates, rounds)
     if not seconds:
-        return candidates[0].choice, f"not tried: {PART_OF_RUN:.0%} of this run is too short to compare anything"
+        return _untried(candidates, f"{PART_OF_RUN:.0%} of this run is too short to compare anything")
     names = " and ".join(candidate.choice.name for candidate in candidates)
     takes = f"{sum(c.rounds_in(seconds) * c.computation for c in candidates):.0f} s"
     if report is None:
@@ -111,6 +112,23 @@ def pick(
     report(f"trying {names} for {takes}")
     results = try_candidates(candidates, seconds)
     return best_result(results).candidate.choice, result_text(results, seconds)
+
+
+def _untried(candidates: Sequence[Candidate], reason: str) -> tuple[AutotuneChoice, str]:
+    """Return the first choice if its forecast is so far ahead of local SGD's that learning less a step cannot matter.
+
+    Args:
+        candidates: The one with the fastest forecast, then others.
+        reason: Why they cannot be tried.
+    """
+    first, *others = (candidate.choice for candidate in candidates)
+    whole = max((o for o in others if o.option.method == "local-sgd"), key=lambda o: o.progress, default=first)
+    ahead = first.progress / whole.progress
+    choice = first if whole is first or ahead >= UNTRIED_WORTH else whole
+    return choice, (
+        f"not tried: {reason}; {first.name} is forecast to be {ahead:.2g} times as fast as {whole.name}, and without a "
+        f"trial it has to be {UNTRIED_WORTH:g}"
+    )
 
 
 def comparison_seconds(candidates: Sequence[Candidate], rounds: int) -> float:

@@ -47,13 +47,14 @@ HEAD_NODE = -1
 NO_PORT = 0  # of plain sockets, which report CPU seconds; the forecast needs none
 
 
-async def probe_fleet(client: Client, job: Job, nodes: int | None = None) -> FleetFigures:
+async def probe_fleet(client: Client, job: Job, nodes: int | None = None, *, timed: bool = True) -> FleetFigures:
     """Measure how fast a cluster's workers pull, push and compute a job's subnets.
 
     Args:
         client: An asynchronous client of the cluster.
         job: The job to train.
         nodes: Number of nodes to forecast for; as many as there are workers if None.
+        timed: Whether the workers also time steps of the networks that the job names.
 
     Raises:
         RunError: There is no worker, or one fails.
@@ -79,9 +80,10 @@ async def probe_fleet(client: Client, job: Job, nodes: int | None = None) -> Fle
         await servers.close()
     calls = [await _timed(lambda: workers.call(0, tasks.unused_port, "127.0.0.1")) for _ in range(CALLS)]
     memory_bytes = min(node["memory_bytes"] for node in await workers.call_all(worker_tasks.describe))
-    variants = await asyncio.to_thread(choose.variants, job, nodes or len(workers), memory_bytes)
+    count = nodes or len(workers)
+    variants = await asyncio.to_thread(choose.variants, job, count, memory_bytes) if timed else []
     return FleetFigures(
-        nodes or len(workers),
+        count,
         alone["pull"],
         alone["push"],
         together["pull"],

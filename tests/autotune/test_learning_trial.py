@@ -57,11 +57,17 @@ def test_no_run_is_tried_for_more_than_a_minute() -> None:
     assert sum(c.rounds_in(seconds) * c.computation for c in both) <= 60 + 2 * both[0].computation
 
 
-def test_a_run_that_is_too_short_to_compare_anything_takes_the_fastest_and_says_so() -> None:
-    both, said = [candidate("ist"), candidate("local-sgd")], list[str]()
-    choice, why = learning_trial.pick(both, 5, said.append)
-    assert choice is both[0].choice
+@pytest.mark.parametrize(("ahead", "chosen"), [(0.5, "local-sgd"), (1.9, "local-sgd"), (2.1, "ist")])
+def test_a_run_too_short_for_a_trial_takes_ist_only_where_it_is_forecast_to_be_far_ahead(
+    ahead: float, chosen: str
+) -> None:
+    whole, said = candidate("local-sgd"), list[str]()
+    equal = candidate("ist").choice.progress / whole.choice.progress
+    cut = candidate("ist", round_seconds=0.1 * equal / ahead)
+    choice, why = learning_trial.pick([cut, whole], 5, said.append)
+    assert choice.option.method == chosen
     assert "too short" in why
+    assert f"{ahead:.2g} times as fast as local-sgd" in why
     assert said == []
 
 
