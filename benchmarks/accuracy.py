@@ -199,7 +199,7 @@ def job_of(family: Family, row: Row, seed: int) -> Job:
     training = {
         "method": "local-sgd" if row.subnets == 1 else "ist",
         "loss": family.loss,
-        "optimizer": dict(row.optimizer),
+        "optimizer": {"name": "sgd", **row.optimizer},
         **{key: getattr(family, key) for key in ("batch_size", "local_steps", "rounds")},
     }
     return parse_job(

@@ -85,7 +85,7 @@ def job_of(training: Training, lr: float, seed: int, subnets: int) -> Job:
                 "local_steps": training.local_steps,
                 "rounds": max(1, math.floor(steps / training.local_steps)),
                 "batch_size": training.batch_size,
-                "optimizer": {"lr": lr, "schedule": "cosine"},
+                "optimizer": {"name": "sgd", "lr": lr, "schedule": "cosine"},
                 "seed": seed,
             },
         }

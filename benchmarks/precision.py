@@ -76,7 +76,11 @@ def subject(name: str) -> tuple[Callable[[], nn.Module], Opened, int]:
 def timed(module: nn.Module, data: Opened, batch_size: int, steps: int, settings: dict[str, Any]) -> list[float]:
     """Return the milliseconds of local steps of the whole network; of the first one, which compiles, as they pass."""
     training = TrainingSettings(
-        method="local-sgd", subnets=1, batch_size=batch_size, optimizer=OptimizerSettings(lr=0.01), **settings
+        method="local-sgd",
+        subnets=1,
+        batch_size=batch_size,
+        optimizer=OptimizerSettings(name="sgd", lr=0.01),
+        **settings,
     )
     made = prepare(module, data, None, None, training)
     (subnet,) = made.program.subnets(0, by_neurons((1.0,)))

@@ -52,7 +52,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
             "local_steps": local_steps,
             "rounds": max(1, entry.steps // local_steps * nodes // subnets),
             "batch_size": case.batch_size,
-            "optimizer": settings,
+            "optimizer": {"name": "sgd", **settings},
             "exchange": exchange,
             "seed": case.seed,
             "evaluate_every": 1_000_000,

@@ -46,7 +46,7 @@ def single_steps(subnets: int, rounds: int) -> dict[str, Any]:
         "local_steps": 1,
         "rounds": rounds,
         "batch_size": 1,
-        "optimizer": {"lr": 0.01},
+        "optimizer": {"name": "sgd", "lr": 0.01},
         "evaluate_every": rounds,
     }
 

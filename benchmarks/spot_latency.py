@@ -64,7 +64,7 @@ def tree(nodes: int, width: int) -> dict[str, Any]:
         "name": "spot-latency",
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, width, width, 10]}},
         "data": {"name": "digits"},
-        "training": {"subnets": nodes, "local_steps": 50, "rounds": 10000, "optimizer": {"lr": 0.05}},
+        "training": {"subnets": nodes, "local_steps": 50, "rounds": 10000, "optimizer": {"name": "sgd", "lr": 0.05}},
         "nodes": {"count": nodes},
     }
 

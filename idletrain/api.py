@@ -21,7 +21,7 @@ from idletrain.autotune.forecast import FleetFigures
 from idletrain.autotune.local_fleet import local_figures, steps_here
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
-from idletrain.errors import RefusedError, RunError
+from idletrain.errors import RefusedError, RunError, user_code
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
@@ -128,7 +128,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             `(inputs, labels)`, or a dict or dataclass. A transformers `DataCollatorWithPadding` is one.
         optimizer: As in a job file, such as `{"name": "adamw", "lr": 1e-3}`, where `schedule` may be a function
             `(step, steps) -> factor`; a name such as `adamw`, with torch's default settings; or an instance of a class
-            of `torch.optim` that holds the module's parameters. SGD with lr 0.1 if None.
+            of `torch.optim` that holds the module's parameters. AdamW with lr 0.001 if None.
         seed: Seed of every random number.
         evaluate_every: Rounds between two evaluations on `test`.
         metrics: By name, metrics that each evaluation measures on `test`, too: a torchmetrics metric, or a pair of a
@@ -280,15 +280,18 @@ def _decide(scheduler: str | None, prepare: Prepare, job: Job) -> tuple[Job, For
     """
     if not choose.leaves_open(job):
         return job, None
-    if scheduler is None:
-        fleet = local_figures(job, worker_bytes(job), prepare)
-    else:
+    measured = None
+    if scheduler is not None:
         with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
             measured = thread.submit(asyncio.run, _measured(scheduler, job)).result()
         if measured is None:
             return job, None
-        fleet = replace(measured, step_seconds=steps_here(job, measured.memory_bytes, prepare))
-    decided, choice = choose.choose_settings(job, fleet, _tell, prepare)
+    with user_code("model or data: a step of training fails (", ")"):
+        if measured is None:
+            fleet = local_figures(job, worker_bytes(job), prepare)
+        else:
+            fleet = replace(measured, step_seconds=steps_here(job, measured.memory_bytes, prepare))
+        decided, choice = choose.choose_settings(job, fleet, _tell, prepare)
     _tell(f"trained by {choice.name}, as method is not given: {choice.why[0]}")
     return decided, ForecastTracker(choice.expected.as_record(), choice.why)
 

@@ -132,7 +132,8 @@ class TrainingSettings(StrictSettings):
 
     method: Literal["ist", "local-sgd"] = "ist"
     """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
-    Chosen for the fleet when left out. Where less than 30 % of a model can be split, `ist` becomes `local-sgd`."""
+    Chosen by forecast and trial when left out. Where less than 30 % of a model can be split, `ist` becomes
+    `local-sgd`."""
     instead_of: Literal["ist"] | None = None
     """The method that the job named and its model does not suit; written by idletrain into the run's own copy."""
     mode: Literal["rounds", "lockstep"] = "rounds"
@@ -170,8 +171,8 @@ class TrainingSettings(StrictSettings):
     ema: float | None = Field(default=None, ge=0, lt=1)
     """Decay a round of an exponential moving average of the network, such as 0.9. Evaluations and the exported network
     are the average's; training goes on from the network itself. The head node holds one more network for it."""
-    optimizer: OptimizerSettings = OptimizerSettings(lr=0.1)
-    """The local optimizer."""
+    optimizer: OptimizerSettings = OptimizerSettings(name="adamw", lr=1e-3)
+    """The local optimizer; AdamW with lr 0.001 when left out."""
     outer_optimizer: OuterOptimizerSettings | None = None
     """How the changes of a round move parameters that several subnets train: by their mean when null, else by an outer
     optimizer (`{name: nesterov, lr: 0.7, momentum: 0.9}`). The head node holds one more network for its momentum."""

@@ -339,4 +339,6 @@ def _purpose(location: tuple[Any, ...]) -> str:
         "factory": 'for example factory: "package.module:function"',
         "parameters": "for example parameters: [bias, norm]",
     }
+    if location[-2:] == ("optimizer", "name"):
+        return "for example name: adamw"
     return examples.get(str(location[-1]), "add it")

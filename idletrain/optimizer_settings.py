@@ -49,7 +49,7 @@ class ParameterGroup(StrictSettings):
 class OptimizerSettings(StrictSettings):
     """The local optimizer, its schedule, and whether its state travels with the neurons or is reset every round."""
 
-    name: Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"]
     """As in `torch.optim`. `row-adagrad` is Adagrad with one learning rate a row; `lion` is Chen et al., arXiv
     2302.06675. With row-sparse gradients, `adamw` and `adagrad` update only their rows."""
     lr: float = Field(gt=0)

@@ -65,7 +65,13 @@ def small_program() -> Callable[..., Prepared]:
         source: MapStyleSource | Given | None = None,
         **options: Any,
     ) -> Prepared:
-        settings = {"subnets": 2, "local_steps": 3, "rounds": 2, "batch_size": 4, "optimizer": {"lr": 0.1}} | options
+        settings = {
+            "subnets": 2,
+            "local_steps": 3,
+            "rounds": 2,
+            "batch_size": 4,
+            "optimizer": {"name": "sgd", "lr": 0.1},
+        } | options
         training = TrainingSettings.model_validate(settings)
         source = source or flowers(32, widths[0], widths[-1])
         return prepare(models.mlp(widths, norm), source, None, named_loss(training.loss), training)

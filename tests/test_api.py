@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,14 @@ from torch.utils.data import Dataset
 from torchmetrics.classification import MulticlassF1Score
 
 import idletrain
+from idletrain import api
 from idletrain.api import FitResult
+from idletrain.cluster import dask_scheduler
+from idletrain.cluster.local import LocalFleet
 from idletrain.errors import JobError, RunError
 from idletrain.export import LoadedRun, load_run, saved_state
+from idletrain.fabric.measuring.cluster import existing_cluster
+from idletrain.job_file import parse_job
 from idletrain.nn.data.known import digits
 from idletrain.nn.local_steps import BatchOrder
 from idletrain.observe.records import Record
@@ -127,7 +133,7 @@ def test_fit_trains_a_module_that_takes_parts_by_name_with_its_own_loss(tmp_path
         results.append(
             idletrain.fit(
                 module, Items(train), Items(test), subnets=2, local_steps=10, rounds=3, evaluate_every=3, workers=1,
-                run_dir=tmp_path / str(len(results)), name="parts", optimizer={"lr": 0.2},
+                run_dir=tmp_path / str(len(results)), name="parts", optimizer={"name": "sgd", "lr": 0.2},
             )
         )  # fmt: skip
     plain, named = results
@@ -227,15 +233,15 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             "optimizer: holds parameters of another module; make it from module.parameters()",
         ),
         (
-            {"optimizer": {"lr": 0.1, "schedule": lambda step, steps: (step + steps) / 0}},
+            {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": lambda step, steps: (step + steps) / 0}},
             f"training.optimizer.schedule: {__name__}:<lambda> fails at step 0 (ZeroDivisionError: division by zero)",
         ),
         (
-            {"optimizer": {"lr": 0.1, "schedule": lambda step, steps: (step + steps) * float("nan")}},
+            {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": lambda step, steps: (step + steps) * float("nan")}},
             f"training.optimizer.schedule: {__name__}:<lambda> returns nan at step 0; it should be a factor of lr",
         ),
         (
-            {"optimizer": {"lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
+            {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
             "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
         ),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
@@ -312,6 +318,7 @@ def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path
         idletrain.fit(
             make_net(),
             Damaged(),
+            method="ist",
             subnets=2,
             local_steps=30,
             rounds=3,
@@ -321,6 +328,36 @@ def test_a_sample_that_cannot_be_read_ends_the_run_with_its_error(tmp_path: Path
             on_event=events.append,
         )
     assert [event["status"] for event in events if event["kind"] == "run_ended"] == ["failed"]
+
+
+def test_without_a_method_a_small_network_is_trained_by_local_sgd_and_the_choice_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train, _ = digits()
+    settings: dict[str, Any] = {"subnets": 2, "local_steps": 5, "rounds": 2, "workers": 1, "run_dir": tmp_path}
+    chosen = idletrain.fit(make_net(), train, name="chosen", **settings)
+    assert "trained by local-sgd, as method is not given" in " ".join(capfd.readouterr().err.split())
+    assert [event["method"] for event in chosen.records if event["kind"] == "run_started"] == ["local-sgd"]
+    assert all("expected" in event for event in chosen.records if event["kind"] == "round_committed")
+    again = idletrain.fit(make_net(), train, name="chosen", resume=True, **settings | {"rounds": 3})
+    assert [event["method"] for event in again.records if event["kind"] == "run_started"] == ["local-sgd"]
+
+
+def test_a_step_that_fails_while_the_method_is_chosen_is_a_fault_before_anything_starts(tmp_path: Path) -> None:
+    train, _ = digits()
+
+    class Damaged(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(train[1])
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            if 0 < i < len(train[1]) - 1:  # the ends are looked at sooner
+                raise OSError("image file is truncated")
+            return torch.from_numpy(train[0][i]), int(train[1][i])
+
+    with pytest.raises(JobError, match="image file is truncated"):
+        idletrain.fit(make_net(), Damaged(), subnets=2, rounds=3, workers=1, run_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_in_a_notebook_ctrl_c_stops_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -382,6 +419,52 @@ def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afte
     assert files() == before
 
 
+def test_the_workers_of_a_scheduler_are_measured_where_the_method_is_not_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Small networks over loopback: local SGD; with nobody there to measure, the method stays ist."""
+    folder, train = tmp_path / "cluster", digits()[0]
+    folder.mkdir()
+    ended = threading.Event()
+    started, ready = Future[str](), Future[bool]()
+
+    async def serve() -> None:
+        async with dask_scheduler.started(folder) as address:
+            fleet = LocalFleet(address, 1 << 30, folder / "logs")
+            try:
+                started.set_result(address)
+                while not joined.wait(0.05):
+                    await asyncio.sleep(0.05)
+                fleet.start(1)
+                async with existing_cluster(address) as client:
+                    await client.wait_for_workers(1)
+                ready.set_result(True)
+                while not ended.wait(0.05):
+                    await asyncio.sleep(0.05)
+            finally:
+                await fleet.close()
+
+    joined = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(asyncio.run, serve())
+        try:
+            address = started.result(60)
+            job = parse_job({"name": "t", "model": {"factory": "x"}, "data": {}, "nodes": {"count": 1}})
+            assert asyncio.run(api._measured(address, job)) is None
+            assert "the cluster has no worker" in " ".join(capfd.readouterr().err.split())
+            joined.set()
+            assert ready.result(60)
+            result = idletrain.fit(
+                make_net(), train, scheduler=address, subnets=2, local_steps=5, rounds=2, workers=1, run_dir=tmp_path
+            )
+        finally:
+            joined.set()
+            ended.set()
+            serving.result(60)
+    assert "trained by local-sgd, as method is not given" in " ".join(capfd.readouterr().err.split())
+    assert result.rounds == 2
+
+
 def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +474,10 @@ def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_regression_without_norm_ends_as_it_would_in_plain_torch_with_fit_s_defaults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ist", None])
+def test_a_regression_without_norm_ends_as_it_would_in_plain_torch_with_fit_s_defaults(
+    method: str | None, tmp_path: Path
+) -> None:
     """Four subnets of a plain MLP; without sums of the right size its outputs were 15 times too large."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4000, 16)).astype(np.float32)
@@ -403,8 +489,8 @@ def test_a_regression_without_norm_ends_as_it_would_in_plain_torch_with_fit_s_de
         (x[:3000], y[:3000]),
         test=(x[3000:], y[3000:]),
         loss="mse",
+        method=method,
         rounds=40,
-        optimizer={"name": "adamw", "lr": 1e-3},
         run_dir=tmp_path,
     )
     with torch.no_grad():
@@ -425,7 +511,8 @@ def test_a_run_whose_network_is_worse_than_its_subnets_says_so_and_where(
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     result = idletrain.fit(
-        module, (x, x[:, :1].copy()), loss="mse", rounds=10, subnets=4, local_steps=50, run_dir=tmp_path, workers=2,
+        module, (x, x[:, :1].copy()), loss="mse", method="ist", rounds=10, subnets=4, local_steps=50, run_dir=tmp_path,
+        workers=2,
         optimizer={"name": "adamw", "lr": 1e-3},
     )  # fmt: skip
     (warning,) = result.summary["warnings"]
@@ -479,7 +566,7 @@ def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
 
     def fit(patience: int, rounds: int = 50, **more: Any) -> FitResult:
         return idletrain.fit(
-            make_net(), train, test, subnets=2, local_steps=3, rounds=rounds, evaluate_every=1, workers=1,
+            make_net(), train, test, method="ist", subnets=2, local_steps=3, rounds=rounds, evaluate_every=1, workers=1,
             run_dir=tmp_path, name="early", metrics={"far": (far, "lower"), "f1": MulticlassF1Score(num_classes=10)},
             stop={"metric": "far", "patience": patience}, on_evaluate=on_evaluate, **more,
         )  # fmt: skip
@@ -607,6 +694,7 @@ def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: P
     """The same bits as the network alone with that loss and optimizer, by ist."""
     train, test = digits()
     settings_: dict[str, Any] = {"subnets": 2, "local_steps": 10, "rounds": 3, "evaluate_every": 3, "workers": 1}
+    settings_["method"] = "ist"
     torch.manual_seed(0)
     lit = LitNet()
     before = copy.deepcopy(lit.state_dict())
@@ -615,7 +703,7 @@ def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: P
     smooth = functools.partial(nn.functional.cross_entropy, label_smoothing=0.2)
     plain = idletrain.fit(
         lit.body, train, test, run_dir=tmp_path, name="plain", loss=smooth, metrics=f1,
-        optimizer={"lr": 0.2, "momentum": 0.9}, **settings_,
+        optimizer={"name": "sgd", "lr": 0.2, "momentum": 0.9}, **settings_,
     )  # fmt: skip
     assert result.summary["params_sha256"] == plain.summary["params_sha256"]
     for name in ("loss", "metrics"):

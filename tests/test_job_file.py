@@ -32,7 +32,7 @@ def test_a_job_of_three_fields_has_the_documented_defaults() -> None:
     training = job.training
     assert (training.method, training.subnets, training.local_steps, training.rounds) == ("ist", 4, 50, 120)
     assert (training.batch_size, training.seed, training.loss) == (128, 0, None)
-    assert (training.optimizer.name, training.optimizer.lr, training.optimizer.state) == ("sgd", 0.1, "travel")
+    assert (training.optimizer.name, training.optimizer.lr, training.optimizer.state) == ("adamw", 1e-3, "travel")
     assert (job.preemption.policy, job.preemption.progress_every, job.preemption.lease) == ("reissue", 5, 10)
     assert (job.checkpoint.every, job.checkpoint.keep, job.nodes.count, job.stop.accuracy) == (60, 2, 4, None)
     assert job.run_dir == Path("runs/t")
@@ -58,16 +58,21 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
         (tree(trainig={}), "trainig: is not a field of a job; did you mean training?"),
         (tree(training={"round": 3}), "training.round: is not a field of a job; did you mean rounds?"),
         (
-            tree(training={"optimizer": {"learning": 1, "lr": 1}}),
+            tree(training={"optimizer": {"name": "sgd", "learning": 1, "lr": 1}}),
             "training.optimizer.learning: is not a field of a job",
         ),
-        (tree(training={"optimizer": {}}), "training.optimizer.lr: is missing; for example lr: 0.1"),
+        (tree(training={"optimizer": {"name": "adamw"}}), "training.optimizer.lr: is missing; for example lr: 0.1"),
+        (tree(training={"optimizer": {"lr": 1}}), "training.optimizer.name: is missing; for example name: adamw"),
         (
-            tree(training={"optimizer": {"lr": 1, "groups": [{"parameters": ["bias"]}, {"lr": 2}]}}),
+            tree(training={"optimizer": {"name": "sgd", "lr": 1, "groups": [{"parameters": ["bias"]}, {"lr": 2}]}}),
             "training.optimizer.groups.1.parameters: is missing; for example parameters: [bias, norm]",
         ),
         (
-            tree(training={"optimizer": {"lr": 1, "groups": [{"parameters": ["bias"], "weigth_decay": 0}]}}),
+            tree(
+                training={
+                    "optimizer": {"name": "sgd", "lr": 1, "groups": [{"parameters": ["bias"], "weigth_decay": 0}]}
+                }
+            ),
             "training.optimizer.groups.0.weigth_decay: is not a field of a job; did you mean weight_decay?",
         ),
         (tree(training={"micro_batch": "all"}), "training.micro_batch: 'all' should be a number of samples, or auto"),
@@ -81,19 +86,19 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             "training.micro_batch: a subnet out of core takes each batch as a whole; leave one of the two out",
         ),
         (
-            tree(training={"optimizer": {"lr": 1, "clip_norm": 1}}, memory={"out_of_core": "always"}),
+            tree(training={"optimizer": {"name": "sgd", "lr": 1, "clip_norm": 1}}, memory={"out_of_core": "always"}),
             "training.optimizer.clip_norm: not all gradients are there at once out of core; leave one of the two out",
         ),
         (
-            tree(training={"optimizer": {"lr": 1, "schedule": "cosin"}}),
+            tree(training={"optimizer": {"name": "sgd", "lr": 1, "schedule": "cosin"}}),
             "training.optimizer.schedule: 'cosin' should be one of constant, linear, cosine, step, one-cycle, or pack",
         ),
         (
-            tree(training={"optimizer": {"lr": 1, "schedule": "step"}}),
+            tree(training={"optimizer": {"name": "sgd", "lr": 1, "schedule": "step"}}),
             "training.optimizer.step_every: goes with schedule: step, and that needs it; set both, or leave both out",
         ),
         (
-            tree(training={"optimizer": {"lr": 1, "schedule": "one-cycle", "warmup_steps": 5}}),
+            tree(training={"optimizer": {"name": "sgd", "lr": 1, "schedule": "one-cycle", "warmup_steps": 5}}),
             "training.optimizer.warmup_steps: a one-cycle schedule warms up by itself; leave it out",
         ),
         (
@@ -259,7 +264,7 @@ def test_row_adagrad_has_no_momentum() -> None:
     ],
 )
 def test_an_optimizer_has_its_own_settings_alone(optimizer: dict[str, Any], said: str) -> None:
-    (reported,) = faults(tree(training={"optimizer": {"lr": 0.1, **optimizer}}))
+    (reported,) = faults(tree(training={"optimizer": {"name": "sgd", "lr": 0.1, **optimizer}}))
     assert reported == f"training.optimizer.{said}"
 
 
@@ -428,8 +433,8 @@ def test_a_file_of_any_kind_is_refused_in_a_sentence_and_at_once(tmp_path: Path,
         ("training", "rounds", 10**400),
         ("training", "subnets", 2**31),
         ("training", "seed", 10**30),
-        ("training", "optimizer", {"lr": float("inf")}),
-        ("training", "optimizer", {"lr": float("nan")}),
+        ("training", "optimizer", {"name": "sgd", "lr": float("inf")}),
+        ("training", "optimizer", {"name": "sgd", "lr": float("nan")}),
         ("nodes", "memory", "1e400GB"),
         ("nodes", "memory", "9" * 39 + "GB"),
         ("nodes", "budget_usd", float("inf")),

@@ -25,7 +25,13 @@ IDLETRAIN = (sys.executable, "-m", "idletrain")
 
 def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
     """Digits, in rounds of about a second on two cores."""
-    training = {"subnets": 3, "local_steps": 300, "rounds": rounds, "batch_size": 64, "optimizer": {"lr": 0.05}}
+    training = {
+        "subnets": 3,
+        "local_steps": 300,
+        "rounds": rounds,
+        "batch_size": 64,
+        "optimizer": {"name": "sgd", "lr": 0.05},
+    }
     return {
         "name": name,
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},

@@ -25,7 +25,7 @@ from idletrain.storage import S3Prefix
 DIGITS = {
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10]}},
     "data": {"name": "digits"},
-    "training": {"subnets": 1, "rounds": 2, "batch_size": 32, "optimizer": {"lr": 0.05}},
+    "training": {"subnets": 1, "rounds": 2, "batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.05}},
     "nodes": {"count": 1, "memory": "1GiB"},
 }
 

@@ -49,14 +49,14 @@ def test_phases_that_divide_alike_are_the_bits_of_a_run_without_any(
     small_program: Callable[..., Prepared], copies: int
 ) -> None:
     prepared = small_program(
-        subnets=4, copies=copies, rounds=5, optimizer={"lr": 0.1, "momentum": 0.9, "schedule": "cosine"}
+        subnets=4, copies=copies, rounds=5, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9, "schedule": "cosine"}
     )
     divided = phased(prepared, {"rounds": 2}, {"rounds": 3, "subnets": 4, "local_steps": 3})
     assert train_alone(divided).sha256() == train_alone(prepared).sha256()
 
 
 def test_a_last_phase_on_the_whole_network_goes_on_as_torch_would(small_program: Callable[..., Prepared]) -> None:
-    prepared = small_program(subnets=2, rounds=2, optimizer={"lr": 0.1})
+    prepared = small_program(subnets=2, rounds=2, optimizer={"name": "sgd", "lr": 0.1})
     begun = train_alone(prepared)
     network = train_alone(phased(prepared, {"rounds": 2}, {"rounds": 2, "subnets": 1, "local_steps": 5}))
     module = prepared.module

@@ -25,7 +25,12 @@ def test_need_grows_with_the_share_and_never_less_than_the_scratch(small_program
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "slots"), [({"lr": 0.1}, 1), ({"lr": 0.1, "momentum": 0.9}, 2), ({"name": "adamw", "lr": 0.1}, 3)]
+    ("optimizer", "slots"),
+    [
+        ({"name": "sgd", "lr": 0.1}, 1),
+        ({"name": "sgd", "lr": 0.1, "momentum": 0.9}, 2),
+        ({"name": "adamw", "lr": 0.1}, 3),
+    ],
 )
 def test_need_counts_what_is_pulled_kept_sent_and_differentiated(
     small_program: Callable[..., Prepared], optimizer: dict[str, Any], slots: int

@@ -122,13 +122,13 @@ class Bag(nn.Module):
         (
             Bag(),
             cross_entropy,
-            {"optimizer": {"lr": 1, "clip_norm": 1}},
+            {"optimizer": {"name": "sgd", "lr": 1, "clip_norm": 1}},
             ["training.optimizer.clip_norm: the gradients of words are row-sparse and are not clipped; leave it out"],
         ),
         (
             nn.Sequential(SparseLinear(4, 8)),
             sampled_softmax,
-            {"micro_batch": 2, "optimizer": {"lr": 1, "clip_norm": 1}},
+            {"micro_batch": 2, "optimizer": {"name": "sgd", "lr": 1, "clip_norm": 1}},
             ["training.optimizer.clip_norm: the gradients of 0 are row-sp", "training.micro_batch: a very wide output"],
         ),
     ],

@@ -36,7 +36,7 @@ def prepared(**sections: Any) -> Prepared:
         "name": "t",
         "model": {"factory": MLP, "args": {"widths": [64, 16, 10]}},
         "data": {"name": "digits"},
-        "training": {"optimizer": {"lr": 0.1}},
+        "training": {"optimizer": {"name": "sgd", "lr": 0.1}},
     }
     job = parse_job(tree | sections)
     return from_settings(job.model, job.data, job.training)
@@ -72,7 +72,9 @@ def test_a_sound_job_becomes_a_program_with_its_groups_and_first_values() -> Non
 
 
 def test_first_values_are_a_function_of_the_seed() -> None:
-    first, same, other = (prepared(training={"seed": s, "optimizer": {"lr": 0.1}}).network for s in (1, 1, 2))
+    first, same, other = (
+        prepared(training={"seed": s, "optimizer": {"name": "sgd", "lr": 0.1}}).network for s in (1, 1, 2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
     assert not torch.equal(first[0], other[0])
 
@@ -123,7 +125,7 @@ def test_more_subnets_than_neurons() -> None:
 
 
 def with_schedule(schedule: str) -> dict[str, Any]:
-    return {"optimizer": {"lr": 0.1, "schedule": schedule}, "rounds": 4, "local_steps": 10}
+    return {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": schedule}, "rounds": 4, "local_steps": 10}
 
 
 def test_a_schedule_by_its_path_is_called_with_the_step_and_all_steps() -> None:
@@ -145,7 +147,10 @@ def test_a_schedule_that_is_no_function_of_steps(schedule: str, told: str) -> No
 
 
 def test_parameter_groups_that_fit_nothing_are_told_with_other_faults() -> None:
-    training = {"loss": "mpse", "optimizer": {"lr": 0.1, "groups": [{"parameters": ["head.*"], "lr": 1}]}}
+    training = {
+        "loss": "mpse",
+        "optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"parameters": ["head.*"], "lr": 1}]},
+    }
     sentences = faults(training=training)
     assert [sentence.split(":")[0] for sentence in sentences] == [
         "training.loss",
@@ -358,7 +363,14 @@ JOINED = pytest.mark.parametrize(
 
 def of_joined(module: Any, items: Any, collate: Any, **changes: Any) -> Prepared:
     training = TrainingSettings.model_validate(
-        {"subnets": 2, "local_steps": 6, "rounds": 3, "batch_size": 10, "optimizer": {"lr": 0.1}, **changes}
+        {
+            "subnets": 2,
+            "local_steps": 6,
+            "rounds": 3,
+            "batch_size": 10,
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            **changes,
+        }
     )
     torch.manual_seed(0)
     return prepare(module(), MapStyleSource(items, collate), MapStyleSource(items, collate), None, training)
@@ -411,7 +423,9 @@ def test_a_stream_of_such_batches_has_no_micro_batches() -> None:
         def open(self) -> Any:
             return StreamSource(Rings(), joined.join)
 
-    training = TrainingSettings.model_validate({"subnets": 2, "batch_size": 10, "optimizer": {"lr": 0.1}})
+    training = TrainingSettings.model_validate(
+        {"subnets": 2, "batch_size": 10, "optimizer": {"name": "sgd", "lr": 0.1}}
+    )
     assert prepare(joined.GraphNet(), Source(), None, None, training).program.joined
     fault = "training.micro_batch: a stream's batches cannot be parted that collate_fn joins; leave it out"
     with pytest.raises(JobError, match=fault):

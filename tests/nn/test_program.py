@@ -18,9 +18,9 @@ from idletrain.nn.program import bce_with_logits, cross_entropy, mse
 @pytest.mark.parametrize(
     ("optimizer", "slots", "persistent"),
     [
-        ({"lr": 0.1}, ("value",), (1, 0)),
-        ({"lr": 0.1, "momentum": 0.5}, ("value", "momentum_buffer"), (2, 0)),
-        ({"lr": 0.1, "momentum": 0.5, "state": "reset"}, ("value", "momentum_buffer"), (1, 0)),
+        ({"lr": 0.1, "name": "sgd"}, ("value",), (1, 0)),
+        ({"lr": 0.1, "name": "sgd", "momentum": 0.5}, ("value", "momentum_buffer"), (2, 0)),
+        ({"lr": 0.1, "name": "sgd", "momentum": 0.5, "state": "reset"}, ("value", "momentum_buffer"), (1, 0)),
         ({"lr": 0.1, "name": "adamw"}, ("value", "exp_avg", "exp_avg_sq"), (3, 0)),
         ({"lr": 0.1, "name": "row-adagrad"}, ("value",), (1, 1)),
         ({"lr": 0.1, "name": "row-adagrad", "state": "reset"}, ("value",), (1, 0)),

@@ -101,7 +101,14 @@ KINDS = pytest.mark.parametrize("kind", [scripted, traced, loaded, around], ids=
 
 
 def prepared(module: nn.Module, **settings: Any) -> Prepared:
-    fields = {"subnets": 2, "batch_size": 8, "rounds": 2, "local_steps": 4, "optimizer": {"lr": 0.1}, **settings}
+    fields = {
+        "subnets": 2,
+        "batch_size": 8,
+        "rounds": 2,
+        "local_steps": 4,
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        **settings,
+    }
     return prepare(module, Given(X, Y), None, "cross_entropy", TrainingSettings.model_validate(fields))
 
 

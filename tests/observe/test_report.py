@@ -12,7 +12,7 @@ from test_summary import CHURN, event, started
 
 from idletrain.observe.report import PastRun, report_page, short
 
-JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"lr": 0.1}}}
+JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}
 STARTED = {
     **CHURN[0],
     "job": JOB,
@@ -109,7 +109,7 @@ def test_machines_are_reported_with_their_cost_and_end() -> None:
 
 
 def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> None:
-    other = {**STARTED, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"lr": 0.5}}}}
+    other = {**STARTED, "job": {**JOB, "training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.5}}}}
     runs = [past([STARTED, *CHURN[1:]], "first"), past([other, *CHURN[1:8]], "second")]
     content = report_page(runs)
     rows = dict(re.findall(r"<tr><td>([^<]*)</td>((?:<td class=\"n\">[^<]*</td>)+)", content))

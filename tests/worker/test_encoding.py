@@ -23,7 +23,9 @@ WIDTHS = (40, 300, 300, 3)
 
 
 def prepared_of(small_program: Callable[..., Prepared], **exchange: str) -> Prepared:
-    return small_program(widths=WIDTHS, norm="batch", exchange=exchange, optimizer={"lr": 0.1, "momentum": 0.9})
+    return small_program(
+        widths=WIDTHS, norm="batch", exchange=exchange, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    )
 
 
 def test_matrices_are_coded_and_biases_norms_and_state_are_not(small_program: Callable[..., Prepared]) -> None:

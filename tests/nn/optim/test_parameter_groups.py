@@ -20,7 +20,7 @@ def net() -> nn.Module:
 
 
 def found(**fields: object) -> dict[str, ParameterSettings]:
-    settings = OptimizerSettings.model_validate({"lr": 1.0, "weight_decay": 0.5, **fields})
+    settings = OptimizerSettings.model_validate({"name": "sgd", "lr": 1.0, "weight_decay": 0.5, **fields})
     names = [name for name, _ in net().named_parameters()]
     return dict(zip(names, settings_of(net(), names, settings), strict=True))
 
@@ -44,7 +44,7 @@ def test_the_first_group_that_fits_counts_and_what_it_leaves_out_is_the_optimize
 
 def test_a_pattern_that_fits_nothing_is_told() -> None:
     groups = [{"parameters": ["bias", "norm"]}, {"parameters": ["hed.*", "head.*"], "lr": 0.1}]
-    settings = OptimizerSettings.model_validate({"lr": 1.0, "groups": groups})
+    settings = OptimizerSettings.model_validate({"name": "sgd", "lr": 1.0, "groups": groups})
     with pytest.raises(JobError) as error:
         check(net(), settings)
     sentence = "training.optimizer.groups.1.parameters: 'hed.*' fits no parameter; names are like head.weight"

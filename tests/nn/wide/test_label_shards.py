@@ -216,7 +216,7 @@ def test_memory_follows_the_shard_and_counts_tables(job_of: Any) -> None:
         ({"exclude": ["outputs"]}, "model.exclude: outputs is not a group; the groups are hidden, labels"),
         ({"exclude": ["hidden", "labels"]}, "model.exclude: names every group"),
         ({"fixed": ["outputs"]}, "model.fixed: outputs is not a group; the groups are hidden, labels"),
-        ({"optimizer": {"lr": 0.1, "momentum": 0.9}}, "momentum: row-sparse gradients keep none"),
+        ({"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}, "momentum: row-sparse gradients keep none"),
         ({"args": {"sampler": "simhush"}}, "sampler: 'simhush' should be one of"),
         ({"args": {"sampler": "simhash", "most_table_bytes": 1000}}, r"tables over 30 labels take 0.1 MiB and 0.0 MiB"),
     ],
@@ -238,7 +238,13 @@ def test_any_network_on_dense_arrays_can_shard_its_labels() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(300, 12)).astype(np.float32)
     source = Given(x, x.argmax(1))
-    settings = {"subnets": 2, "local_steps": 20, "loss": "sampled_softmax", "batch_size": 16, "optimizer": {"lr": 0.5}}
+    settings = {
+        "subnets": 2,
+        "local_steps": 20,
+        "loss": "sampled_softmax",
+        "batch_size": 16,
+        "optimizer": {"name": "sgd", "lr": 0.5},
+    }
     training = TrainingSettings.model_validate(settings)
     torch.manual_seed(0)
     module, loss = end_in_sparse(12, 12), named_loss("sampled_softmax")

@@ -33,7 +33,7 @@ def ignore(_name: str) -> None:
 @pytest.fixture
 def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, Prepared, Network]:
     """A run of four rounds of made-up updates, snapshots after rounds 0 and 2, and the network at its end."""
-    prepared = small_program(optimizer={"lr": 0.1, "momentum": 0.9})
+    prepared = small_program(optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})
     program = prepared.program
     run_dir = tmp_path / "run"
     (run_dir / "updates").mkdir(parents=True)

@@ -24,7 +24,9 @@ WIDTHS = (40, 64, 64, 3)
 
 @pytest.fixture
 def opened(tmp_path: Path, small_program: Callable[..., Prepared]) -> Callable[[], RunDirectory]:
-    prepared = small_program(widths=WIDTHS, norm="batch", local_steps=5, optimizer={"lr": 0.1, "momentum": 0.9})
+    prepared = small_program(
+        widths=WIDTHS, norm="batch", local_steps=5, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    )
     (tmp_path / "run").mkdir()
 
     def open_() -> RunDirectory:
