@@ -63,6 +63,7 @@ def job_tree(preset: Preset, cut: Cut, policy: str) -> dict[str, Any]:
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
         "data": {"name": preset.data},
         "training": {
+            "optimizer": {"name": "sgd", "lr": 0.1},
             "subnets": cut.subnets,
             "local_steps": cut.local_steps,
             "rounds": 1_000_000,

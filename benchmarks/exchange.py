@@ -171,7 +171,13 @@ def scheduler_bytes(preset: Preset) -> list[int]:
     tree = {
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [784, preset.hidden, 10], "norm": None}},
         "data": noise_data(samples=64, inputs=784),
-        "training": {"local_steps": 1, "rounds": preset.rounds, "batch_size": 8, "evaluate_every": preset.rounds},
+        "training": {
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "local_steps": 1,
+            "rounds": preset.rounds,
+            "batch_size": 8,
+            "evaluate_every": preset.rounds,
+        },
     }
     with temporary_job(tree) as job:
 

@@ -52,7 +52,8 @@ TINY = Preset("digits", (("MLP", TINY_MLP),), blocks=3, steps=2)
 
 def prepare(preset: Preset, model: dict[str, Any]) -> Prepared:
     """Return the job's program and initial values."""
-    job = parse_job({"name": "bench", "model": model, "data": {"name": preset.data}})
+    training = {"optimizer": {"name": "sgd", "lr": 0.1}}
+    job = parse_job({"name": "bench", "model": model, "data": {"name": preset.data}, "training": training})
     return from_settings(job.model, job.data, job.training)
 
 

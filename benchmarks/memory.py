@@ -45,6 +45,7 @@ def tree(preset: Preset, progress_every: str) -> dict[str, Any]:
         "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": list(preset.widths)}},
         "data": noise_data(samples=64, inputs=preset.widths[0]),
         "training": {
+            "optimizer": {"name": "sgd", "lr": 0.1},
             "subnets": SUBNETS,
             "local_steps": preset.local_steps,
             "rounds": preset.rounds,

@@ -51,6 +51,7 @@ def tree(tiny: bool) -> dict[str, Any]:
         },
         "data": {"name": "digits" if tiny else "fashion-mnist"},
         "training": {
+            "optimizer": {"name": "sgd", "lr": 0.1},
             "subnets": workers,
             "local_steps": 5 if tiny else 50,
             "rounds": 4 if tiny else 8,
