@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import resource
 import sys
@@ -52,7 +53,11 @@ def draw_apart() -> None:
     From a generator that a training step seeds in another thread, it would take some of the step's numbers.
     """
     shared = vars(random)["_inst"]
-    own = type(shared)()
+    spec = random.__spec__
+    assert spec is not None
+    assert spec.loader is not None
+    own = importlib.util.module_from_spec(spec)  # the module once more, with a generator of its own
+    spec.loader.exec_module(own)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("dask", "distributed", "tornado"):
             for key, value in list(vars(module).items()):

@@ -10,6 +10,7 @@ import dask
 import distributed  # noqa: F401 (brings its defaults)
 import pytest
 from dask.sizeof import sizeof
+from distributed import worker_state_machine
 from distributed.protocol import compression
 
 from idletrain.cluster import dask_settings
@@ -37,7 +38,10 @@ def test_the_limit_on_open_files_becomes_the_machine_s() -> None:
 def test_dask_draws_apart_from_the_module_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["dask.sizeof"], "random", random)
     monkeypatch.setattr(compression, "randint", random.randint)
+    monkeypatch.setattr(worker_state_machine, "random", random)
     dask_settings.draw_apart()
+    assert worker_state_machine.random is not random
+    assert worker_state_machine.random.Random(0).random() == random.Random(0).random()  # as a Worker begins
     before = random.getstate()
     sizeof(list(range(11)))
     compression.byte_sample(memoryview(bytes(1000)), 10, 3)
